@@ -1,0 +1,1 @@
+"""The CPU backend of one host: all-reduce through slots, stages or shared arenas."""

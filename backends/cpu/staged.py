@@ -1,0 +1,175 @@
+"""Reduction of large private arrays, chunk by chunk, through stages in shared memory.
+
+For chunk k every rank
+
+- *fills*: copies the slices that other ranks own into its own stage, and signals;
+- *reduces*: when all have filled, reduces its own slice, from its own array and the others' stages,
+  into its destination *and back into the others' stages*, and signals;
+- *drains*: when all have reduced, copies the other slices out of its own stage.
+
+What costs is cache lines changing hands, not passes over memory. Results that come back in the very
+lines that carried the input move each line twice; a separate result buffer would move it four
+times. Order: fill(k+1), reduce(k), drain(k), with two stages; source and destination may be the
+same array. Measurements: `docs/decisions/0003-staged-ping-pong.md`.
+"""
+
+from __future__ import annotations
+
+from gpucoll.backends.cpu.symmetric import slice_bytes
+from gpucoll.control.calls import (
+    DESTINATION,
+    KERNEL,
+    LINE,
+    OK,
+    PARAMETER,
+    PART_BYTES,
+    RANK,
+    SIZE_BYTES,
+    SOURCE,
+    WORLD_SIZE,
+)
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import call_copy, call_reduce, get, put, store64
+from gpucoll.transport import layout
+from gpucoll.transport.flags import signal, wait
+from gpucoll.transport.layout import Context
+
+_CHUNK, _CHUNK_BYTES, _STAGES = int(Context.CHUNK), int(Context.CHUNK_BYTES), int(Context.STAGES)
+_FILLED, _REDUCED = int(Context.FILLED), int(Context.REDUCED)
+_COPY_IN, _COPY_OUT = int(Context.COPY_IN), int(Context.COPY_OUT)
+_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
+_SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
+
+
+@inline
+def stage_of(context, chunk, rank):
+    """Return the address of the stage of `rank` for the chunk with this running number."""
+    place = (chunk & (layout.STAGES - 1)) * get(context, WORLD_SIZE) + rank
+    return get(context, _STAGES) + place * get(context, _CHUNK_BYTES)
+
+
+@inline
+def _fill(context, call, place):
+    """Copy the others' slices of chunk `place` of my source into my stage."""
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    chunk_bytes = get(context, _CHUNK_BYTES)
+    offset = place * chunk_bytes
+    size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
+    share = slice_bytes(size_bytes, world_size)
+    stage = stage_of(context, get(context, _CHUNK) + place, me)
+    source = get(call, SOURCE) + offset
+    for step in range(1, world_size):
+        start = ((me + step) % world_size) * share
+        stop = min(start + share, size_bytes)
+        if stop > start:
+            call_copy(
+                get(context, _COPY_IN),
+                stage + start,
+                source + start,
+                stop - start,
+                get(context, _PREFETCH_BYTES),
+            )
+
+
+@inline
+def _signal_chunk(context, lines, place):
+    signal(get(context, lines) + get(context, RANK) * LINE, get(context, _CHUNK) + place + 1)
+
+
+@inline
+def _wait_chunk(context, lines, place, rank):
+    address = get(context, lines) + rank * LINE
+    return wait(context, address, get(context, _CHUNK) + place + 1, rank)
+
+
+@inline
+def _reduce(context, call, place):
+    """Reduce my slice of chunk `place` into my destination and into every other rank's stage."""
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    chunk_bytes = get(context, _CHUNK_BYTES)
+    offset = place * chunk_bytes
+    size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
+    share = slice_bytes(size_bytes, world_size)
+    start = me * share
+    stop = min(start + share, size_bytes)
+    if stop <= start:
+        return
+    sources, destinations = get(context, _SOURCES), get(context, _DESTINATIONS)
+    target = destinations
+    for rank in range(world_size):
+        stage = stage_of(context, get(context, _CHUNK) + place, rank) + start
+        if rank == me:
+            store64(sources + 8 * rank, get(call, SOURCE) + offset + start)
+        else:
+            store64(sources + 8 * rank, stage)
+            target += 8
+            store64(target, stage)
+    store64(destinations, get(call, DESTINATION) + offset + start)
+    call_reduce(
+        get(call, KERNEL),
+        destinations,
+        world_size,
+        sources,
+        world_size,
+        (stop - start) // get(call, PART_BYTES),
+        get(call, PARAMETER),
+        get(context, _PREFETCH_BYTES),
+    )
+
+
+@inline
+def _drain(context, call, place):
+    """Copy each other rank's slice of chunk `place` out of my stage as soon as it is reduced."""
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    chunk_bytes = get(context, _CHUNK_BYTES)
+    offset = place * chunk_bytes
+    size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
+    share = slice_bytes(size_bytes, world_size)
+    stage = stage_of(context, get(context, _CHUNK) + place, me)
+    destination = get(call, DESTINATION) + offset
+    for step in range(1, world_size):
+        rank = (me + step) % world_size
+        status = _wait_chunk(context, _REDUCED, place, rank)
+        if status != OK:
+            return status
+        start = rank * share
+        stop = min(start + share, size_bytes)
+        if stop > start:
+            call_copy(
+                get(context, _COPY_OUT),
+                destination + start,
+                stage + start,
+                stop - start,
+                get(context, _PREFETCH_BYTES),
+            )
+    return OK
+
+
+@inline
+def stage_first_chunk(context, call):
+    """Fill the first chunk, without signalling it: it may turn out that nobody wants it."""
+    _fill(context, call, 0)
+
+
+@inline
+def reduce_staged(context, call):
+    """Reduce chunk by chunk, the first one being filled already; return a status."""
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    chunk_bytes = get(context, _CHUNK_BYTES)
+    chunks = (get(call, SIZE_BYTES) + chunk_bytes - 1) // chunk_bytes
+    _signal_chunk(context, _FILLED, 0)
+    for place in range(chunks):
+        if place + 1 < chunks:
+            _fill(context, call, place + 1)
+            _signal_chunk(context, _FILLED, place + 1)
+        for step in range(1, world_size):
+            status = _wait_chunk(context, _FILLED, place, (me + step) % world_size)
+            if status != OK:
+                return status
+        _reduce(context, call, place)
+        _signal_chunk(context, _REDUCED, place)
+        status = _drain(context, call, place)
+        if status != OK:
+            return status
+    put(context, _CHUNK, get(context, _CHUNK) + chunks)
+    return OK

@@ -1,0 +1,64 @@
+"""Reduction of arrays that lie in shared arenas: no copies, at the memory's own speed.
+
+Between the arrival of all and the end of all, each rank loads its slice from every rank's input,
+reduces, and stores the result to every rank's output. Offsets may differ from rank to rank.
+"""
+
+from __future__ import annotations
+
+from gpucoll.control.calls import (
+    KERNEL,
+    PARAMETER,
+    PART_BYTES,
+    RANK,
+    SEQUENCE,
+    SIZE_BYTES,
+    WORLD_SIZE,
+    arena_of,
+    posted_destination,
+    posted_source,
+    signal_done,
+    wait_all_done,
+)
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import call_reduce, get, store64
+from gpucoll.transport.layout import Context
+
+SLICE_ALIGNMENT = 256
+"""Slices are whole blocks of the reduce kernel: only the last one has a tail."""
+
+_SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
+
+
+@inline
+def slice_bytes(size_bytes, world_size):
+    """Return the size of one rank's slice of `size_bytes`."""
+    share = (size_bytes + world_size - 1) // world_size
+    return (share + SLICE_ALIGNMENT - 1) & ~(SLICE_ALIGNMENT - 1)
+
+
+@inline
+def reduce_symmetric(context, call):
+    """Reduce my slice of everybody's arrays into everybody's; return when all have done theirs."""
+    world_size, size_bytes = get(context, WORLD_SIZE), get(call, SIZE_BYTES)
+    share = slice_bytes(size_bytes, world_size)
+    start = get(context, RANK) * share
+    stop = min(start + share, size_bytes)
+    sources, destinations = get(context, _SOURCES), get(context, _DESTINATIONS)
+    if stop > start:
+        for rank in range(world_size):
+            base = arena_of(context, rank) + start
+            store64(sources + 8 * rank, base + posted_source(context, rank))
+            store64(destinations + 8 * rank, base + posted_destination(context, rank))
+        call_reduce(
+            get(call, KERNEL),
+            destinations,
+            world_size,
+            sources,
+            world_size,
+            (stop - start) // get(call, PART_BYTES),
+            get(call, PARAMETER),
+            0,
+        )
+    signal_done(context)
+    return wait_all_done(context, get(context, SEQUENCE))

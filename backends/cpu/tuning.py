@@ -1,0 +1,58 @@
+"""The CPU backend's table: sizes at which the ways through shared memory change, and how to wait.
+
+Measured on two cores (`docs/performance.md`); what decides is whether ranks share CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll import config
+from gpucoll.errors import ArgumentError
+from gpucoll.topology import cpu_quota
+from gpucoll.transport.layout import Tuning
+
+KIB = 1024
+
+
+def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
+    """Return whether there are more ranks than CPUs that they may use."""
+    cpus = {cpu for introduction in introductions for cpu in introduction["cpus"]}
+    quota = cpu_quota()
+    usable = len(cpus) if quota is None else min(len(cpus), quota)
+    return len(introductions) > usable
+
+
+def tune(introductions: list[dict[str, Any]]) -> Tuning:
+    """Return the table for these ranks; `config.CPU_TUNING` overrides single values."""
+    world_size = len(introductions)
+    crowded = is_oversubscribed(introductions)
+    values = {
+        "one_shot_bytes": (8 if crowded else 32) * KIB,
+        "chunk_bytes": max(64, 4 * world_size) * KIB if world_size > 2 else 128 * KIB,
+        "symmetric_min_bytes": 2 * KIB,
+        "prefetch_bytes": 1024 if world_size == 2 else 512,
+        "initial_sequence": 0,
+    }
+    for name, value in config.cpu_tuning().items():
+        if name not in values:
+            raise ArgumentError(
+                f"{config.CPU_TUNING} names {name!r}; there are {', '.join(values)}"
+            )
+        values[name] = value
+    if values["chunk_bytes"] % 4096 or values["chunk_bytes"] <= 0:
+        raise ArgumentError(f"{config.CPU_TUNING}: chunk_bytes must be a multiple of 4096")
+    if not 64 <= values["one_shot_bytes"] <= 1 << 20 or values["one_shot_bytes"] % 64:
+        raise ArgumentError(
+            f"{config.CPU_TUNING}: one_shot_bytes must be a multiple of 64 in 64..{1 << 20}"
+        )
+    return Tuning(**values)
+
+
+def waiting(introductions: list[dict[str, Any]]) -> tuple[int, int]:
+    """Return how often a wait spins, and yields, before it sleeps.
+
+    A rank with a CPU of its own spins: its peer answers within microseconds. Ranks that share CPUs
+    give way at once, or the peer that they wait for cannot run.
+    """
+    return (100, 200) if is_oversubscribed(introductions) else (5000, 50)

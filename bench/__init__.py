@@ -1,0 +1,20 @@
+"""What measures: the command ``gpucoll-bench``.
+
+::
+
+    cli            the command: what to run, exit codes
+    ├── arguments      the command line -> Options
+    ├── peers          the libraries to compare with: where they are, how they start
+    ├── groups         the ranks of one library as processes of their own, commanded over a socket
+    ├── launched       the same for ranks that a launcher has started
+    ├── measure        one size: check, calibrate, then the interleaved rounds
+    │   └── estimates      samples -> time, ratio and its interval
+    ├── collectives    what each collective is called, moves and may be asked for
+    ├── results        what was measured, and its JSON
+    ├── table          ... as nccl-tests' table
+    ├── environment    the machine and the versions beside every figure
+    └── report         JSON -> the tables of docs/performance.md
+
+`rank` is what runs inside every rank, whatever its library: it imports nothing of gpucoll but
+itself, because a peer's ranks run in an environment where gpucoll is not installed.
+"""

@@ -1,0 +1,10 @@
+"""``python -m gpucoll.bench``: the command ``gpucoll-bench``, as a launcher can start it."""
+
+from __future__ import annotations
+
+import sys
+
+from gpucoll.bench.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

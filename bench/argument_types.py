@@ -1,0 +1,97 @@
+"""What the arguments of ``gpucoll-bench`` may look like: sizes, counts, lists, peers."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Mapping, Sequence
+
+from gpucoll.bench.peers import PEERS
+
+__all__ = ["choice", "count", "factor", "peers", "seconds", "size", "sizes"]
+
+
+def size(text: str) -> int:
+    """Return a size in bytes: 4, 1K, 64M, 1G, in powers of 1024 as nccl-tests has them."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
+    power = "kmgt".index(match[2]) + 1 if match and match[2] else 0
+    value = float(match[1]) * 1024**power if match else 0.0
+    if value < 1 or value != int(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4, 1K, 64M or 1G")
+    return int(value)
+
+
+def count(least: int) -> Callable[[str], int]:
+    """Return a whole-number type for argparse, bounded below."""
+
+    def convert(text: str) -> int:
+        if not re.fullmatch(r"\d+", text) or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return int(text)
+
+    return convert
+
+
+def factor(text: str) -> float:
+    """Return a step factor, above 1."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 1 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 1")
+    return value
+
+
+def seconds(text: str) -> float:
+    """Return a time span, above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return value
+
+
+def choice(known: Sequence[str], aliases: Mapping[str, str]) -> Callable[[str], list[str]]:
+    """Return the type of a comma-separated list of known names, or ``all`` of them."""
+
+    def convert(text: str) -> list[str]:
+        if text == "all":
+            return list(known)
+        names = [aliases.get(name, name) for name in text.split(",")]
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(
+                    f"{name!r} is none of {', '.join(known)} (or all of them: all)"
+                )
+        return list(dict.fromkeys(names))
+
+    return convert
+
+
+def peers(text: str) -> dict[str, str | None]:
+    """Return ``mpich=/path/to/python,gloo`` as peer -> path, None where none was given."""
+    wanted: dict[str, str | None] = {}
+    for item in text.split(","):
+        name, given, place = item.partition("=")
+        if name not in PEERS:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(PEERS)}")
+        if given and not place:
+            raise argparse.ArgumentTypeError(f"{item!r}: the path of a Python must follow the =")
+        if name in wanted:
+            raise argparse.ArgumentTypeError(f"{name} stands there twice")
+        wanted[name] = place or None
+    return wanted
+
+
+def sizes(first: int, last: int, factor: float, increment: int | None) -> tuple[int, ...]:
+    """Return the sizes in bytes from `first` to `last`, by a factor or by an increment."""
+    found = [first]
+    while True:
+        step = found[-1] + increment if increment else int(found[-1] * factor)
+        following = max(step, found[-1] + 1)  # 1 byte times 1.5 would stay where it is
+        if following > last:
+            return tuple(found)
+        found.append(following)

@@ -1,0 +1,94 @@
+"""The machine and the versions that belong beside every figure, and the memory that there is."""
+
+from __future__ import annotations
+
+import platform
+import re
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from gpucoll.bench.arguments import Options
+from gpucoll.bench.groups import Group
+from gpucoll.topology import usable_cpu_count
+from gpucoll.version import __version__
+
+__all__ = ["available_bytes", "describe", "needed_bytes", "timing"]
+
+
+def describe(
+    options: Options, ranks: int, cpus: list[int], groups: Iterable[Group]
+) -> dict[str, Any]:
+    """Return the JSON's ``environment``.
+
+    Parameters
+    ----------
+    options : Options
+        What was asked for.
+    ranks : int
+        How many ranks each library has.
+    cpus : list of int
+        The CPU of each rank; empty where they are not pinned.
+    groups : iterable of Group
+        Every library, with its versions.
+    """
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": options.command_line,
+        "gpucoll": __version__,
+        "python": platform.python_version(),
+        "numpy": version_of("numpy"),
+        "numba": version_of("numba"),
+        "cpu": cpu_model(),
+        "usable_cpus": usable_cpu_count(),
+        "ranks": ranks,
+        "pinned_cpus": cpus or None,
+        "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "rounds": options.rounds,
+        "timing": timing(options.rounds),
+        "libraries": {group.name: group.versions for group in groups},
+    }
+
+
+def timing(rounds: int) -> str:
+    """Return how the loop times, in words."""
+    return (
+        "A sample is a loop of calls with nothing between them, no barrier either; one call and "
+        "one barrier go before it. Its value is the loop's time divided by its calls. The "
+        "libraries take turns, sample by sample, and so do in place and out of place. The time "
+        f"shown is the slowest rank's: the largest of the ranks' medians over {rounds} samples."
+    )
+
+
+def version_of(package: str) -> str | None:
+    """Return the version of an installed package."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def cpu_model(path: Path = Path("/proc/cpuinfo")) -> str:
+    """Return what the CPU calls itself."""
+    try:
+        match = re.search(r"^model name\s*:\s*(.+)$", path.read_text(), re.MULTILINE)
+    except OSError:
+        match = None
+    return match[1].strip() if match else platform.processor() or platform.machine()
+
+
+def available_bytes(path: Path = Path("/proc/meminfo")) -> int | None:
+    """Return the memory that can be had without swapping."""
+    try:
+        match = re.search(r"^MemAvailable:\s*(\d+) kB$", path.read_text(), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) * 1024 if match else None
+
+
+def needed_bytes(options: Options, ranks: int, peers: int) -> int:
+    """Return the memory of the largest size: an input and an output a rank, for every library."""
+    placements = 1 + options.symmetric + peers
+    return 2 * max(options.sizes_bytes) * ranks * placements

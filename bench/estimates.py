@@ -1,0 +1,53 @@
+"""From samples to a time, and to a ratio of two times with its interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["Ratio", "Samples", "ratio", "time_us"]
+
+Samples = npt.NDArray[np.float64]
+"""Microseconds a call, by rank and round."""
+
+RESAMPLES = 400
+
+
+class Ratio(NamedTuple):
+    """A ratio of two times, and the bounds of its 95 % interval; below 1 the first is faster."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
+
+
+def time_us(samples: Samples) -> float:
+    """Return the slowest rank's median."""
+    return float(np.median(samples, axis=1).max())
+
+
+def ratio(own: Samples, others: Sequence[Samples]) -> Ratio:
+    """Return own time over the best of the others' times.
+
+    The interval is a bootstrap's: rounds are drawn with replacement, the same ones for every
+    library, because in a round all of them met the same state of the machine. It covers what
+    changes from round to round of this run, not from run to run.
+    """
+    value = time_us(own) / min(time_us(samples) for samples in others)
+    rounds = own.shape[1]
+    drawn = np.random.default_rng(rounds).integers(rounds, size=(RESAMPLES, rounds))
+    best = np.min([resampled_times(samples, drawn) for samples in others], axis=0)
+    low, high = np.percentile(resampled_times(own, drawn) / best, (2.5, 97.5))
+    return Ratio(value, float(low), float(high))
+
+
+def resampled_times(samples: Samples, drawn: npt.NDArray[np.int64]) -> Samples:
+    """Return `time_us` of each selection of rounds in `drawn`."""
+    times: Samples = np.median(samples[:, drawn], axis=2).max(axis=0)
+    return times

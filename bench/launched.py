@@ -1,0 +1,57 @@
+"""Measuring with the ranks that a launcher has started: the communicator carries the commands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll.bench.groups import GroupError
+from gpucoll.bench.rank.own import Own
+from gpucoll.bench.rank.session import Session
+from gpucoll.bench.rank_processes import Answer
+
+__all__ = ["LaunchedGroup", "follow"]
+
+
+class LaunchedGroup:
+    """The ranks of the communicator, of which this process is number 0.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Carries the commands, and is what is measured.
+    """
+
+    def __init__(self, comm: Any) -> None:
+        self.name = "gpucoll"
+        self.ranks: int = comm.world_size
+        self._comm = comm
+        self._session = Session(Own(comm))
+        self.versions: dict[str, str] = self._session.describe()["versions"]
+
+    def call(self, do: str, timeout_s: float, **arguments: Any) -> list[Answer]:
+        """Have every rank carry a command out; return their answers in rank order.
+
+        The communicator's own deadline holds, not `timeout_s`.
+        """
+        command = self._comm.broadcast_object({"do": do, **arguments}, root=0)
+        answers: list[Answer] = self._comm.gather_object(self._session.answer(command), root=0)
+        for rank, answer in enumerate(answers):
+            if "error" in answer:
+                raise GroupError(
+                    f"gpucoll: rank {rank} of {self.ranks}: {answer['error']} "
+                    f"(while {do} {arguments})\n{answer['traceback'].rstrip()}"
+                )
+        return answers
+
+    def close(self) -> None:
+        """Let the other ranks go."""
+        self._session.release()
+        self._comm.broadcast_object({"do": "finish"}, root=0)
+
+
+def follow(comm: Any) -> None:
+    """Do what rank 0 says, until it says ``finish``."""
+    session = Session(Own(comm))
+    while (command := comm.broadcast_object(None, root=0))["do"] != "finish":
+        comm.gather_object(session.answer(command), root=0)
+    session.release()

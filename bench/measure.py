@@ -1,0 +1,220 @@
+"""The measurement: at each size check, calibrate, then sample every case in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpucoll.bench.arguments import Options
+from gpucoll.bench.collectives import item_bytes
+from gpucoll.bench.groups import Group, GroupError
+from gpucoll.bench.progress import Progress
+from gpucoll.bench.results import Measurement, Results, Row
+
+__all__ = ["Bench", "Report"]
+
+SAMPLE_S = 0.015  # long beside a scheduler's tick, short beside a machine's moods
+PILOT_S = 0.003
+LEAST_REPS = 3
+MOST_REPS = 20_000
+
+Report = Callable[[list[Row], Row | None], None]
+"""Takes the rows of one size, and the memory limit where it was measured."""
+
+
+@dataclass
+class Case:
+    """One library's call, in place or out of place, at the size at hand."""
+
+    group: Group
+    name: str
+    reps: int = LEAST_REPS
+    wrong: int | None = None
+    rounds_us: list[list[float]] = field(default_factory=list)
+
+    @property
+    def variant(self) -> str:
+        """What is measured of the library: private, symmetric, plan, limit."""
+        return self.name.partition("/")[0]
+
+    def measurement(self) -> Measurement:
+        """Return the samples, by rank and round."""
+        return Measurement(np.array(self.rounds_us).T, self.reps, self.wrong)
+
+
+class Bench:
+    """Measures gpucoll and its peers as the options say.
+
+    Parameters
+    ----------
+    options : Options
+        What to measure.
+    own : Group
+        gpucoll's ranks: if they fail, everything does.
+    peers : sequence of Group
+        The others: one that fails is ended and left out from there on.
+    results : Results
+        Takes what was measured.
+    report : callable
+        Called with the rows of a size as soon as they are there.
+    complain : callable
+        Called with a line about a peer that failed.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        own: Group,
+        peers: Sequence[Group],
+        results: Results,
+        report: Report,
+        complain: Callable[[str], None],
+    ) -> None:
+        self.options = options
+        self.own = own
+        self.peers = list(peers)
+        self.results = results
+        self.report = report
+        self.complain = complain
+        sizes = len(options.sizes_bytes) * len(options.combinations)
+        self.progress = Progress(sizes * options.rounds)
+
+    def run(self) -> None:
+        """Measure every size of every dtype and reduction."""
+        for dtype, redop in self.options.combinations:
+            counts = [self.count_of(size, dtype) for size in self.options.sizes_bytes]
+            for count in dict.fromkeys(counts):
+                self.measure_size(dtype, redop, count)
+        self.progress.clear()
+
+    def count_of(self, size_bytes: int, dtype: str) -> int:
+        """Return the elements in so many bytes: at least one, unless there are no arrays."""
+        return max(1, size_bytes // item_bytes(dtype)) if self.options.traits.has_data else 0
+
+    def measure_size(self, dtype: str, redop: str, count: int) -> None:
+        """Measure every library at one size, and report it."""
+        what = " ".join([self.options.collective, dtype, redop, f"{count} elements:"])
+        cases: list[Case] = []
+        for group in [self.own, *self.peers]:
+            self.progress.step(f"{what} {group.name}, checking", steps=0)
+            with self.tolerating(group):
+                cases += self.prepare(group, dtype, redop, count)
+        for number in range(self.options.rounds):
+            for position in range(len(cases)):
+                # Another one first each round: what a case leaves in the caches is not always the
+                # same neighbour's burden.
+                case = cases[(position + number) % len(cases)]
+                if self.alive(case.group):
+                    self.progress.step(f"{what} {case.group.name} {case.name}", steps=0)
+                    with self.tolerating(case.group):
+                        case.rounds_us.append(self.sample(case, case.reps))
+            self.progress.step(what)
+        rows = self.rows([case for case in cases if self.alive(case.group)], dtype, redop, count)
+        limit = next((row for row in rows if row.library == "limit"), None)
+        rows = [row for row in rows if row is not limit]
+        self.results.rows += rows
+        self.results.limits += [limit] if limit else []
+        self.progress.clear()
+        self.report(rows, limit)
+        for group in [self.own, *self.peers]:
+            with self.tolerating(group):
+                group.call("release", self.options.timeout_s)
+
+    def prepare(self, group: Group, dtype: str, redop: str, count: int) -> list[Case]:
+        """Have the arrays made, the results checked, and the calls of a sample counted."""
+        answers = group.call(
+            "prepare",
+            self.options.timeout_s,
+            collective=self.options.collective,
+            dtype=dtype,
+            redop=redop,
+            root=self.options.root,
+            count=count,
+            variants=self.options.variants if group is self.own else ["private"],
+        )
+        cases = [Case(group, name) for name in answers[0]["cases"]]
+        for case in cases:
+            if self.options.check and count and case.variant != "limit":
+                checked = group.call("check", self.options.timeout_s, case=case.name)
+                case.wrong = sum(answer["wrong"] for answer in checked)
+            self.calibrate(case)
+        return cases
+
+    def calibrate(self, case: Case) -> None:
+        """Warm up, and find out how many calls make a sample."""
+        options = self.options
+        if options.warmup is not None and options.warmup > 0:
+            self.sample(case, options.warmup)
+        if options.reps is not None:
+            case.reps = options.reps
+            if options.warmup is not None:
+                return
+        reps, call_s = LEAST_REPS, 0.0
+        while True:
+            call_s = max(self.sample(case, reps)) / 1e6
+            if reps * call_s >= PILOT_S or reps >= MOST_REPS:
+                break
+            reps = min(4 * reps, MOST_REPS)
+        if options.reps is None:
+            case.reps = min(max(round(SAMPLE_S / call_s), LEAST_REPS), MOST_REPS)
+
+    def sample(self, case: Case, reps: int) -> list[float]:
+        """Return each rank's microseconds a call, over `reps` calls."""
+        slowest_us = max(case.rounds_us[-1]) if case.rounds_us else 0.0
+        timeout_s = self.options.timeout_s + 20 * reps * slowest_us / 1e6
+        answers = case.group.call("measure", timeout_s, case=case.name, reps=reps)
+        return [answer["seconds"] / reps * 1e6 for answer in answers]
+
+    def rows(self, cases: list[Case], dtype: str, redop: str, count: int) -> list[Row]:
+        """Put the two sides of each library's call together."""
+        sides: dict[tuple[str, str], dict[str, Measurement]] = {}
+        for case in cases:
+            variant, _, side = case.name.partition("/")
+            sides.setdefault(named(case.group.name, variant), {})[side] = case.measurement()
+        traits = self.options.traits
+        return [
+            Row(
+                library,
+                placement,
+                self.options.collective,
+                self.own.ranks,
+                count * item_bytes(dtype) if traits.has_data else 0,
+                count,
+                dtype,
+                redop,
+                self.options.root if traits.has_root else -1,
+                measured.get("out_of_place"),
+                measured.get("in_place"),
+            )
+            for (library, placement), measured in sides.items()
+        ]
+
+    def alive(self, group: Group) -> bool:
+        """Return whether the group is still measured."""
+        return group is self.own or group in self.peers
+
+    @contextmanager
+    def tolerating(self, group: Group) -> Iterator[None]:
+        """Leave a peer out from here on if what follows fails; gpucoll's failure is the run's."""
+        try:
+            yield
+        except GroupError as error:
+            if group is self.own:
+                raise
+            self.peers.remove(group)
+            group.close()
+            self.results.failures.append(f"{error}")
+            self.progress.clear()
+            self.complain(f"{error}\n{group.name} was ended, and is left out from here on")
+
+
+def named(library: str, variant: str) -> tuple[str, str]:
+    """Return library and placement as the table calls them."""
+    if variant == "limit":
+        return "limit", "private"
+    if variant == "plan":
+        return f"{library}-plan", "private"
+    return library, variant

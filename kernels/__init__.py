@@ -1,0 +1,1 @@
+"""What touches the bytes, and nothing else: copy, reduce, cast. No waiting, no ranks."""

@@ -1,0 +1,178 @@
+"""How each dtype is loaded, accumulated and stored.
+
+An `Element` says in which type a dtype lies in memory, in which one sums of it are held, and how to
+get from one to the other. Half types are held in float32 and rounded once, to nearest even.
+
+The conversions of the narrow floats are one pair of functions over (exponent bits, mantissa bits):
+no table, no branch, the same for a vector and a scalar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from llvmlite import ir
+
+from gpucoll.kernels.cpu.codegen import F32, F64, I8, I16, I32, I64, constant, host_features, vector
+
+Convert = Callable[[ir.IRBuilder, ir.Value], ir.Value]
+
+
+def _lanes(value: ir.Value) -> int:
+    return int(value.type.count) if isinstance(value.type, ir.VectorType) else 1
+
+
+def _same(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    return value
+
+
+@dataclass(frozen=True)
+class Element:
+    """One dtype in memory and in registers."""
+
+    storage: ir.Type
+    accumulator: ir.Type
+    kind: str
+    """``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float, ``c`` complex (of `storage` parts)."""
+    load: Convert = _same
+    store: Convert = _same
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of one element in memory (of one part, for complex ones)."""
+        return _bits(self.storage) // 8
+
+
+def _bits(kind: ir.Type) -> int:
+    if isinstance(kind, ir.IntType):
+        return int(kind.width)
+    return {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}[type(kind)]
+
+
+@dataclass(frozen=True)
+class NarrowFloat:
+    """A binary float of less than 32 bits: sign, exponent, mantissa."""
+
+    exponent_bits: int
+    mantissa_bits: int
+    has_infinity: bool = True
+
+    @property
+    def bias(self) -> int:
+        return (1 << (self.exponent_bits - 1)) - 1
+
+    @property
+    def shift(self) -> int:
+        """How far the mantissa lies below float32's."""
+        return 23 - self.mantissa_bits
+
+    @property
+    def magnitude_mask(self) -> int:
+        return (1 << (self.exponent_bits + self.mantissa_bits)) - 1
+
+    @property
+    def overflow_code(self) -> int:
+        """The magnitude of infinity, or where there is none, of NaN."""
+        if not self.has_infinity:
+            return self.magnitude_mask
+        return self.magnitude_mask & ~((1 << self.mantissa_bits) - 1)
+
+    @property
+    def nan_code(self) -> int:
+        return self.overflow_code | (1 << (self.mantissa_bits - 1) if self.has_infinity else 0)
+
+    @property
+    def storage(self) -> ir.IntType:
+        return I16 if self.exponent_bits + self.mantissa_bits == 15 else I8
+
+    def decode(self, builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
+        """Widen to float32, exactly.
+
+        The bits, shifted into float32's place, are the value times 2**(bias - 127); one exact
+        multiplication puts that right, for subnormal values too.
+        """
+        lanes = _lanes(raw)
+        ints, floats = vector(I32, lanes), vector(F32, lanes)
+        code = builder.zext(raw, ints)
+        magnitude = builder.and_(code, constant(ints, self.magnitude_mask))
+        sign = builder.shl(
+            builder.lshr(code, constant(ints, self.storage.width - 1)), constant(ints, 31)
+        )
+        shifted = builder.shl(magnitude, constant(ints, self.shift))
+        scaled = builder.fmul(
+            builder.bitcast(shifted, floats), constant(floats, 2.0 ** (127 - self.bias))
+        )
+        special = builder.icmp_unsigned(">=", magnitude, constant(ints, self.overflow_code))
+        not_finite = builder.or_(shifted, constant(ints, 0x7F800000))
+        bits = builder.select(special, not_finite, builder.bitcast(scaled, ints))
+        return builder.bitcast(builder.or_(bits, sign), floats)
+
+    def encode(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+        """Round to nearest, ties to even; overflow as ml_dtypes: to infinity, or to NaN without one.
+
+        A normal result is rounded on the bits. A subnormal one is rounded by the processor: adding
+        2**(1 - bias + shift) leaves the result's integer multiple of the least subnormal in the
+        lowest mantissa bits.
+        """
+        lanes = _lanes(value)
+        ints, floats = vector(I32, lanes), vector(F32, lanes)
+        bits = builder.bitcast(value, ints)
+        magnitude = builder.and_(bits, constant(ints, 0x7FFFFFFF))
+        odd = builder.and_(builder.lshr(magnitude, constant(ints, self.shift)), constant(ints, 1))
+        bump = builder.add(odd, constant(ints, (1 << (self.shift - 1)) - 1))
+        rounded = builder.lshr(builder.add(magnitude, bump), constant(ints, self.shift))
+        normal = builder.sub(rounded, constant(ints, (127 - self.bias) << self.mantissa_bits))
+        magic = 2.0 ** (1 - self.bias + self.shift)
+        magic_bits = (127 + 1 - self.bias + self.shift) << 23
+        lifted = builder.fadd(builder.bitcast(magnitude, floats), constant(floats, magic))
+        subnormal = builder.sub(builder.bitcast(lifted, ints), constant(ints, magic_bits))
+        least_normal = (127 + 1 - self.bias) << 23
+        is_small = builder.icmp_unsigned("<", magnitude, constant(ints, least_normal))
+        code = builder.select(is_small, subnormal, normal)
+        too_large = builder.icmp_signed(">", code, constant(ints, self.overflow_code))
+        code = builder.select(too_large, constant(ints, self.overflow_code), code)
+        is_nan = builder.icmp_unsigned(">", magnitude, constant(ints, 0x7F800000))
+        code = builder.select(is_nan, constant(ints, self.nan_code), code)
+        sign = builder.and_(
+            builder.lshr(bits, constant(ints, 32 - self.storage.width)),
+            constant(ints, self.magnitude_mask + 1),
+        )
+        return builder.trunc(builder.or_(code, sign), vector(self.storage, lanes))
+
+
+def _half_to_float(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
+    return builder.fpext(raw, vector(F32, _lanes(raw)))
+
+
+def _float_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    return builder.fptrunc(value, vector(ir.HalfType(), _lanes(value)))
+
+
+def _narrow(form: NarrowFloat) -> Element:
+    return Element(form.storage, F32, "f", form.decode, form.encode)
+
+
+def _float16() -> Element:
+    # Without the instructions LLVM would call a routine of compiler-rt, which is not there.
+    if {"f16c", "fullfp16", "neon"} & host_features():
+        return Element(ir.HalfType(), F32, "f", _half_to_float, _float_to_half)
+    return _narrow(NarrowFloat(5, 10))
+
+
+def elements() -> dict[str, Element]:
+    """Return the `Element` of every dtype that reductions work on, by the dtype's name."""
+    table: dict[str, Any] = {"bool": Element(I8, I8, "b")}
+    for width, kind in ((8, I8), (16, I16), (32, I32), (64, I64)):
+        table[f"int{width}"] = Element(kind, kind, "i")
+        table[f"uint{width}"] = Element(kind, kind, "u")
+    table["float16"] = _float16()
+    table["bfloat16"] = _narrow(NarrowFloat(8, 7))
+    table["float8_e4m3fn"] = _narrow(NarrowFloat(4, 3, has_infinity=False))
+    table["float8_e5m2"] = _narrow(NarrowFloat(5, 2))
+    for name, kind, part in (("float32", "f", F32), ("float64", "f", F64)):
+        table[name] = Element(part, part, kind)
+    table["complex64"] = Element(F32, F32, "c")
+    table["complex128"] = Element(F64, F64, "c")
+    return table

@@ -1,0 +1,37 @@
+"""Numba, set up for loops that other code calls by address."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from numba.core import config as numba_config
+
+from gpucoll.kernels.cpu.cache import cache_folder
+
+CompiledLoop = Any  # numba.core.ccallback.CFunc: has .address and, for calls from Python, .ctypes
+
+inline = functools.partial(
+    numba.njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
+)
+"""Decorator of the functions that compiled loops call; LLVM inlines them."""
+
+
+def compiled(signature: Any) -> Callable[[Callable[..., Any]], CompiledLoop]:
+    """Compile the decorated function to a C function of `signature`, or load it from the cache.
+
+    Numba reads the place of its cache when a function is decorated; it is set for that moment only,
+    so that the user's own Numba functions keep theirs.
+    """
+
+    def decorate(function: Callable[..., Any]) -> CompiledLoop:
+        before = numba_config.CACHE_DIR
+        numba_config.CACHE_DIR = str(cache_folder())
+        try:
+            return numba.cfunc(signature, cache=True, error_model="numpy")(function)
+        finally:
+            numba_config.CACHE_DIR = before
+
+    return decorate

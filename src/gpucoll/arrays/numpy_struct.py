@@ -1,0 +1,44 @@
+"""Where the fields of a NumPy array lie in memory, for code that reads them without Python.
+
+``PyArrayObject_fields`` is part of NumPy's C ABI and has not moved since 1.0; its start is CPython's
+object header, which builds without a global interpreter lock or with debugging change. `matches`
+compares with a real array, and where it fails the compiled entries are not used.
+Source: numpy/_core/include/numpy/ndarraytypes.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+OBJECT_TYPE = 8
+ARRAY_DATA = 16
+ARRAY_N_DIMENSIONS = 24
+ARRAY_DIMENSIONS = 32
+ARRAY_DESCRIPTION = 56
+ARRAY_FLAGS = 64
+C_CONTIGUOUS = 0x0001
+WRITEABLE = 0x0400
+
+
+def _word(address: int, kind: type[ctypes.c_int64] | type[ctypes.c_int32]) -> int:
+    return int(kind.from_address(address).value)
+
+
+def matches() -> bool:
+    """Return whether this interpreter's NumPy arrays lie in memory as this module says."""
+    array = np.zeros((3, 5), np.float32)
+    array.flags.writeable = False
+    address = id(array)
+    flags = _word(address + ARRAY_FLAGS, ctypes.c_int32)
+    shape = _word(address + ARRAY_DIMENSIONS, ctypes.c_int64)
+    return (
+        _word(address + OBJECT_TYPE, ctypes.c_int64) == id(np.ndarray)
+        and _word(address + ARRAY_DATA, ctypes.c_int64) == array.ctypes.data
+        and _word(address + ARRAY_N_DIMENSIONS, ctypes.c_int32) == 2
+        and [_word(shape + 8 * axis, ctypes.c_int64) for axis in (0, 1)] == [3, 5]
+        and _word(address + ARRAY_DESCRIPTION, ctypes.c_int64) == id(array.dtype)
+        and bool(flags & C_CONTIGUOUS)
+        and not flags & WRITEABLE
+    )

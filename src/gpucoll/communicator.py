@@ -1,0 +1,448 @@
+"""The communicator: what users call."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import pickle
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from gpucoll.arrays import numpy_arrays
+from gpucoll.control.channel import ControlChannel
+from gpucoll.control.group import HostGroup
+from gpucoll.control.members import join
+from gpucoll.description import Description
+from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
+from gpucoll.plan import Plan
+from gpucoll.rendezvous.job import Job
+from gpucoll.transport.layout import Context, Status
+from gpucoll.types import Collective, ReduceOp
+from gpucoll.work import WorkQueue
+
+_T = TypeVar("_T")
+_open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
+class Communicator:
+    """A group of ranks that call collectives together; made by `gpucoll.init`.
+
+    Every rank makes the same calls in the same order. One thread at a time; for a second thread,
+    `duplicate`. Every wait has a deadline (`timeout_s`, 300 s unless `init` said otherwise).
+
+    Attributes
+    ----------
+    rank : int
+        This process's number, 0 to ``world_size - 1``.
+    world_size : int
+        Number of ranks.
+    """
+
+    def __init__(self, group: HostGroup, backend: Any, reason: str) -> None:
+        self.rank = group.rank
+        self.world_size = group.world_size
+        self._group = group
+        self._backend = backend
+        self._reason = reason
+        self._channel = ControlChannel(group)
+        self._queue = WorkQueue(group.set_pending)
+        self._entering = threading.Lock()
+        self._direct_all_reduce = backend.direct_all_reduce
+        _open.add(self)
+
+    # --- collectives on arrays ---------------------------------------------------------------------
+
+    def all_reduce(
+        self,
+        x: Any,
+        op: str | ReduceOp = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Reduce x over all ranks; every rank gets the result.
+
+        Parameters
+        ----------
+        x : array or number
+            The same shape and dtype on every rank.
+        op : str or ReduceOp
+            "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", or
+            ``ReduceOp.scaled_sum(factor)``.
+        out : array, optional
+            Where the result goes: x itself (in place) or an array of x's dtype and size that does
+            not overlap it. Default: a new array.
+        async_op : bool
+            Return a `Work` at once.
+        timeout_s : float, optional
+            Deadline of this call, in seconds.
+
+        Returns
+        -------
+        array or number
+            `out`, or a new array or number of x's kind; a `Work` with ``async_op=True``.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            x, op or out cannot serve; nothing was sent.
+        MismatchError
+            The ranks did not make the same call; nothing was written.
+        DeadlineError, PeerLostError
+            A rank did not come in time, or is gone.
+
+        Notes
+        -----
+        Ranks are combined in order 0 to P-1, so the bits are the same on every rank, run after run,
+        whatever the size and placement. Half types are accumulated in float32 and rounded once.
+
+        Cost, per rank: small arrays one copy and one pass over P slots; larger private arrays twice
+        (P-1)/P of the size through shared memory; arrays of `empty` no copy at all.
+
+        Examples
+        --------
+        >>> comm.all_reduce(np.ones(3))  # on 4 ranks
+        array([4., 4., 4.])
+        """
+        if not async_op and timeout_s is None:
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            result = self._direct_all_reduce(x, target, op)
+            if result is not None:
+                return result
+            self._raise_direct_failure()
+        parsed = ReduceOp.parse(op)
+        arguments = numpy_arrays.prepare(x, out)
+        call = self._backend.all_reduce(arguments.source, arguments.destination, parsed)
+        if type(x) is np.ndarray:
+            self._backend.learn(x.dtype, op, parsed)
+        return self._run(
+            "all_reduce", call.run, arguments.finish, async_op=async_op, timeout_s=timeout_s
+        )
+
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Give every rank the root's x.
+
+        Parameters
+        ----------
+        x : array or number
+            On the root, the data; on the others a template of the same shape and dtype.
+        root : int
+            Whose x.
+        out, async_op, timeout_s
+            As for `all_reduce`. ``out=x`` on every rank is the usual in-place broadcast.
+
+        Returns
+        -------
+        array or number
+            The root's x, on every rank.
+
+        Notes
+        -----
+        Small arrays do not synchronise: the root goes on before everybody has read.
+        """
+        self._check_root(root)
+        arguments = numpy_arrays.prepare(x, out)
+        call = self._backend.broadcast(arguments.source, arguments.destination, root)
+        return self._run(
+            "broadcast", call.run, arguments.finish, async_op=async_op, timeout_s=timeout_s
+        )
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        """Return when every rank has called it."""
+        self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s)
+
+    def plan_all_reduce(self, x: Any, op: str | ReduceOp = "sum", *, out: Any = None) -> Plan:
+        """Prepare an all_reduce that is done again and again on the same memory.
+
+        Parameters
+        ----------
+        x : ndarray
+            C-contiguous; read at every call.
+        op : str or ReduceOp
+            As for `all_reduce`.
+        out : ndarray, optional
+            C-contiguous; written at every call. Default: a new array, the same at every call.
+
+        Returns
+        -------
+        Plan
+            Calling it does the all_reduce and returns `out`. To the other ranks it is an ordinary
+            all_reduce, so not every rank needs a plan.
+        """
+        parsed = ReduceOp.parse(op)
+        arguments = numpy_arrays.prepare(x, out)
+        result = arguments.destination.owner
+        if not isinstance(x, np.ndarray) or arguments.source.address != x.ctypes.data:
+            raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
+        if out is not None and result is not out:
+            raise ArgumentError("a plan needs out to be C-contiguous: it is not copied")
+        call = self._backend.all_reduce(arguments.source, arguments.destination, parsed)
+
+        def run_slowly() -> None:
+            self._run("all_reduce", call.run, lambda: None)
+
+        return Plan(call.run_once, self._raise_status, run_slowly, result)
+
+    # --- collectives on objects ----------------------------------------------------------------------
+
+    def broadcast_object(self, value: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
+        """Give every rank the root's picklable object; the others' `value` is ignored."""
+        self._check_root(root)
+        data = pickle.dumps(value) if self.rank == root else b""
+        parts = self._exchange_bytes(data, Collective.BROADCAST_OBJECT, root, timeout_s)
+        return pickle.loads(parts[root])
+
+    def all_gather_object(self, value: Any, *, timeout_s: float | None = None) -> list[Any]:
+        """Return the picklable objects of all ranks, in rank order."""
+        data = pickle.dumps(value)
+        parts = self._exchange_bytes(data, Collective.ALL_GATHER_OBJECT, -1, timeout_s)
+        return [pickle.loads(part) for part in parts]
+
+    def gather_object(
+        self, value: Any, root: int = 0, *, timeout_s: float | None = None
+    ) -> list[Any] | None:
+        """Return the objects of all ranks on the root, None elsewhere."""
+        self._check_root(root)
+        data = pickle.dumps(value)
+        parts = self._exchange_bytes(data, Collective.GATHER_OBJECT, root, timeout_s)
+        return [pickle.loads(part) for part in parts] if self.rank == root else None
+
+    def scatter_object(
+        self,
+        values: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Return this rank's item of the root's sequence, which has one item per rank."""
+        self._check_root(root)
+        data = b""
+        if self.rank == root:
+            if values is None or len(values) != self.world_size:
+                got = "None" if values is None else f"{len(values)} items"
+                raise ArgumentError(
+                    f"scatter_object on root {root} needs {self.world_size} items; got {got}"
+                )
+            data = pickle.dumps([pickle.dumps(value) for value in values])
+        parts = self._exchange_bytes(data, Collective.SCATTER_OBJECT, root, timeout_s)
+        return pickle.loads(pickle.loads(parts[root])[self.rank])
+
+    def all_reduce_object(
+        self, value: _T, function: Callable[[_T, _T], _T], *, timeout_s: float | None = None
+    ) -> _T:
+        """Combine the objects of all ranks with ``function(left, right)``, in rank order."""
+        data = pickle.dumps(value)
+        parts = self._exchange_bytes(data, Collective.ALL_REDUCE_OBJECT, -1, timeout_s)
+        result: _T = pickle.loads(parts[0])
+        for part in parts[1:]:
+            result = function(result, pickle.loads(part))
+        return result
+
+    def _exchange_bytes(
+        self, data: bytes, collective: Collective, root: int, timeout_s: float | None
+    ) -> list[bytes]:
+        parts: list[bytes] = []
+
+        def exchange(timeout_s: float | None) -> None:
+            parts.extend(self._channel.all_gather_bytes(data, collective, root, timeout_s))
+
+        self._run(collective.spelled, exchange, lambda: None, timeout_s=timeout_s)
+        return parts
+
+    # --- more communicators ----------------------------------------------------------------------------
+
+    def split(
+        self, color: int | None, key: int = 0, *, timeout_s: float | None = None
+    ) -> Communicator | None:
+        """Divide the ranks into communicators of one color each.
+
+        Parameters
+        ----------
+        color : int or None
+            Ranks of one color come together; None takes part in none and gets None.
+        key : int
+            Ranks are numbered by key, then by their rank here.
+        timeout_s : float, optional
+            Deadline for all ranks to come, in seconds.
+        """
+        return self._divide(Collective.SPLIT, color, key, timeout_s)
+
+    def duplicate(self, *, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of the same ranks: for another thread, or a library of its own."""
+        made = self._divide(Collective.DUPLICATE, 0, self.rank, timeout_s)
+        assert made is not None
+        return made
+
+    def _divide(
+        self, collective: Collective, color: int | None, key: int, timeout_s: float | None
+    ) -> Communicator | None:
+        mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
+        parts = self._exchange_bytes(mine, collective, -1, timeout_s)
+        if color is None:
+            return None
+        everyone = [pickle.loads(part) for part in parts]
+        ranks = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
+        place = [item[2] for item in ranks].index(self.rank)
+        job = Job(place, len(ranks), ranks[0][3], collective.spelled)
+        limit = self._group.timeout_s if timeout_s is None else timeout_s
+        return create(job, limit, self._group.timeout_s, self._backend.name, self._reason)
+
+    # --- memory, plans, description --------------------------------------------------------------------
+
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+        """Return a new array, values undefined, in memory that the backend uses without a copy.
+
+        On the CPU it lies in memory that all ranks of the host share. Collectives on such arrays,
+        and on views of them, run at the memory's own speed where every rank's array is one.
+
+        Parameters
+        ----------
+        shape : int or sequence of int
+        dtype : dtype
+            Of any fixed size.
+
+        Raises
+        ------
+        MemoryError
+            The arena (``GPUCOLL_ARENA_BYTES``) is full.
+        """
+        self._group.check_usable()
+        lengths = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
+        if any(length < 0 for length in lengths):
+            raise ArgumentError(f"empty: negative length in shape {lengths}")
+        return self._backend.empty(tuple(int(length) for length in lengths), dtype)
+
+    def describe(self) -> Description:
+        """Return what was chosen and why, and what is promised; prints as a table."""
+        return Description.of(self._group, self._backend, self._reason)
+
+    # --- the end -----------------------------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._group.is_closed
+
+    def close(self) -> None:
+        """Wait for asynchronous calls, raise a failure nobody has seen, let go of everything.
+
+        Not collective: ranks may close at different times. A rank that still needs this one gets a
+        PeerLostError. Closing twice does nothing. Arrays of `empty` stay valid.
+        """
+        if self._group.is_closed:
+            return
+        try:
+            self._queue.stop(self._group.timeout_s)
+            self._queue.raise_unseen()
+        finally:
+            _open.discard(self)
+            self._group.close()
+
+    def abort(self) -> None:
+        """Give the communicator up: every rank that waits in it, now or later, raises AbortedError."""
+        if not self._group.is_closed:
+            self._group.abort()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+            return
+        with contextlib.suppress(GpucollError):  # the first error is the one to see
+            self.close()
+
+    def __repr__(self) -> str:
+        state = " closed" if self.is_closed else ""
+        return f"<gpucoll.Communicator rank {self.rank} of {self.world_size}{state}>"
+
+    def __reduce__(self) -> Any:
+        raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")
+
+    # --- how calls run -------------------------------------------------------------------------------------
+
+    def _run(
+        self,
+        name: str,
+        task: Callable[[float | None], None],
+        finish: Callable[[], Any],
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Run a task in its turn, then `finish`; or queue it and return its Work."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise ArgumentError(f"timeout_s must be positive; got {timeout_s}")
+        if not self._entering.acquire(blocking=False):
+            raise StateError(
+                f"another thread of rank {self.rank} of {self.world_size} is in a call on this "
+                "communicator: one thread at a time, or one communicator per thread (duplicate)"
+            )
+        try:
+            if not self._queue.is_busy:
+                self._queue.raise_unseen()
+                if not async_op:
+                    task(timeout_s)
+                    return finish()
+            self._group.check_open()
+
+            def queued() -> Any:
+                task(timeout_s)
+                return finish()
+
+            work = self._queue.submit(queued, name)
+            return work if async_op else work.wait()
+        finally:
+            self._entering.release()
+
+    def _raise_direct_failure(self) -> None:
+        self._raise_status(int(self._group.context[Context.STATUS]))
+
+    def _raise_status(self, status: int) -> None:
+        """Raise for a status of compiled code, unless it only says that Python has to run the call."""
+        if status not in (Status.OK, Status.NOT_RUN):
+            self._group.raise_for(status)
+
+    def _check_root(self, root: int) -> None:
+        if isinstance(root, bool) or not isinstance(root, int | np.integer):
+            raise ArgumentTypeError(f"root must be an int; got {root!r}")
+        if not 0 <= root < self.world_size:
+            raise ArgumentError(f"root must be in 0..{self.world_size - 1}; got {root}")
+
+
+def create(
+    job: Job, meet_timeout_s: float, timeout_s: float, backend: str, reason: str
+) -> Communicator:
+    """Meet the ranks of `job` and return their communicator."""
+    import importlib
+
+    from gpucoll.backends import BACKENDS
+    from gpucoll.backends.cpu import tuning
+
+    members = join(job, tuning.tune, meet_timeout_s)
+    group = HostGroup(members, timeout_s, tuning.waiting(members.introductions))
+    made = importlib.import_module(BACKENDS[backend]).create(group)
+    return Communicator(group, made, reason)
+
+
+def _close_all() -> None:
+    for communicator in list(_open):
+        communicator._group.close()
+
+
+atexit.register(_close_all)

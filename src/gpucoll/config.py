@@ -1,0 +1,75 @@
+"""Every environment variable that gpucoll reads or sets, and every default that one of them changes.
+
+Nothing else in the package touches ``os.environ`` by a literal name.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+# --- between a launcher and its ranks -----------------------------------------------------------
+RANK: Final = "GPUCOLL_RANK"
+WORLD_SIZE: Final = "GPUCOLL_WORLD_SIZE"
+LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
+LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
+JOB: Final = "GPUCOLL_JOB"
+"""Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+
+# --- for users ----------------------------------------------------------------------------------
+TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
+"""Default deadline of every wait, in seconds (300)."""
+BIND: Final = "GPUCOLL_BIND"
+"""``none`` keeps gpucoll from ever binding a rank to CPUs."""
+GRACE_S: Final = "GPUCOLL_GRACE_S"
+"""After a rank failed, how long a launcher lets the others end by themselves, in seconds (5)."""
+HOST_ID: Final = "GPUCOLL_HOST_ID"
+"""Overrides the host's identity (boot id, network and UTS namespace)."""
+CACHE_DIR: Final = "GPUCOLL_CACHE_DIR"
+"""Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``)."""
+ARENA_BYTES: Final = "GPUCOLL_ARENA_BYTES"
+"""Address space of one rank's arena for `Communicator.empty` (default: the machine's memory)."""
+CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
+"""Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
+
+DEFAULT_TIMEOUT_S: Final = 300.0
+DEFAULT_GRACE_S: Final = 5.0
+
+
+def timeout_s() -> float:
+    """Return the default deadline of a communicator's waits, in seconds."""
+    return float(os.environ.get(TIMEOUT_S, DEFAULT_TIMEOUT_S))
+
+
+def grace_s() -> float:
+    """Return how long a launcher waits at each step of ending a job, in seconds."""
+    return float(os.environ.get(GRACE_S, DEFAULT_GRACE_S))
+
+
+def binding_allowed() -> bool:
+    """Return whether gpucoll may bind ranks to CPUs."""
+    return os.environ.get(BIND, "auto").lower() != "none"
+
+
+def cache_root() -> Path:
+    """Return the folder under which compiled kernels are kept."""
+    if configured := os.environ.get(CACHE_DIR):
+        return Path(configured)
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "gpucoll"
+
+
+def arena_bytes() -> int:
+    """Return the address space of one rank's arena, in bytes: a whole number of 2 MiB pages."""
+    huge_page = 2 << 20
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = int(os.environ.get(ARENA_BYTES, machine))
+    return -(-size // huge_page) * huge_page
+
+
+def cpu_tuning() -> dict[str, int]:
+    """Return the overrides of the CPU backend's table that the environment asks for."""
+    text = os.environ.get(CPU_TUNING, "")
+    pairs = (item.partition("=") for item in text.split(",") if item.strip())
+    return {name.strip(): int(value) for name, _, value in pairs}

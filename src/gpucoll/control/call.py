@@ -1,0 +1,83 @@
+"""Call blocks: one prepared call, as compiled code reads it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucoll.transport import layout
+from gpucoll.transport.layout import Call
+from gpucoll.types import Collective, ReduceOp, digest_of, dtype_code, mix_digest
+
+NO_ROOT = -1
+
+
+class CallBlock:
+    """The words of one call, and what must live as long as they are used.
+
+    Parameters
+    ----------
+    collective : Collective
+        What is called.
+    loop : int
+        Address of its compiled loop.
+    dtype : str
+        Name of the elements' dtype; empty without.
+    op, root
+        Part of the signature where the collective has them.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        loop: int,
+        *,
+        dtype: str = "",
+        item_bytes: int = 1,
+        op: ReduceOp | None = None,
+        root: int = NO_ROOT,
+        keep: tuple[Any, ...] = (),
+    ) -> None:
+        self.words = np.zeros(layout.CALL_WORDS, np.int64)
+        self.keep = keep
+        words = self.words
+        words[Call.COLLECTIVE] = collective
+        words[Call.LOOP] = loop
+        words[Call.OPERATION] = op.code if op else 0
+        words[Call.DTYPE] = dtype_code(dtype) if dtype else -1
+        words[Call.ROOT] = root
+        words[Call.PARAMETER_BITS] = op.parameter_bits if op else 0
+        words[Call.ITEM_BYTES] = item_bytes
+        words[Call.PART_BYTES] = item_bytes
+        words[Call.BASE_DIGEST] = digest_of(
+            tuple(
+                int(words[field])
+                for field in (
+                    Call.COLLECTIVE,
+                    Call.OPERATION,
+                    Call.DTYPE,
+                    Call.ROOT,
+                    Call.PARAMETER_BITS,
+                )
+            )
+        )
+
+    def set_arrays(
+        self, shape: tuple[int, ...], source: int, destination: int, keep: tuple[Any, ...] = ()
+    ) -> None:
+        """Fill in the shape (part of the signature) and the addresses of the data."""
+        words = self.words
+        count = int(np.prod(shape, dtype=np.int64))
+        words[Call.COUNT] = count
+        words[Call.SIZE_BYTES] = count * int(words[Call.ITEM_BYTES])
+        words[Call.SOURCE] = source
+        words[Call.DESTINATION] = destination
+        digest = mix_digest(int(words[Call.BASE_DIGEST]), len(shape))
+        for length in shape:
+            digest = mix_digest(digest, length)
+        words[Call.DIGEST] = digest
+        words[Call.DIMENSIONS] = len(shape)
+        shown = shape[: layout.SHOWN_DIMENSIONS]
+        words[Call.DIMENSION : Call.DIMENSION + len(shown)] = shown
+        self.keep = (*self.keep, *keep)

@@ -1,0 +1,149 @@
+"""What happened: the records and words in the segment, turned into errors that say it."""
+
+from __future__ import annotations
+
+import struct
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+from gpucoll.errors import (
+    AbortedError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+    PeerLostError,
+)
+from gpucoll.transport import layout
+from gpucoll.transport.layout import Abort, Context, Record
+from gpucoll.types import Collective, dtype_name, operation_name
+
+if TYPE_CHECKING:
+    from gpucoll.control.group import HostGroup
+    from gpucoll.control.members import Members
+
+
+def difference(left: int, right: int) -> int:
+    """Return ``left - right`` of two 32-bit sequence numbers that may have wrapped."""
+    return int(struct.unpack("<i", struct.pack("<I", (left - right) & 0xFFFFFFFF))[0])
+
+
+def list_ranks(ranks: list[int]) -> str:
+    """Return "rank 2" or "ranks 1, 2"."""
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
+
+
+def describe_call(members: Members, rank: int, sequence: int) -> str | None:
+    """Return what a rank called under this sequence number; None where it has no record of it."""
+    record = [int(word) for word in members.record_words(rank, sequence)]
+    if difference(record[Record.SEQUENCE], sequence) != 0 or not record[Record.COLLECTIVE]:
+        return None
+    parts = []
+    if operation := operation_name(record[Record.OPERATION], record[Record.PARAMETER]):
+        parts.append(f"op={operation}")
+    if dtype := dtype_name(record[Record.DTYPE]):
+        n_dimensions = record[Record.DIMENSIONS]
+        shown = min(n_dimensions, layout.SHOWN_DIMENSIONS)
+        shape = record[Record.DIMENSION : Record.DIMENSION + shown]
+        dots = ", ..." if n_dimensions > shown else ""
+        comma = "," if n_dimensions == 1 else ""
+        parts.append(f"{dtype}, shape ({', '.join(map(str, shape))}{comma}{dots})")
+    if record[Record.ROOT] >= 0:
+        parts.append(f"root={record[Record.ROOT]}")
+    return f"{Collective(record[Record.COLLECTIVE]).spelled}({', '.join(parts)})"
+
+
+def _own_call(group: HostGroup, sequence: int) -> str:
+    return describe_call(group.members, group.rank, sequence) or "its next call"
+
+
+def _who(group: HostGroup) -> str:
+    return f"rank {group.rank} of {group.world_size}"
+
+
+def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
+    """Say which ranks called what under this sequence number, the odd ones first."""
+    by_call: dict[str, list[int]] = defaultdict(list)
+    for rank in range(group.world_size):
+        called = describe_call(group.members, rank, sequence) or "nothing yet, or something since"
+        by_call[called].append(rank)
+    groups = sorted(by_call.items(), key=lambda item: len(item[1]))
+    calls = "; ".join(f"{list_ranks(ranks)} called {called}" for called, ranks in groups)
+    return MismatchError(
+        f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
+        "Nothing was written; make the same calls in the same order on every rank. The communicator "
+        "stays usable"
+    )
+
+
+def missing_ranks(group: HostGroup, sequence: int) -> list[int]:
+    """Return the ranks that have not posted, or finished, the call with this number."""
+    members = group.members
+    others = [rank for rank in range(group.world_size) if rank != group.rank]
+
+    def has_arrived(rank: int) -> bool:
+        return difference(members.header_word(rank, sequence) & 0xFFFFFFFF, sequence) >= 0
+
+    if missing := [rank for rank in others if not has_arrived(rank)]:
+        return missing
+    done = layout.STATUS_DONE // 8
+    return [
+        rank
+        for rank in others
+        if difference(int(members.status_words(rank)[done]) & 0xFFFFFFFF, sequence) < 0
+    ]
+
+
+def deadline_error(group: HostGroup, gave_up: int, sequence: int) -> DeadlineError:
+    """Say which rank gave up, in which call, and who had not arrived."""
+    called = describe_call(group.members, gave_up, sequence) or "a call"
+    missing = [rank for rank in missing_ranks(group, sequence) if rank != gave_up]
+    if group.rank == gave_up:
+        seconds = int(group.context[Context.TIMEOUT_NS]) / 1e9
+        start = f"{_who(group)} waited {seconds:g} s in {called} (#{sequence})"
+    else:
+        start = (
+            f"{_who(group)}: rank {gave_up} gave up waiting in {called} (#{sequence}) and the "
+            "communicator is broken"
+        )
+    if missing:
+        where = f"{list_ranks(missing)} had not arrived or not finished"
+    elif gave_up != group.rank:
+        where = "this rank came too late"
+    else:
+        where = "every rank had arrived, but one had not finished"
+    return DeadlineError(
+        f"{start}: {where}. Is a rank stopped, very slow, or in another part of the program? "
+        "Give a longer timeout_s if the work is uneven; close this communicator"
+    )
+
+
+def lost_error(group: HostGroup, lost: int, sequence: int) -> PeerLostError:
+    """Say which rank is gone, and how it went."""
+    pid = group.members.pids[lost]
+    if group.members.has_closed(lost):
+        words = group.members.status_words(lost)
+        last = int(words[layout.STATUS_CLOSED_SEQUENCE // 8])
+        how = f"it closed the communicator after call #{last}"
+    else:
+        how = f"its process {pid} ended without closing the communicator"
+    return PeerLostError(
+        f"{_who(group)} lost rank {lost} in {_own_call(group, sequence)} (#{sequence}): {how}. "
+        "The communicator is broken: close it"
+    )
+
+
+def abort_error(group: HostGroup, word: int) -> GpucollError:
+    """Return the error that the segment's abort word stands for."""
+    code, rank = word & 0xFF, (word >> 8) & 0xFFFFFF
+    sequence = difference((word >> 32) & 0xFFFFFFFF, 0)
+    if code == Abort.DEADLINE:
+        return deadline_error(group, rank, sequence)
+    if code == Abort.LOST:
+        return lost_error(group, rank, int(group.context[Context.SEQUENCE]))
+    called = describe_call(group.members, rank, sequence) or "a call"
+    reason = (
+        f"was interrupted in {called} (#{sequence})" if code == Abort.INTERRUPTED else "aborted it"
+    )
+    return AbortedError(
+        f"{_who(group)}: the communicator was given up: rank {rank} {reason}. Close it"
+    )

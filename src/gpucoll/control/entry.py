@@ -1,0 +1,186 @@
+"""Compiled loops as CPython built-ins: the road of small messages.
+
+A ctypes call costs over a microsecond and a Numba dispatch of three arrays half of one; a built-in
+whose code reads the arrays itself costs a tenth. Two kinds are made (`gpucoll.transport.builtins`
+turns an address into a Python object):
+
+- *prepared*: no arguments, runs the call block in its capsule; returns a `Status`;
+- *direct*: ``(x, out, op)``, serves exact NumPy arrays that match an entry of its table (dtype and
+  op objects by identity), and returns `out`; everything else, errors too, it leaves to Python by
+  returning ``None``: `Context.STATUS` then says why.
+
+What a Python signal handler raised in the middle of a wait is raised by either.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from gpucoll.arrays.numpy_struct import (
+    ARRAY_DATA,
+    ARRAY_DESCRIPTION,
+    ARRAY_DIMENSIONS,
+    ARRAY_FLAGS,
+    ARRAY_N_DIMENSIONS,
+    C_CONTIGUOUS,
+    OBJECT_TYPE,
+    WRITEABLE,
+)
+from gpucoll.control.calls import COUNT, DESTINATION, DIGEST, DIMENSIONS, SIZE_BYTES, SOURCE
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import call_loop, get, load32_acquire, load64, put
+from gpucoll.transport.layout import SHOWN_DIMENSIONS, Call, Context, State, Status
+from gpucoll.types import mix_digest
+
+TABLE_CONTEXT = 0
+TABLE_ARRAY_TYPE = 1
+TABLE_COUNT = 2
+TABLE_NONE = 3
+TABLE_ENTRIES = 4
+ENTRY_WORDS = 3  # dtype object, op object, call block
+MAX_ENTRIES = 16
+TABLE_WORDS = TABLE_ENTRIES + MAX_ENTRIES * ENTRY_WORDS
+
+_STATE, _STATUS, _RAISED = int(Context.STATE), int(Context.STATUS), int(Context.RAISED)
+_IDLE, _BUSY, _NEEDS_PYTHON = int(State.IDLE), int(State.BUSY), int(State.NEEDS_PYTHON)
+_OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
+_CONTEXT, _LOOP, _ITEM_BYTES = int(Call.CONTEXT), int(Call.LOOP), int(Call.ITEM_BYTES)
+_BASE_DIGEST = int(Call.BASE_DIGEST)
+
+_PENDING = int(Context.PENDING)
+
+_i64 = types.int64
+_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
+_restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
+_restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, _i64))
+_capsule_pointer = types.ExternalFunction("PyCapsule_GetPointer", _i64(_i64, _i64))
+_new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
+_increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
+
+_mix = inline(mix_digest)
+
+
+@inline
+def _run_without_gil(context, call):
+    """Run the call with the interpreter released; return its status."""
+    put(context, _STATE, _BUSY)
+    thread = _save_thread()
+    status = call_loop(get(call, _LOOP), context, call)
+    _restore_thread(thread)
+    put(context, _STATUS, status)
+    put(context, _STATE, _IDLE if status == _OK else _NEEDS_PYTHON)
+    if status == _SIGNAL:
+        _restore_error(get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2))
+    return status
+
+
+@inline
+def _new_reference(value):
+    _increase_reference(value)
+    return value
+
+
+@inline
+def _run_prepared(self, may_overtake):
+    call = _capsule_pointer(self, 0)
+    context = get(call, _CONTEXT)
+    status = _NOT_RUN
+    if get(context, _STATE) == _IDLE and (may_overtake or get(context, _PENDING) == 0):
+        status = _run_without_gil(context, call)
+    return 0 if status == _SIGNAL else _new_integer(status)
+
+
+@compiled(_i64(_i64, _i64))
+def prepared_call(self, _):
+    """Built-in without arguments; `self` is a capsule of the call block."""
+    return _run_prepared(self, False)
+
+
+@compiled(_i64(_i64, _i64))
+def queued_call(self, _):
+    """The same for the queue of asynchronous calls, whose turn it is."""
+    return _run_prepared(self, True)
+
+
+@inline
+def _find_call(table, dtype, operation):
+    """Return the call block of this dtype and op object, or 0."""
+    for place in range(get(table, TABLE_COUNT)):
+        entry = table + 8 * (TABLE_ENTRIES + place * ENTRY_WORDS)
+        if get(entry, 0) == dtype and get(entry, 1) == operation:
+            return get(entry, 2)
+    return 0
+
+
+@inline
+def _count_elements(array):
+    dimensions, count = load64(array + ARRAY_DIMENSIONS), 1
+    for place in range(load32_acquire(array + ARRAY_N_DIMENSIONS)):
+        count *= load64(dimensions + 8 * place)
+    return count
+
+
+@inline
+def _take_shape(call, array):
+    """Write an array's shape and its digest into the call block."""
+    dimensions = load64(array + ARRAY_DIMENSIONS)
+    n_dimensions = load32_acquire(array + ARRAY_N_DIMENSIONS)
+    digest = _mix(get(call, _BASE_DIGEST), n_dimensions)
+    put(call, DIMENSIONS, n_dimensions)
+    for place in range(n_dimensions):
+        length = load64(dimensions + 8 * place)
+        digest = _mix(digest, length)
+        if place < SHOWN_DIMENSIONS:
+            put(call, DIMENSIONS + 1 + place, length)
+    put(call, DIGEST, digest)
+
+
+@inline
+def _prepare(table, x, out, operation):
+    """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
+    array_type = get(table, TABLE_ARRAY_TYPE)
+    if load64(x + OBJECT_TYPE) != array_type or load64(out + OBJECT_TYPE) != array_type:
+        return 0
+    dtype = load64(x + ARRAY_DESCRIPTION)
+    if load64(out + ARRAY_DESCRIPTION) != dtype:
+        return 0
+    if not load32_acquire(x + ARRAY_FLAGS) & C_CONTIGUOUS:
+        return 0
+    needed = C_CONTIGUOUS | WRITEABLE
+    if load32_acquire(out + ARRAY_FLAGS) & needed != needed:
+        return 0
+    call = _find_call(table, dtype, operation)
+    if call == 0:
+        return 0
+    count = _count_elements(x)
+    size_bytes = count * get(call, _ITEM_BYTES)
+    source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
+    if x != out:
+        if _count_elements(out) != count:
+            return 0
+        if source != destination and abs(source - destination) < size_bytes:
+            return 0
+    put(call, COUNT, count)
+    put(call, SIZE_BYTES, size_bytes)
+    put(call, SOURCE, source)
+    put(call, DESTINATION, destination)
+    _take_shape(call, x)
+    return call
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def direct_call(self, arguments, n_arguments):
+    """Built-in of ``(x, out, op)``; `self` is a capsule of the table."""
+    table = _capsule_pointer(self, 0)
+    context = get(table, TABLE_CONTEXT)
+    put(context, _STATUS, _NOT_RUN)
+    if n_arguments == 3 and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
+        x, out = get(arguments, 0), get(arguments, 1)
+        call = _prepare(table, x, out, get(arguments, 2))
+        if call != 0:
+            status = _run_without_gil(context, call)
+            if status == _OK:
+                return _new_reference(out)
+            if status == _SIGNAL:
+                return 0
+    return _new_reference(get(table, TABLE_NONE))

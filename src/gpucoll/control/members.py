@@ -1,0 +1,240 @@
+"""The group's shared things in this process: segment, arenas, and who is still alive."""
+
+from __future__ import annotations
+
+import os
+import select
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.errors import ArgumentError
+from gpucoll.rendezvous import messages
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.local import meet
+from gpucoll.transport import layout, shared_memory
+from gpucoll.transport.arena import Arena, process_arena
+from gpucoll.transport.layout import SegmentLayout, Tuning
+from gpucoll.version import __version__
+
+
+def life_line() -> int:
+    """Return a descriptor that peers can poll for the end of this process.
+
+    A pidfd where the kernel has them (5.3); else the reading end of a pipe whose other end stays
+    open here until the process is gone.
+    """
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        reading, writing = os.pipe()
+        _held_life_lines.append(writing)
+        return reading
+
+
+_held_life_lines: list[int] = []
+
+
+def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
+    """Return a view of int64 words at an address. Whoever owns the memory must outlive it."""
+
+    class _View:
+        __array_interface__ = {
+            "version": 3,
+            "typestr": "<i8",
+            "shape": (count,),
+            "data": (address, False),
+        }
+
+    return np.asarray(_View())
+
+
+@dataclass
+class Members:
+    """What the ranks of a group share, mapped into this process."""
+
+    job: Job
+    tuning: Tuning
+    layout: SegmentLayout
+    segment: shared_memory.Mapping
+    arena: Arena
+    arena_addresses: npt.NDArray[np.int64]
+    arena_bytes: int
+    poll_table: npt.NDArray[np.int64]
+    """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers."""
+    pids: list[int]
+    introductions: list[dict[str, Any]]
+
+    @property
+    def rank(self) -> int:
+        return self.job.rank
+
+    @property
+    def world_size(self) -> int:
+        return self.job.world_size
+
+    def status_address(self, rank: int) -> int:
+        """Return the address of a rank's status line."""
+        return self.segment.address + self.layout.status_lines + rank * layout.LINE_BYTES
+
+    def status_words(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return a rank's status line, as words."""
+        return words_at(self.status_address(rank), layout.LINE_BYTES // 8)
+
+    def event_words(self) -> npt.NDArray[np.int64]:
+        """Return the event line, as words."""
+        return words_at(self.segment.address, layout.LINE_BYTES // 8)
+
+    def record_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
+        """Return the record that a rank has, or had, of a call."""
+        place = rank * layout.RECORDS + (sequence & (layout.RECORDS - 1))
+        address = self.segment.address + self.layout.records + place * layout.RECORD_BYTES
+        return words_at(address, layout.RECORD_BYTES // 8)
+
+    def header_word(self, rank: int, sequence: int) -> int:
+        """Return the {sequence, digest} word in a rank's slot for a call."""
+        place = (sequence & (layout.RING - 1)) * self.world_size + rank
+        address = self.segment.address + self.layout.slots + place * self.layout.slot_stride
+        return int(words_at(address, 1)[0])
+
+    def has_closed(self, rank: int) -> bool:
+        """Return whether a rank has closed the communicator."""
+        return bool(self.status_words(rank)[layout.STATUS_CLOSED // 8])
+
+    def ended_ranks(self) -> list[int]:
+        """Return the ranks whose process has ended."""
+        poll = select.poll()
+        ranks = {}
+        for rank, word in enumerate(self.poll_table):
+            fd = int(np.int32(word & 0xFFFFFFFF))
+            if fd >= 0:
+                ranks[fd] = rank
+                poll.register(fd, select.POLLIN)
+        return sorted(ranks[fd] for fd, _ in poll.poll(0))
+
+    def gone_ranks(self) -> list[int]:
+        """Return the ranks that will never take part again: ended or closed."""
+        ended = self.ended_ranks()
+        ranks = (rank for rank in range(self.world_size) if rank != self.rank)
+        return [rank for rank in ranks if rank in ended or self.has_closed(rank)]
+
+    def close(self) -> None:
+        """Unmap and close everything that belongs to this group alone."""
+        for rank, address in enumerate(self.arena_addresses):
+            if rank != self.rank and address:
+                _release_arena(int(address))
+        for word in self.poll_table:
+            if (fd := int(np.int32(word & 0xFFFFFFFF))) >= 0:
+                os.close(fd)
+        self.poll_table[:] = 0xFFFFFFFF
+        self.segment.unmap()
+
+
+# Peers' arenas, by the identity of the memory: communicators of the same ranks share a mapping.
+_mapped: dict[tuple[int, int], list[Any]] = {}
+
+
+def _map_arena(fd: int, size_bytes: int) -> int:
+    status = os.fstat(fd)
+    key = (status.st_dev, status.st_ino)
+    entry = _mapped.setdefault(key, [0, None])
+    if entry[1] is None:
+        entry[1] = shared_memory.Mapping(fd, size_bytes, "a peer's arena")
+    entry[0] += 1
+    address: int = entry[1].address
+    return address
+
+
+def _release_arena(address: int) -> None:
+    for key, entry in list(_mapped.items()):
+        if entry[1] is not None and entry[1].address == address:
+            entry[0] -= 1
+            if entry[0] == 0:
+                entry[1].unmap()
+                del _mapped[key]
+            return
+
+
+def join(job: Job, tune: Any, timeout_s: float) -> Members:
+    """Meet the ranks of `job` and map what they share.
+
+    Parameters
+    ----------
+    job : Job
+        Who this rank is, and where to meet.
+    tune : callable
+        Called on rank 0 with all introductions; returns the `Tuning` for all.
+    timeout_s : float
+        How long to wait for the others.
+
+    Raises
+    ------
+    RendezvousError
+        A rank did not come, or another version of gpucoll did.
+    MemoryError
+        There is no memory for the segment.
+    """
+    if job.world_size > layout.MAX_RANKS:
+        raise ArgumentError(
+            f"world_size is {job.world_size}, but one host's segment allows {layout.MAX_RANKS} ranks"
+        )
+    arena = process_arena()
+    life = life_line()
+
+    def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
+        tuning: Tuning = tune(introductions)
+        size_bytes = SegmentLayout(job.world_size, tuning).size_bytes
+        fd = shared_memory.create("gpucoll-segment", size_bytes, reserve=True)
+        return {"tuning": tuning.words()}, [fd]
+
+    introduction = {
+        "rank": job.rank,
+        "pid": os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "arena_bytes": arena.size_bytes,
+        "same": {
+            "world_size": job.world_size,
+            "the version of gpucoll": __version__,
+            "the layout of the segment": layout.LAYOUT_VERSION,
+        },
+    }
+    try:
+        meeting = meet(job, introduction, [arena.fd, life], decide, timeout_s)
+    finally:
+        os.close(life)
+    fds = meeting.shared_fds + [fd for group in meeting.rank_fds for fd in group]
+    kept: list[int] = []
+    try:
+        members = _map_members(meeting, arena, kept)
+    finally:
+        messages.close_all([fd for fd in fds if fd not in kept])
+    return members
+
+
+def _map_members(meeting: Any, arena: Arena, kept: list[int]) -> Members:
+    job, tuning = meeting.job, Tuning(*meeting.decision["tuning"])
+    place = SegmentLayout(job.world_size, tuning)
+    addresses = np.zeros(job.world_size, np.int64)
+    poll_table = np.full(job.world_size, 0xFFFFFFFF, np.int64)  # descriptor -1: poll skips it
+    segment = shared_memory.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment")
+    for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):
+        if rank == job.rank:
+            addresses[rank] = arena.mapping.address
+            continue
+        addresses[rank] = _map_arena(arena_fd, meeting.introductions[rank]["arena_bytes"])
+        poll_table[rank] = life_fd | (select.POLLIN << 32)
+        kept.append(life_fd)
+    return Members(
+        job=job,
+        tuning=tuning,
+        layout=place,
+        segment=segment,
+        arena=arena,
+        arena_addresses=addresses,
+        arena_bytes=arena.size_bytes,
+        poll_table=poll_table,
+        pids=[introduction["pid"] for introduction in meeting.introductions],
+        introductions=meeting.introductions,
+    )

@@ -1,0 +1,50 @@
+"""What a communicator says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpucoll.control.group import HostGroup
+from gpucoll.version import __version__
+
+PROMISES = {
+    "same bits on every rank": "yes: ranks are combined in order 0..P-1",
+    "same bits run after run": "yes",
+    "same bits whatever size, chunks and placement": "yes",
+    "half types": "accumulated in float32, rounded once",
+}
+"""The CPU backend's promises within one host (SEMANTICS, rounding and reproducibility)."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """Facts about a communicator, by name. ``str()`` makes a table; ``dict(description.facts)``."""
+
+    title: str
+    facts: Mapping[str, str]
+
+    @staticmethod
+    def of(group: HostGroup, backend: Any, reason: str) -> Description:
+        """Collect the facts."""
+        tuning = group.members.tuning
+        size_mib = group.members.layout.size_bytes / 2**20
+        facts = {
+            "host arrays": f"backend {backend.name}: {reason}",
+            "GPU arrays": "none: this version has no GPU backend",
+            **backend.describe(),
+            "shared segment": f"{size_mib:.1f} MiB",
+            "arena of this rank": f"{group.members.arena.used_bytes} bytes in use of "
+            f"{group.members.arena_bytes} of address space",
+            "deadline of a wait": f"{group.timeout_s:g} s",
+            "prefetch": f"{tuning.prefetch_bytes} bytes ahead",
+            **PROMISES,
+        }
+        title = f"gpucoll {__version__}, rank {group.rank} of {group.world_size}"
+        return Description(title, facts)
+
+    def __str__(self) -> str:
+        width = max(len(name) for name in self.facts)
+        lines = [f"  {name:<{width}}  {fact}" for name, fact in self.facts.items()]
+        return "\n".join([self.title, *lines])

@@ -1,0 +1,95 @@
+"""Every error that gpucoll raises on purpose.
+
+::
+
+    GpucollError
+    ├── UsageError                 this rank's call is wrong; nothing moved, the communicator is as before
+    │   ├── ArgumentError          a value (also ValueError): shape, op, root, overlap, read-only out
+    │   ├── ArgumentTypeError      a type (also TypeError): not an array, another library, object dtype
+    │   └── StateError             not now (also RuntimeError): closed, forked child, second thread
+    ├── MismatchError              the ranks did not make the same call; the communicator stays usable on the CPU
+    ├── BackendUnavailableError    a backend that is needed cannot serve here: cause and remedy
+    ├── DeadlineError              a wait ran out (also TimeoutError); the communicator is broken
+    ├── PeerLostError              a rank's process is gone, or it closed; the communicator is broken
+    ├── AbortedError               another rank, or this one, gave the communicator up
+    ├── RendezvousError            the ranks could not find each other, or do not belong together
+    │   └── AuthenticationError    somebody who may not take part tried to
+    └── LaunchError                a rank that gpucoll started ended by itself (signal, exit code)
+
+"Broken" means: every later call raises the same error at once; what is left to do is `close`.
+After any error `out` holds undefined values, and so does the input where it was `out`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AbortedError",
+    "ArgumentError",
+    "ArgumentTypeError",
+    "AuthenticationError",
+    "BackendUnavailableError",
+    "DeadlineError",
+    "GpucollError",
+    "LaunchError",
+    "MismatchError",
+    "PeerLostError",
+    "RendezvousError",
+    "StateError",
+    "UsageError",
+]
+
+
+class GpucollError(Exception):
+    """Root of every error that gpucoll raises on purpose."""
+
+
+class UsageError(GpucollError):
+    """This rank's call is wrong. Nothing was sent; the communicator is as it was before."""
+
+
+class ArgumentError(UsageError, ValueError):
+    """A value that cannot serve: shape, size, op, root, overlap, a read-only `out`."""
+
+
+class ArgumentTypeError(UsageError, TypeError):
+    """A type that cannot serve: no array, an array of another library, an object dtype."""
+
+
+class StateError(UsageError, RuntimeError):
+    """A call that cannot be made now: after close, in a forked child, from a second thread."""
+
+
+class MismatchError(GpucollError):
+    """The ranks did not make the same call.
+
+    Raised on every rank that is in the call; a rank that had already left it (a broadcast's root)
+    gets it at its next call. On the CPU the communicator stays usable.
+    """
+
+
+class BackendUnavailableError(GpucollError):
+    """A backend cannot serve here. The message names the cause and the remedy."""
+
+
+class DeadlineError(GpucollError, TimeoutError):
+    """A wait ran out. Names the operation and the late ranks; the communicator is broken."""
+
+
+class PeerLostError(GpucollError):
+    """A rank's process is gone, or has closed the communicator, while this one needs it."""
+
+
+class AbortedError(GpucollError):
+    """The communicator was given up: by `abort`, or by a rank interrupted inside a call."""
+
+
+class RendezvousError(GpucollError):
+    """The ranks could not find each other in time, or do not belong together."""
+
+
+class AuthenticationError(RendezvousError):
+    """Somebody who may not take part in the job tried to."""
+
+
+class LaunchError(GpucollError):
+    """A rank that gpucoll started ended by itself: killed by a signal, or with an exit code."""

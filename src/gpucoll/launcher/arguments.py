@@ -1,0 +1,181 @@
+"""gpucoll-run's command line: its own options, then a program with options of its own."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from dataclasses import dataclass
+from typing import NoReturn
+
+from gpucoll import config
+from gpucoll.launcher.job import BIND_MODES
+from gpucoll.version import __version__
+
+__all__ = ["Options", "parse"]
+
+PROGRAM = "gpucoll-run"
+
+DESCRIPTION = "Start a program on several ranks of this host, watch them, and end them together."
+
+EPILOG = """\
+the program:
+  script.py ARGUMENT ...     run by this Python interpreter
+  -m module ARGUMENT ...     likewise, as python -m does
+  program ARGUMENT ...       anything that can be executed, looked up on PATH
+
+Every line that a rank prints gets its rank in front: [2] text. The launcher's standard input goes
+to rank 0. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are handed on to all ranks; a
+second Ctrl-C kills them. When a rank fails, the others get the grace time to end by themselves,
+then SIGTERM, then, after the same time again, SIGKILL.
+
+exit code: 0 when all ranks ended with 0; else that of the rank that failed first, 128 + N if signal
+N killed it; 124 after --timeout; 2 for a wrong command line.
+
+OMP_NUM_THREADS is not set: programs with thread pools may want to set it when ranks are not bound.
+"""
+
+TAKE_A_VALUE = {"-n", "--ranks", "--bind", "--timeout", "--grace"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """A command line, understood and checked."""
+
+    ranks: int
+    bind: str
+    prefix: bool
+    timeout_s: float | None
+    grace_s: float
+    command: list[str]
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """Reports a mistake in one line: the usage above it would hide what is wrong."""
+
+    def error(self, message: str) -> NoReturn:
+        """Say what is wrong and exit with code 2."""
+        self.exit(2, f"{PROGRAM}: {message} (see {PROGRAM} --help)\n")
+
+
+def make_parser() -> OneLineParser:
+    """Return the parser of gpucoll-run's own options."""
+    parser = OneLineParser(
+        prog=PROGRAM,
+        usage=f"{PROGRAM} -n RANKS [options] (script.py | -m module | program) [argument ...]",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "-n",
+        "--ranks",
+        type=rank_count,
+        required=True,
+        metavar="RANKS",
+        help="number of ranks to start",
+    )
+    parser.add_argument(
+        "--bind",
+        choices=BIND_MODES,
+        default="auto" if config.binding_allowed() else "none",
+        help="auto: bind ranks to disjoint sets of CPUs if there are enough; none: do not "
+        "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--prefix",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="put [rank] in front of each line (default: --prefix)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=seconds,
+        metavar="S",
+        help="end all ranks after so many seconds (default: never)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=seconds,
+        metavar="S",
+        help="grace time in seconds (default: GPUCOLL_GRACE_S, or 5)",
+    )
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    return parser
+
+
+def rank_count(text: str) -> int:
+    """Return a number of ranks."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """Return a time in seconds."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds")
+    return value
+
+
+def parse(arguments: list[str]) -> Options:
+    """Understand a command line; exit with code 2 and one line if it is wrong."""
+    own, rest = split(arguments)
+    parser = make_parser()
+    known = parser.parse_args(own)
+    try:
+        grace_s = known.grace if known.grace is not None else seconds(str(config.grace_s()))
+    except (ValueError, argparse.ArgumentTypeError):
+        parser.error(f"{config.GRACE_S}={os.environ[config.GRACE_S]} is not a number of seconds")
+    if known.module is not None:
+        command = [sys.executable, "-m", known.module, *rest]
+    elif rest:
+        command = program_command(parser, rest[0], rest[1:])
+    else:
+        parser.error(
+            "which program is to be run? A script.py, -m module or an executable is missing"
+        )
+    return Options(known.ranks, known.bind, known.prefix, known.timeout, grace_s, command)
+
+
+def split(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Divide a command line into gpucoll-run's options and the program with its arguments.
+
+    The program's options must not be looked at, and argparse has no way to stop at the first
+    argument.
+    """
+    position = 0
+    while position < len(arguments):
+        word = arguments[position]
+        if word == "--":
+            return arguments[:position], arguments[position + 1 :]
+        if word.startswith("-m") and word != "-":
+            end = position + (2 if word == "-m" else 1)
+            return arguments[:end], arguments[end:]
+        if not word.startswith("-"):
+            break
+        position += 2 if word in TAKE_A_VALUE else 1
+    return arguments[:position], arguments[position:]
+
+
+def program_command(parser: OneLineParser, program: str, arguments: list[str]) -> list[str]:
+    """Return the command line that runs a script or an executable."""
+    if program.endswith(".py"):
+        if not os.path.isfile(program):
+            parser.error(f"no such file: {program}")
+        return [sys.executable, program, *arguments]
+    found = shutil.which(program)
+    if found is None:
+        if os.path.exists(program):
+            parser.error(f"{program} is neither a .py file nor executable")
+        parser.error(f"no such program: {program}")
+    return [found, *arguments]

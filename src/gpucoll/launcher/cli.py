@@ -1,0 +1,194 @@
+"""``gpucoll-run``: start ranks, show what they print, end them together, say who failed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+from gpucoll.errors import LaunchError
+from gpucoll.launcher.arguments import Options, parse
+from gpucoll.launcher.job import compile_kernels, rank_cpus, rank_environments
+from gpucoll.launcher.output import OutputRelay
+from gpucoll.launcher.rank_process import STDERR, RankCommand, RankEnd, listed
+from gpucoll.launcher.rank_set import RankSet
+from gpucoll.launcher.signals import FORWARDED, handlers
+
+__all__ = ["main"]
+
+EXIT_TIMEOUT = 124  # as timeout(1)
+EXIT_CANNOT_START = 1
+DRAW_DELAY_S = 0.1  # a progress bar need not be redrawn more often
+
+CONSEQUENCES = (b"gpucoll.errors.PeerLostError", b"gpucoll.errors.AbortedError")
+"""How the last line of a traceback begins when a rank failed only because another one had."""
+
+
+class Run:
+    """One job under gpucoll-run."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.relay = OutputRelay(options.ranks, prefix=options.prefix)
+        self.rank_set = RankSet(self.show, self.ended, options.grace_s)
+        self.failures: list[RankEnd] = []
+        self.consequential: set[int] = set()
+        self.ended_by_launcher: list[RankEnd] = []
+        self.interrupts = 0
+        self.timed_out = False
+
+    def execute(self) -> int:
+        """Run the job and return the exit code."""
+        callbacks: dict[signal.Signals, Callable[[int], None]] = {
+            **dict.fromkeys(FORWARDED, self.forward),
+            signal.SIGINT: self.interrupted,
+            signal.SIGTSTP: self.suspend,
+        }
+        # What was ignored when the launcher was started (nohup) stays ignored, by the ranks too.
+        heeded = {
+            n: call for n, call in callbacks.items() if signal.getsignal(n) is not signal.SIG_IGN
+        }
+        with handlers(heeded), self.rank_set:
+            self.rank_set.start(self.commands())
+            if self.options.timeout_s is not None:
+                self.rank_set.loop.call_later("timeout", self.options.timeout_s, self.time_out)
+            self.rank_set.run()
+        self.relay.finish()
+        return self.conclude()
+
+    def commands(self) -> list[RankCommand]:
+        """Return what each rank runs."""
+        ranks, bind = self.options.ranks, self.options.bind
+        return [
+            RankCommand(
+                arguments=self.options.command,
+                environment=environment,
+                cpus=cpus,
+                stdin=launcher_stdin() if rank == 0 else RankCommand.stdin,
+            )
+            for rank, (environment, cpus) in enumerate(
+                zip(rank_environments(ranks, bind), rank_cpus(ranks, bind), strict=True)
+            )
+        ]
+
+    # --- output -----------------------------------------------------------------------------------
+
+    def show(self, rank: int, stream: int, data: bytes) -> None:
+        """Hand on what a rank wrote."""
+        try:
+            lines = self.relay.feed(rank, stream, data)
+        except OSError:
+            # Nobody reads on (| head), or the disk is full: the ranks meet it as if it were their
+            # own.
+            self.rank_set.close_stream(stream)
+            return
+        if stream == STDERR and any(line.startswith(CONSEQUENCES) for line in lines):
+            self.consequential.add(rank)
+        loop = self.rank_set.loop
+        if self.relay.wants_drawing and not loop.has_timer("draw"):
+            loop.call_later("draw", DRAW_DELAY_S, self.relay.draw_unfinished)
+
+    # --- signals ----------------------------------------------------------------------------------
+
+    def forward(self, number: int) -> None:
+        """Hand a signal on. SIGHUP goes to whole groups, as from a terminal that is closed."""
+        self.rank_set.send(number, group=number == signal.SIGHUP)
+
+    def interrupted(self, number: int) -> None:
+        """Hand Ctrl-C on; kill the ranks at the second one."""
+        self.interrupts += 1
+        if self.interrupts == 1:
+            self.rank_set.send(number, group=True)
+            return
+        self.rank_set.kill()
+        signal.signal(
+            number, signal.SIG_DFL
+        )  # if even that does not help, a third one ends this process
+
+    def suspend(self, number: int) -> None:
+        """Stop the ranks with the launcher (Ctrl-Z), and go on with it."""
+        # Not SIGTSTP: the kernel discards it for process groups that no shell looks after.
+        self.rank_set.send(signal.SIGSTOP, group=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        self.rank_set.send(signal.SIGCONT, group=True)
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def time_out(self) -> None:
+        """End the ranks because the job's time is over."""
+        if self.failures:
+            return
+        self.timed_out = True
+        late = listed(self.rank_set.running)
+        self.relay.note(
+            f"{late} had not ended after {self.options.timeout_s:g} s, which is --timeout"
+        )
+        self.rank_set.terminate()
+
+    def ended(self, end: RankEnd) -> None:
+        """Take note of a rank's end; the first failure begins the end of all."""
+        if not end.failed:
+            return
+        if end.by_launcher:
+            self.ended_by_launcher.append(end)
+            return
+        self.failures.append(end)
+        if len(self.failures) == 1:
+            lost = " because another rank was lost" if end.rank in self.consequential else ""
+            others = f"; the others have {self.options.grace_s:g} s to end by themselves"
+            self.relay.note(f"{end}{lost}{others if self.rank_set.running else ''}")
+        self.rank_set.end_soon()
+
+    def conclude(self) -> int:
+        """Say what became of the job and return the exit code."""
+        code = 0
+        if self.failures:
+            # The first one, but rather one that does not itself say that it follows from another.
+            cause = min(self.failures, key=lambda end: end.rank in self.consequential)
+            code = cause.status
+            if cause is not self.failures[0]:
+                self.relay.note(f"the cause: {cause}")
+            self.tell([end for end in self.failures if end is not cause])
+        elif self.timed_out:
+            code = EXIT_TIMEOUT
+        elif self.ended_by_launcher:  # by the second Ctrl-C
+            code = 128 + signal.SIGINT
+        self.tell(self.ended_by_launcher, "had to be ended, and ")
+        return code
+
+    def tell(self, ends: Sequence[RankEnd], how: str = "") -> None:
+        """Say how ranks ended, those that ended alike in one line."""
+        for manner, alike in groupby(
+            sorted(ends, key=lambda end: end.manner), lambda end: end.manner
+        ):
+            self.relay.note(f"{listed(sorted(end.rank for end in alike))} {how}{manner}")
+
+
+def launcher_stdin() -> int | None:
+    """Return what rank 0 reads: the launcher's standard input, if it has one."""
+    try:
+        os.fstat(0)
+    except OSError:
+        return RankCommand.stdin
+    return None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line ``gpucoll-run`` and return the exit code."""
+    options = parse(sys.argv[1:] if arguments is None else arguments)
+    # A parent may have left it ignored, and then the kernel would throw the ranks' exit codes away.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        compile_kernels(lambda line: print(f"gpucoll-run: {line}", file=sys.stderr, flush=True))
+        return Run(options).execute()
+    except KeyboardInterrupt:  # only before the ranks are started
+        return 128 + signal.SIGINT
+    except LaunchError as error:
+        print(f"gpucoll-run: {error}", file=sys.stderr)
+        return EXIT_CANNOT_START
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+"""A loop that waits for file descriptors and times at once, and calls back.
+
+Not asyncio: `gpucoll.launch` is called from notebooks, whose thread already runs an asyncio loop.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+
+__all__ = ["EventLoop"]
+
+Callback = Callable[[], None]
+
+
+class EventLoop:
+    """Waits without polling: sleeps until a descriptor is readable or the next time has come."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._timers: dict[object, tuple[float, Callback]] = {}
+
+    def add_reader(self, descriptor: int, callback: Callback) -> None:
+        """Call `callback` whenever `descriptor` can be read, or is at its end."""
+        self._selector.register(descriptor, selectors.EVENT_READ, callback)
+
+    def remove_reader(self, descriptor: int) -> None:
+        """Stop watching `descriptor`, if it is watched; call it before closing the descriptor."""
+        if descriptor in self._selector.get_map():
+            self._selector.unregister(descriptor)
+
+    def call_later(self, name: object, delay_s: float, callback: Callback) -> None:
+        """Call `callback` once, `delay_s` from now; it replaces what stood under that name."""
+        self._timers[name] = (time.monotonic() + delay_s, callback)
+
+    def cancel(self, name: object) -> None:
+        """Forget what was to be called under that name; nothing happens if there is none."""
+        self._timers.pop(name, None)
+
+    def has_timer(self, name: object) -> bool:
+        """Return whether something is still to be called under that name."""
+        return name in self._timers
+
+    def run_once(self) -> None:
+        """Wait for the next event and make its calls."""
+        next_time = min((when for when, _ in self._timers.values()), default=None)
+        timeout_s = None if next_time is None else max(0.0, next_time - time.monotonic())
+        for key, _ in self._selector.select(timeout_s):
+            # An earlier callback of this very round may have closed the descriptor.
+            if self._selector.get_map().get(key.fd) is key:
+                key.data()
+        now = time.monotonic()
+        for name, (when, callback) in list(self._timers.items()):
+            if when <= now and self._timers.get(name) == (when, callback):
+                del self._timers[name]
+                callback()
+
+    def close(self) -> None:
+        """Let go of the kernel's objects. The watched descriptors stay open: others own them."""
+        self._selector.close()
+        self._timers.clear()

@@ -1,0 +1,122 @@
+"""`gpucoll.launch`: call a function on several ranks, from a notebook, a test or a program."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.launcher.call import Join, store_call
+from gpucoll.launcher.job import BIND_MODES, compile_kernels
+from gpucoll.launcher.launch_job import LaunchJob
+
+__all__ = ["launch"]
+
+
+def launch(
+    function: Callable[..., Any],
+    ranks: int = 4,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    timeout_s: float | None = None,
+    bind: str = "auto",
+) -> list[Any]:
+    """Call ``function(comm, *args, **kwargs)`` on each of `ranks` new processes.
+
+    Each rank is a fresh interpreter, not a fork, so it works from notebooks and beside threads and
+    GPUs. It has the caller's working directory, environment, ``sys.path`` and ``sys.argv``. The
+    function and its arguments travel by cloudpickle: lambdas, closures and what is defined in a
+    notebook will do.
+
+    What the ranks print goes to the caller's ``sys.stdout`` and ``sys.stderr``, in whole lines.
+    Their standard input is empty.
+
+    Parameters
+    ----------
+    function : callable
+        Gets this rank's `Communicator`, which is closed after it, then `args` and `kwargs`.
+    ranks : int
+        Number of ranks.
+    args, kwargs : sequence, mapping
+        Further arguments, the same on every rank.
+    timeout_s : float, optional
+        Seconds after which all ranks are ended; by default there is no limit.
+    bind : {"auto", "none"}
+        Whether to bind ranks to disjoint sets of CPUs where there are enough. GPUCOLL_BIND=none
+        goes before it.
+
+    Returns
+    -------
+    list
+        What the function returned, in the order of the ranks.
+
+    Raises
+    ------
+    Exception
+        What the first rank that failed raised, as it was; its ``__cause__`` is a `LaunchError` with
+        the rank and the traceback there. A rank that failed by itself goes before those that failed
+        since they had lost a rank (`PeerLostError`, `AbortedError`). After the first failure the
+        others have GPUCOLL_GRACE_S (5 s) to end by themselves.
+    LaunchError
+        The first rank that failed was killed by a signal or exited without returning; or what it
+        raised cannot be pickled or is no `Exception`, such as SystemExit; or a result cannot be
+        pickled.
+    DeadlineError
+        Ranks had not finished after `timeout_s`: the message names them.
+
+    Notes ----- KeyboardInterrupt in the caller is handed on to the ranks, which have the grace time
+    to end, and is raised when all have. A second one kills them. However it ends, no process,
+    thread, descriptor or file is left; and should the caller itself be killed, the kernel kills the
+    ranks.
+    """
+    check_arguments(function, ranks, args, timeout_s, bind)
+    return run(function, ranks, tuple(args), dict(kwargs or {}), timeout_s, bind)
+
+
+def check_arguments(
+    function: object, ranks: object, args: object, timeout_s: float | None, bind: object
+) -> None:
+    """Refuse what cannot serve, before any process is started."""
+    if not callable(function):
+        raise ArgumentTypeError(
+            f"gpucoll.launch: a function is needed, not a {type(function).__name__}"
+        )
+    if not isinstance(ranks, int):
+        raise ArgumentTypeError(f"gpucoll.launch: ranks must be an int, not {ranks!r}")
+    if ranks < 1:
+        raise ArgumentError(f"gpucoll.launch: at least 1 rank is needed, not {ranks}")
+    if not isinstance(args, (tuple, list)):
+        raise ArgumentTypeError(
+            f"gpucoll.launch: args must be a tuple or list, not a {type(args).__name__}"
+        )
+    if timeout_s is not None and not timeout_s > 0:
+        raise ArgumentError(f"gpucoll.launch: timeout_s must be above 0, not {timeout_s}")
+    if bind not in BIND_MODES:
+        raise ArgumentError(
+            f"gpucoll.launch: bind must be one of {', '.join(BIND_MODES)}, not {bind!r}"
+        )
+
+
+def run(
+    function: Callable[..., Any],
+    ranks: int,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    timeout_s: float | None,
+    bind: str,
+    join: Join | None = None,
+) -> list[Any]:
+    """Do `launch`; `join` stands in for `gpucoll.init` where the launcher alone is tested."""
+    try:
+        call = store_call(function, args, kwargs, join)
+    except (TypeError, AttributeError, pickle.PicklingError) as error:
+        raise ArgumentTypeError(
+            f"gpucoll.launch: the function or its arguments cannot be pickled: {error}"
+        ) from error
+    with call:
+        if join is None:
+            compile_kernels(lambda line: print(f"gpucoll: {line}", file=sys.stderr, flush=True))
+        name = getattr(function, "__qualname__", None) or repr(function)
+        return LaunchJob(name, ranks, timeout_s).execute(call, bind)

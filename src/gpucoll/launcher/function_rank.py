@@ -1,0 +1,129 @@
+"""One rank of `gpucoll.launch`: fetch the call, make it, send the reply.
+
+Run as a file (``python function_rank.py CALL_DESCRIPTOR REPLY_DESCRIPTOR``) by a fresh interpreter.
+gpucoll is imported only once the caller's ``sys.path`` is in place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import mmap
+import os
+import pickle
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpucoll.launcher.call import Join, Reply
+
+
+def read_call(descriptor: int) -> tuple[list[str], list[str], bytes]:
+    """Return the caller's sys.path and sys.argv, and the pickled call; see `call.store_call`."""
+    # Mapped, because the position in the file is shared by all ranks.
+    with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as data:
+        path, arguments, body = pickle.loads(data)
+    os.close(descriptor)
+    return path, arguments, body
+
+
+def make_call(body: bytes) -> bytes:
+    """Do what the caller asked for; return the pickled result."""
+    import cloudpickle
+
+    from gpucoll.errors import LaunchError
+
+    try:
+        join, function, args, kwargs = pickle.loads(body)
+    except Exception as error:
+        raise LaunchError(
+            "the function or its arguments cannot be loaded in a fresh process: what they refer "
+            f"to by name must be importable there ({type(error).__name__}: {error})"
+        ) from error
+    with (join or default_join())() as communicator:
+        result = function(communicator, *args, **kwargs)
+        try:
+            # Before the communicator closes: the result may lie in memory that goes with it.
+            return bytes(cloudpickle.dumps(result))
+        except Exception as error:
+            raise LaunchError(
+                f"what the function returned, a {type(result).__name__}, cannot be pickled "
+                f"({type(error).__name__}: {error})"
+            ) from error
+
+
+def default_join() -> Join:
+    """Return what makes the communicator."""
+    import gpucoll
+
+    return gpucoll.init
+
+
+def failure(error: BaseException) -> Reply:
+    """Return the reply that carries an exception to the caller."""
+    import cloudpickle
+
+    from gpucoll.launcher.call import Reply
+
+    def pickled(value: object) -> bytes | None:
+        with contextlib.suppress(Exception):
+            return bytes(cloudpickle.dumps(value))
+        return None
+
+    shown = traceback.TracebackException(type(error), error, from_the_function(error.__traceback__))
+    return Reply(
+        result=None,
+        exception=pickled(error),
+        parts=pickled((type(error), error.args, vars(error))),
+        kind=type(error).__qualname__,
+        text="".join(shown.format()).rstrip(),
+        follows=follows_another(error),
+    )
+
+
+def from_the_function(trace: TracebackType | None) -> TracebackType | None:
+    """Leave this file's own frames out of a traceback, unless there are no others."""
+    inner = trace
+    while inner is not None and inner.tb_frame.f_code.co_filename == __file__:
+        inner = inner.tb_next
+    return inner or trace
+
+
+def follows_another(error: BaseException) -> bool:
+    """Return whether an exception, or what it was raised from, came of another rank's failure."""
+    from gpucoll.errors import AbortedError, PeerLostError
+
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        if isinstance(current, (AbortedError, PeerLostError)):
+            return True
+        seen.add(id(current))
+        current = current.__cause__ or (
+            None if current.__suppress_context__ else current.__context__
+        )
+    return False
+
+
+def main(call_descriptor: int, reply_descriptor: int) -> None:
+    """Be one rank."""
+    faulthandler.enable()  # a crash in native code then leaves a traceback on stderr
+    os.set_inheritable(reply_descriptor, False)  # the function's own children must not hold it open
+    path, arguments, body = read_call(call_descriptor)
+    sys.path[:] = path
+    sys.argv[:] = arguments
+    from gpucoll.launcher.call import Reply, frame
+
+    try:
+        reply = Reply(result=make_call(body))
+    except BaseException as error:
+        reply = failure(error)
+    with open(reply_descriptor, "wb") as pipe:
+        pipe.write(frame(reply))
+
+
+if __name__ == "__main__":
+    del sys.path[0]  # this folder: the names in it are no top-level modules
+    main(int(sys.argv[1]), int(sys.argv[2]))

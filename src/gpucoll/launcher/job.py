@@ -1,0 +1,62 @@
+"""What a job's ranks get before they start: compiled kernels, an environment, CPUs of their own."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Callable
+
+from gpucoll import config
+from gpucoll.topology import cpu_sets, usable_cpus
+
+__all__ = ["BIND_MODES", "compile_kernels", "rank_cpus", "rank_environments"]
+
+BIND_MODES = ("auto", "none")
+
+
+def rank_environments(ranks: int, bind: str) -> list[dict[str, str]]:
+    """Return each rank's environment: the launcher's, and what tells a rank who it is.
+
+    ``OMP_NUM_THREADS`` and its kin are left alone: a rank that is bound to CPUs already has as many
+    threads as CPUs, and one that is not may be the only one that computes.
+    """
+    job = secrets.token_hex(16)
+    common = {
+        # A rank that is killed would otherwise take the last lines that it printed with it.
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        config.WORLD_SIZE: str(ranks),
+        config.LOCAL_WORLD_SIZE: str(ranks),
+        config.JOB: job,
+        config.BIND: bind,
+    }
+    return [
+        {**common, config.RANK: str(rank), config.LOCAL_RANK: str(rank)} for rank in range(ranks)
+    ]
+
+
+def rank_cpus(ranks: int, bind: str) -> list[frozenset[int]]:
+    """Return the CPUs to bind each rank to; empty sets where the ranks are not to be bound.
+
+    Only CPUs that the launcher may use itself are shared out, so a binding made by a batch system
+    or by taskset stays in force.
+    """
+    sets = cpu_sets(ranks, usable_cpus()) if bind == "auto" else []
+    return sets or [frozenset()] * ranks
+
+
+def compile_kernels(report: Callable[[str], None]) -> None:
+    """Compile the CPU kernels if this host has not yet: ranks that do it all at once are slower.
+
+    Parameters
+    ----------
+    report : callable
+        Called with one line before a compilation, and if it fails. A failure is not the launcher's
+        to judge: the program may never need the kernels, and if it does, its own error says more.
+    """
+    from gpucoll.backends.cpu.precompile import ensure_compiled
+
+    try:
+        ensure_compiled(report)
+    except Exception as error:
+        report(f"could not compile the CPU kernels beforehand ({type(error).__name__}: {error})")

@@ -1,0 +1,231 @@
+"""One rank's process: started, signalled, and collected without meeting a reused process id."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+__all__ = ["STDERR", "STDOUT", "RankCommand", "RankEnd", "RankProcess", "listed"]
+
+EXEC_RANK = Path(__file__).with_name("exec_rank.py")
+STDOUT = 1
+STDERR = 2
+READ_BYTES = 65536  # a pipe's usual capacity
+DRAIN_READS = 64  # at most 4 MiB, so that a process that writes for ever cannot hold the launcher
+KILLED_WAIT_S = (
+    10.0  # a killed process is gone at once, unless it hangs in the kernel (a dead NFS server)
+)
+
+
+@dataclass(frozen=True)
+class RankCommand:
+    """What one rank runs, and with what."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    cpus: frozenset[int] = frozenset()
+    """CPUs to bind to; empty binds to none."""
+    stdin: int | None = subprocess.DEVNULL
+    """A descriptor, or None for the launcher's own."""
+    inherited: tuple[int, ...] = ()
+    """Descriptors that the rank keeps, under the same numbers."""
+
+
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank's process ended."""
+
+    rank: int
+    world_size: int
+    exit_code: int | None = None
+    signal_number: int | None = None
+    by_launcher: bool = False
+    """It ended after the launcher had begun to end the ranks, so how it ended says nothing."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than with exit code 0."""
+        return self.exit_code != 0
+
+    @property
+    def status(self) -> int:
+        """The exit code that stands for this end: the rank's own, or 128 + the signal's number."""
+        if self.signal_number is not None:
+            return 128 + self.signal_number
+        return 1 if self.exit_code is None else self.exit_code
+
+    @property
+    def manner(self) -> str:
+        """How, as the rest of a sentence."""
+        if self.signal_number is not None:
+            unasked = self.signal_number == signal.SIGKILL and not self.by_launcher
+            hint = " (by the kernel for want of memory, or by somebody)" if unasked else ""
+            return f"was killed by {signal_name(self.signal_number)}{hint}"
+        if self.exit_code is None:
+            return "ended, and something else in this process collected its exit code"
+        return f"ended with exit code {self.exit_code}"
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} {self.manner}"
+
+
+def signal_name(number: int) -> str:
+    """Return a signal's name; a real-time signal between the named ones gets its number."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def listed(ranks: Sequence[int]) -> str:
+    """Return ranks for a sentence."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+class ExitWatch:
+    """A descriptor that can be read once a child has ended, and leaves its status to collect."""
+
+    def __init__(self, pid: int) -> None:
+        self._thread: threading.Thread | None = None
+        try:
+            self.descriptor = os.pidfd_open(pid)
+        except OSError as error:
+            if error.errno not in (errno.ENOSYS, errno.EPERM, errno.EACCES):
+                raise
+            self.descriptor = self._watch_by_thread(pid)
+        except AttributeError:  # Linux only
+            self.descriptor = self._watch_by_thread(pid)
+
+    def _watch_by_thread(self, pid: int) -> int:
+        """Do the same with a thread: Linux before 5.3, and sandboxes that forbid pidfd_open."""
+        read_end, write_end = os.pipe()
+
+        def watch() -> None:
+            try:
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:
+                pass  # somebody else collected it: it has ended all the same
+            finally:
+                os.close(write_end)
+
+        self._thread = threading.Thread(target=watch, name=f"gpucoll-exit-{pid}", daemon=True)
+        self._thread.start()
+        return read_end
+
+    def wait(self, timeout_s: float) -> bool:
+        """Return whether the child ends within the time."""
+        poll = select.poll()
+        poll.register(self.descriptor, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._thread is not None:
+            self._thread.join(KILLED_WAIT_S)
+        os.close(self.descriptor)
+
+
+class RankProcess:
+    """A started rank, in a session and process group of its own.
+
+    Its exit is seen before its status is collected, and until `release` collects it nobody else can
+    get its process id: signals to it, and to the group that is named after it, cannot reach a
+    stranger.
+    """
+
+    def __init__(self, rank: int, world_size: int, command: RankCommand) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self._popen = subprocess.Popen(
+            wrapped(command),
+            bufsize=0,
+            stdin=command.stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=command.environment,
+            pass_fds=command.inherited,
+            # A terminal's Ctrl-C then reaches the launcher only, which hands it on: once.
+            start_new_session=True,
+        )
+        pipes = {STDOUT: self._popen.stdout, STDERR: self._popen.stderr}
+        self.outputs = {stream: pipe.fileno() for stream, pipe in pipes.items() if pipe is not None}
+        """Stream -> descriptor, of those that are still open."""
+        try:
+            for descriptor in self.outputs.values():
+                os.set_blocking(descriptor, False)
+            self.exit_watch = ExitWatch(self.pid)
+        except BaseException:
+            self._popen.kill()
+            self._popen.wait()
+            self.close_outputs()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id, and id of the rank's process group."""
+        return self._popen.pid
+
+    def read(self, stream: int) -> bytes | None:
+        """Return what the rank wrote; empty at the end of the stream; None if nothing is there."""
+        try:
+            return os.read(self.outputs[stream], READ_BYTES)
+        except BlockingIOError:
+            return None
+
+    def send(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to the rank, or to all its process group; not to what has ended."""
+        try:
+            if group:
+                os.killpg(self.pid, number)
+            else:
+                os.kill(self.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass  # ended; or a child that has become another user's, which is not ours to end
+
+    def end(self, *, by_launcher: bool) -> RankEnd | None:
+        """Return how the rank ended, without collecting it; None while it runs."""
+        known = partial(RankEnd, self.rank, self.world_size, by_launcher=by_launcher)
+        try:
+            status = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return known()
+        if status is None:
+            return None
+        if status.si_code == os.CLD_EXITED:
+            return known(exit_code=status.si_status)
+        return known(signal_number=status.si_status)
+
+    def release(self) -> None:
+        """Kill what is left of the rank's process group and let go of everything."""
+        self.send(signal.SIGKILL, group=True)
+        if self.exit_watch.wait(KILLED_WAIT_S):
+            self._popen.wait()
+        self.exit_watch.close()
+        self.close_outputs()
+
+    def close_output(self, stream: int) -> None:
+        """Stop reading one of the rank's streams."""
+        pipe = self._popen.stdout if stream == STDOUT else self._popen.stderr
+        if pipe is not None:
+            pipe.close()
+        self.outputs.pop(stream, None)
+
+    def close_outputs(self) -> None:
+        """Stop reading what the rank writes."""
+        for stream in list(self.outputs):
+            self.close_output(stream)
+
+
+def wrapped(command: RankCommand) -> list[str]:
+    """Return the command line that sets a rank up and then becomes `command` (see exec_rank.py)."""
+    cpus = ",".join(str(cpu) for cpu in sorted(command.cpus)) or "-"
+    return [sys.executable, "-I", "-S", str(EXEC_RANK), str(os.getpid()), cpus, *command.arguments]

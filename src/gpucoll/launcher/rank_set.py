@@ -1,0 +1,219 @@
+"""All ranks of a job: started, watched and ended, by the same code for gpucoll-run and launch."""
+
+from __future__ import annotations
+
+import enum
+import errno
+import signal
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import TracebackType
+
+from gpucoll.errors import LaunchError
+from gpucoll.launcher.events import EventLoop
+from gpucoll.launcher.rank_process import DRAIN_READS, RankCommand, RankEnd, RankProcess
+from gpucoll.launcher.signals import deferred_signals
+
+__all__ = ["RankSet"]
+
+LEFTOVER_S = 1.0
+"""How long what a rank started may outlive it: helpers that tidy up after it need a moment."""
+
+
+class Stage(enum.IntEnum):
+    """How far the ending of a job has gone; it never goes back."""
+
+    RUNNING = 0
+    GRACE = 1
+    TERMINATED = 2
+    KILLED = 3
+
+
+class RankSet:
+    """The running ranks of a job, and one loop that serves them.
+
+    Use it as a context manager: whatever happens inside, nothing of the ranks is left after it.
+
+    Parameters
+    ----------
+    on_output : callable
+        Called with (rank, stream, data): what a rank wrote, stream being 1 or 2; empty data at its
+        end.
+    on_end : callable
+        Called with each `RankEnd`, after the output that was written before it. Ranks whose ends
+        are seen in the same moment come in the order: killed by a signal first, then by rank.
+    grace_s : float
+        The pause between the steps of ending a job.
+    """
+
+    def __init__(
+        self,
+        on_output: Callable[[int, int, bytes], None],
+        on_end: Callable[[RankEnd], None],
+        grace_s: float,
+    ) -> None:
+        self.loop = EventLoop()
+        self.grace_s = grace_s
+        self.stage = Stage.RUNNING
+        self._on_output = on_output
+        self._on_end = on_end
+        self._running: dict[int, RankProcess] = {}
+        self._left_over: dict[int, RankProcess] = {}
+        """Ended, but something that they started still holds their output."""
+
+    def __enter__(self) -> RankSet:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with deferred_signals():
+            remaining = self._processes()
+            for process in remaining:  # all at once, before waiting for any
+                process.send(signal.SIGKILL, group=True)
+            for process in remaining:
+                process.release()
+            self._running.clear()
+            self._left_over.clear()
+            self.loop.close()
+
+    @property
+    def running(self) -> list[int]:
+        """The ranks that have not ended."""
+        return sorted(self._running)
+
+    def start(self, commands: Sequence[RankCommand]) -> None:
+        """Start one rank for each command; signals that arrive meanwhile are handled afterwards."""
+        with deferred_signals():
+            for rank, command in enumerate(commands):
+                self._start_one(rank, len(commands), command)
+
+    def _start_one(self, rank: int, world_size: int, command: RankCommand) -> None:
+        try:
+            process = RankProcess(rank, world_size, command)
+        except OSError as error:
+            raise LaunchError(
+                f"rank {rank} of {world_size} could not be started: {error.strerror}"
+                + (" (raise the limit with ulimit -n)" if error.errno == errno.EMFILE else "")
+            ) from error
+        self._running[rank] = process
+        self.loop.add_reader(process.exit_watch.descriptor, self._collect)
+        for stream, descriptor in process.outputs.items():
+            self.loop.add_reader(descriptor, partial(self._readable, process, stream))
+
+    def run(self) -> None:
+        """Serve the ranks until all have ended."""
+        while self._running or self._left_over:
+            self.loop.run_once()
+
+    # --- ending -----------------------------------------------------------------------------------
+
+    def send(self, number: int, *, group: bool = False) -> None:
+        """Send a signal to every running rank, or to all their process groups."""
+        for process in list(self._running.values()):
+            process.send(number, group=group)
+
+    def end_soon(self) -> None:
+        """Give the ranks the grace time to end by themselves, then terminate, then kill them."""
+        if self._enter(Stage.GRACE):
+            self.loop.call_later(self, self.grace_s, self.terminate)
+
+    def interrupt(self) -> None:
+        """Send SIGINT to all groups, as a terminal does; kill them when the grace time is over."""
+        if self._enter(Stage.TERMINATED):
+            self.send(signal.SIGINT, group=True)
+            self.loop.call_later(self, self.grace_s, self.kill)
+
+    def terminate(self) -> None:
+        """Send SIGTERM to the ranks; kill them when the grace time is over."""
+        if self._enter(Stage.TERMINATED):
+            self.send(signal.SIGTERM)
+            self.loop.call_later(self, self.grace_s, self.kill)
+
+    def kill(self) -> None:
+        """Send SIGKILL to all groups."""
+        self._enter(Stage.KILLED)
+        self.send(signal.SIGKILL, group=True)
+
+    def _enter(self, stage: Stage) -> bool:
+        if stage <= self.stage:
+            return False
+        self.stage = stage
+        self.loop.cancel(self)
+        return True
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def close_stream(self, stream: int) -> None:
+        """Stop reading one stream of all ranks: who writes to it gets SIGPIPE, as in a pipeline."""
+        for process in self._processes():
+            if stream in process.outputs:
+                self._close_output(process, stream)
+
+    def _processes(self) -> list[RankProcess]:
+        return list({**self._running, **self._left_over}.values())
+
+    def _readable(self, process: RankProcess, stream: int) -> None:
+        self._relay(process, stream)
+        if not process.outputs and process.rank in self._left_over:
+            self._release(process)
+
+    def _relay(self, process: RankProcess, stream: int) -> bool:
+        """Hand one piece of output on; return whether there may be more now."""
+        data = process.read(stream)
+        if data is None:
+            return False
+        self._on_output(process.rank, stream, data)
+        if data:
+            return stream in process.outputs  # the callback may have closed it
+        self._close_output(process, stream)
+        return False
+
+    def _close_output(self, process: RankProcess, stream: int) -> None:
+        self.loop.remove_reader(process.outputs[stream])
+        process.close_output(stream)
+
+    def _drain(self, process: RankProcess) -> None:
+        for stream in list(process.outputs):
+            for _ in range(DRAIN_READS):
+                if stream not in process.outputs or not self._relay(process, stream):
+                    break
+
+    def _collect(self) -> None:
+        """Find all ranks that have ended: the order in which the kernel names them is chance."""
+        by_launcher = self.stage >= Stage.TERMINATED
+        ended = [
+            (end, process)
+            for process in self._running.values()
+            if (end := process.end(by_launcher=by_launcher)) is not None
+        ]
+        for end, process in sorted(
+            ended, key=lambda pair: (pair[0].signal_number is None, pair[0].rank)
+        ):
+            self._drain(process)
+            self.loop.remove_reader(process.exit_watch.descriptor)
+            self._left_over[process.rank] = process
+            del self._running[process.rank]
+            self._on_end(end)
+            self._end_leftovers(process)
+
+    def _end_leftovers(self, process: RankProcess) -> None:
+        """End what a rank that has ended had started itself and left running."""
+        if process.outputs and self.stage < Stage.KILLED:
+            process.send(signal.SIGTERM, group=True)
+            self.loop.call_later(process, LEFTOVER_S, lambda: self._release(process))
+        else:
+            self._release(process)
+
+    def _release(self, process: RankProcess) -> None:
+        self.loop.cancel(process)
+        process.send(signal.SIGKILL, group=True)
+        self._drain(process)
+        for stream in list(process.outputs):
+            self._on_output(process.rank, stream, b"")
+            self._close_output(process, stream)
+        process.release()
+        del self._left_over[process.rank]

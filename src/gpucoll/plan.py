@@ -1,0 +1,36 @@
+"""Prepared collectives: the same call on the same memory, with nothing left to look up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class Plan:
+    """A prepared collective; calling it runs it and returns its output array.
+
+    Made by ``comm.plan_all_reduce`` and its like. It keeps its arrays alive. Its memory must not be
+    resized or freed under it.
+    """
+
+    __slots__ = ("_raise_status", "_run", "_run_slowly", "out")
+
+    def __init__(
+        self,
+        run: Callable[[], int],
+        raise_status: Callable[[int], None],
+        run_slowly: Callable[[], None],
+        out: Any,
+    ) -> None:
+        self._run = run
+        self._raise_status = raise_status
+        self._run_slowly = run_slowly
+        self.out = out
+        """Where the result is after each call."""
+
+    def __call__(self) -> Any:
+        """Run the collective and return `out`."""
+        if status := self._run():
+            self._raise_status(status)
+            self._run_slowly()
+        return self.out

@@ -1,0 +1,90 @@
+"""Who this process is: rank and world size, from arguments or from what started it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from gpucoll import config
+from gpucoll.errors import ArgumentError, BackendUnavailableError, RendezvousError
+
+
+@dataclass(frozen=True)
+class Job:
+    """A rank's place, and the token that all ranks of its job share."""
+
+    rank: int
+    world_size: int
+    token: str
+    origin: str
+    """What it was read from, for messages."""
+
+
+def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
+    """Return this process's job: what the launcher said, or one rank alone.
+
+    Raises
+    ------
+    ArgumentError
+        Only one of the two arguments is there, or they contradict each other.
+    RendezvousError
+        The environment is incomplete, or contradicts the arguments.
+    BackendUnavailableError
+        The job spans several hosts, which this version cannot.
+    """
+    job = _from_gpucoll() or _from_torchrun()
+    if rank is None and world_size is None:
+        return job or Job(0, 1, "", "no launcher")
+    if rank is None or world_size is None:
+        raise ArgumentError("rank and world_size go together: give both or none")
+    if not 0 <= rank < world_size:
+        raise ArgumentError(f"rank must be in 0..{world_size - 1}; got {rank}")
+    if world_size > 1:
+        token = job.token if job else os.environ.get(config.JOB, "")
+        if not token:
+            raise RendezvousError(
+                f"rank {rank} of {world_size} has nothing to meet the others by: start the ranks "
+                f"with gpucoll-run or torchrun, or set {config.JOB} to the same word on each"
+            )
+        return Job(rank, world_size, token, "arguments")
+    return Job(0, 1, "", "arguments")
+
+
+def _number(name: str) -> int:
+    text = os.environ.get(name)
+    try:
+        return int(text or "")
+    except ValueError:
+        state = "is not set" if text is None else f"is {text!r}"
+        raise RendezvousError(f"{name} must be a number, but {state}") from None
+
+
+def _checked(rank: int, world_size: int, token: str, origin: str) -> Job:
+    if not 0 <= rank < world_size:
+        raise RendezvousError(f"{origin} says rank {rank} of {world_size}, which cannot be")
+    return Job(rank, world_size, token, origin)
+
+
+def _from_gpucoll() -> Job | None:
+    if config.RANK not in os.environ:
+        return None
+    token = os.environ.get(config.JOB, "")
+    world_size = _number(config.WORLD_SIZE)
+    if world_size > 1 and not token:
+        raise RendezvousError(f"{config.RANK} is set but {config.JOB} is not")
+    return _checked(_number(config.RANK), world_size, token, "gpucoll-run's environment")
+
+
+def _from_torchrun() -> Job | None:
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+        return None
+    world_size = _number("WORLD_SIZE")
+    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
+    if local != world_size:
+        raise BackendUnavailableError(
+            f"torchrun's job has {world_size} ranks, {local} of them on this host: this version of "
+            "gpucoll joins the ranks of one host only"
+        )
+    parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
+    token = "torchrun:" + ":".join(os.environ.get(part, "") for part in parts)
+    return _checked(_number("RANK"), world_size, token, "torchrun's environment")

@@ -1,0 +1,50 @@
+"""Machine code as a CPython built-in function.
+
+``PyCFunction_NewEx`` is public C API: given a method's definition (name, code, calling convention)
+and an object for ``self``, it makes a callable. The definition must outlive the callable, which may
+be anywhere by then, so definitions are kept for the life of the process: one per compiled entry.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+METH_NOARGS = 0x0004
+METH_FASTCALL = 0x0080
+
+
+class _MethodDefinition(ctypes.Structure):
+    """``PyMethodDef`` of CPython's ``methodobject.h``."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("code", ctypes.c_void_p),
+        ("flags", ctypes.c_int),
+        ("documentation", ctypes.c_char_p),
+    )
+
+
+_definitions: dict[int, _MethodDefinition] = {}
+
+_new_function = ctypes.pythonapi.PyCFunction_NewEx
+_new_function.restype = ctypes.py_object
+_new_function.argtypes = [ctypes.c_void_p, ctypes.py_object, ctypes.c_void_p]
+
+
+def builtin(address: int, flags: int, self_object: object) -> Any:
+    """Return the code at `address` as a built-in bound to `self_object`, which it keeps alive."""
+    definition = _definitions.setdefault(
+        address, _MethodDefinition(b"gpucoll_entry", address, flags, None)
+    )
+    return _new_function(ctypes.addressof(definition), self_object, None)
+
+
+_new_capsule = ctypes.pythonapi.PyCapsule_New
+_new_capsule.restype = ctypes.py_object
+_new_capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+
+
+def capsule(address: int) -> Any:
+    """Return a capsule of an address: what `builtin` code finds its data by. Owns nothing."""
+    return _new_capsule(address, None, None)

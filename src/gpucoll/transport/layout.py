@@ -1,0 +1,275 @@
+"""Where everything lies: in the shared segment, in a rank's context, in a call block.
+
+The segment, in this order (P ranks, every rank's lines 128 bytes apart, because processors prefetch
+cache lines in pairs)::
+
+    event line      abort word, event word (mismatch generation), layout version
+    status lines    per rank: done word, closed | acknowledgements of events
+    chunk flags     per rank: filled word, per rank: reduced word (counters of staged chunks)
+    records         per rank: ring of RECORDS records, 128 bytes each
+    slots           ring of RING x P slots: a header line, and a payload of up to one_shot_bytes
+    stages          ring of 2 x P stages of chunk_bytes each
+
+Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
+uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
+sequences may wrap.
+
+The context is a private int64 array per communicator, the call block one per prepared call.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import IntEnum
+
+LAYOUT_VERSION = 1
+LINE_BYTES = 128
+RING = 4
+"""Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
+RECORDS = 16
+RECORD_BYTES = 128
+MAX_RANKS = 256
+HEADER_BYTES = 64
+INLINE_BYTES = 32
+"""Payloads of up to this size share the header's cache line: one transfer instead of two."""
+INLINE_OFFSET = 32
+STAGES = 2
+
+# Offsets in the event line.
+EVENT_ABORT = 0
+EVENT_WORD = 8
+EVENT_LAYOUT = 16
+
+# Offsets in a status line.
+STATUS_DONE = 0
+STATUS_CLOSED = 16
+STATUS_CLOSED_SEQUENCE = 24
+STATUS_ACKNOWLEDGED = (64, 96)
+"""Two acknowledgements of {event, sequence, chunk}, by the parity of the event's generation: a fast
+rank may answer the next event while a slow one still reads its answer to the last."""
+
+# Offsets in a slot's header.
+HEADER_WORD = 0
+HEADER_WAITERS = 8
+HEADER_SOURCE = 16
+HEADER_DESTINATION = 24
+
+NOT_SHARED = -1
+"""The offset of a buffer that is not in its rank's arena."""
+
+
+class Record(IntEnum):
+    """Fields of a record, in words of 8 bytes."""
+
+    SEQUENCE = 0
+    COLLECTIVE = 1
+    OPERATION = 2
+    DTYPE = 3
+    ROOT = 4
+    COUNT = 5
+    SIZE_BYTES = 6
+    STATE = 7
+    PARAMETER = 8
+    START_NS = 9
+    END_NS = 10
+    DIMENSIONS = 11
+    DIMENSION = 12  # four of them; further ones are in the digest only
+
+
+SHOWN_DIMENSIONS = 4
+
+
+class RecordState(IntEnum):
+    """How far a recorded call is."""
+
+    STARTED = 1
+    DONE = 2
+
+
+class Status(IntEnum):
+    """What a compiled loop returns."""
+
+    OK = 0
+    EVENT = 1  # the segment's event line says that something happened
+    MISMATCH = 2  # this rank saw another signature in its own call
+    DEADLINE = 3  # a wait ran out
+    LOST = 4  # a rank that is needed is gone or has closed
+    SIGNAL = 5  # a Python signal handler raised; the exception is kept in the context
+    NOT_RUN = 6  # the communicator was not idle
+
+
+class State(IntEnum):
+    """What a communicator is doing; the compiled entry serves it in IDLE only."""
+
+    IDLE = 0
+    BUSY = 1
+    NEEDS_PYTHON = 2  # an event to answer, closed, broken, forked
+
+
+class Context(IntEnum):
+    """Fields of the context."""
+
+    STATE = 0
+    STATUS = 1
+    RANK = 2
+    WORLD_SIZE = 3
+    SEQUENCE = 4
+    KNOWN_DONE = 5
+    UNVERIFIED = 6
+    CHUNK = 7
+    EVENT_SEEN = 8
+    SPINS = 9
+    YIELDS = 10
+    SLICE_NS = 11
+    EVENT_LINE = 12
+    STATUS_LINES = 13
+    FILLED = 14
+    REDUCED = 15
+    RECORDS = 16
+    SLOTS = 17
+    SLOT_STRIDE = 18
+    ONE_SHOT_BYTES = 19
+    STAGES = 20
+    CHUNK_BYTES = 21
+    SYMMETRIC_MIN_BYTES = 22
+    PREFETCH_BYTES = 23
+    ARENAS = 24
+    ARENA_BASE = 25
+    ARENA_BYTES = 26
+    SOURCES = 27
+    DESTINATIONS = 28
+    COPY_PLAIN = 29
+    COPY_IN = 30
+    COPY_OUT = 31
+    UNVERIFIED_COUNT = 32
+    START_NS = 33
+    TIMEOUT_NS = 34
+    POLL_FDS = 35
+    LOST_RANK = 36
+    WAITED_RANK = 37
+    PATH = 38
+    WAIT_LONG = 39
+    MISMATCHED = 40
+    PENDING = 41  # asynchronous calls queued, or failed without anybody knowing
+    CLOCK = 42  # 2 words
+    FUTEX_TIMEOUT = 44  # 2 words
+    RAISED = 46  # 3 words
+
+
+CONTEXT_WORDS = 64
+
+
+class Call(IntEnum):
+    """Fields of a call block."""
+
+    CONTEXT = 0
+    COLLECTIVE = 1
+    OPERATION = 2
+    DTYPE = 3
+    ROOT = 4
+    COUNT = 5
+    SIZE_BYTES = 6
+    DIGEST = 7
+    SOURCE = 8
+    DESTINATION = 9
+    KERNEL = 10
+    PARAMETER = 11
+    PART_BYTES = 12
+    ITEM_BYTES = 13
+    BASE_DIGEST = 14
+    PARAMETER_BITS = 15
+    DIMENSIONS = 16
+    DIMENSION = 17  # four of them
+    LOOP = 21  # address of the collective's compiled loop
+
+
+CALL_WORDS = 24
+
+
+class Abort(IntEnum):
+    """Why a communicator is broken: the low byte of the abort word.
+
+    The word is {code: 8 bits, rank: 24 bits, sequence: 32 bits}; the rank is the lost one, or the
+    one that gave up.
+    """
+
+    DEADLINE = 1
+    LOST = 2
+    INTERRUPTED = 3
+    REQUESTED = 4
+
+
+class Path(IntEnum):
+    """Which way a call took; `Communicator.describe` and the bench show it."""
+
+    NONE = 0
+    LOCAL = 1
+    ONE_SHOT = 2
+    STAGED = 3
+    SYMMETRIC = 4
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The CPU backend's table. Rank 0's values hold for every rank of a communicator."""
+
+    one_shot_bytes: int
+    """Private arrays up to this size go through a slot in one step."""
+    chunk_bytes: int
+    """Larger ones are cut into chunks of this size."""
+    symmetric_min_bytes: int
+    """Arrays in shared arenas are reduced in place from this size on."""
+    prefetch_bytes: int
+    """How far ahead lines are prefetched."""
+    initial_sequence: int = 0
+    """Where sequence numbers start: tests of their wrapping set it."""
+
+    def words(self) -> tuple[int, ...]:
+        """Return the fields in order, to be sent."""
+        return tuple(getattr(self, field.name) for field in fields(self))
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the least multiple of `multiple` that is not below `value`."""
+    return -(-value // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class SegmentLayout:
+    """Byte offsets of the segment's parts, for a number of ranks and a tuning."""
+
+    world_size: int
+    tuning: Tuning
+
+    @property
+    def status_lines(self) -> int:
+        return LINE_BYTES
+
+    @property
+    def filled(self) -> int:
+        return self.status_lines + self.world_size * LINE_BYTES
+
+    @property
+    def reduced(self) -> int:
+        return self.filled + self.world_size * LINE_BYTES
+
+    @property
+    def records(self) -> int:
+        return self.reduced + self.world_size * LINE_BYTES
+
+    @property
+    def slots(self) -> int:
+        return round_up(self.records + self.world_size * RECORDS * RECORD_BYTES, 4096)
+
+    @property
+    def slot_stride(self) -> int:
+        return round_up(HEADER_BYTES + self.tuning.one_shot_bytes, LINE_BYTES)
+
+    @property
+    def stages(self) -> int:
+        return round_up(self.slots + RING * self.world_size * self.slot_stride, 4096)
+
+    @property
+    def size_bytes(self) -> int:
+        """Size of the whole segment, in bytes."""
+        return round_up(self.stages + STAGES * self.world_size * self.tuning.chunk_bytes, 4096)

@@ -1,0 +1,120 @@
+"""Anonymous shared memory: made by one rank, handed over as a file descriptor, mapped by all.
+
+Nothing has a name, so nothing is left behind, however a process dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import tempfile
+from typing import Final
+
+MAP_NORESERVE: Final = 0x4000
+MADV_REMOVE: Final = 9
+PAGE_BYTES: Final = mmap.PAGESIZE
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p,
+    ctypes.c_size_t,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_int,
+    ctypes.c_long,
+]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+# F_ADD_SEALS and its seals are in fcntl from Python 3.8 on, but only where the C library knew them.
+_F_ADD_SEALS: Final = 1033
+_F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
+
+
+def create(name: str, size_bytes: int, *, reserve: bool) -> int:
+    """Return a file descriptor of new shared memory, all zero.
+
+    Parameters
+    ----------
+    name : str
+        Shown in ``/proc/PID/maps``; need not be unique.
+    size_bytes : int
+        Its size. It is sealed where the kernel can, so that no process can shrink it under another.
+    reserve : bool
+        Take the memory now, so that its lack is an error here and no SIGBUS later.
+
+    Raises
+    ------
+    MemoryError
+        There is not enough memory.
+    """
+    try:
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        sealable = True
+    except OSError:  # forbidden (seccomp) or unknown: a file without a name serves as well
+        fd = _unlinked_file()
+        sealable = False
+    try:
+        os.ftruncate(fd, size_bytes)
+        if reserve:
+            os.posix_fallocate(fd, 0, size_bytes)
+        if sealable:
+            fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
+    except OSError as error:
+        os.close(fd)
+        raise MemoryError(_no_memory(name, size_bytes, error)) from error
+    return fd
+
+
+def _unlinked_file() -> int:
+    folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    fd, path = tempfile.mkstemp(prefix="gpucoll-", dir=folder)
+    os.unlink(path)
+    return fd
+
+
+def _no_memory(name: str, size_bytes: int, error: OSError) -> str:
+    return (
+        f"no shared memory for {name}: {size_bytes} bytes were refused ({error.strerror}). Free "
+        "memory, raise the limit of the process or its cgroup, or use fewer ranks"
+    )
+
+
+class Mapping:
+    """A piece of shared memory in this process's address space."""
+
+    def __init__(self, fd: int, size_bytes: int, name: str = "shared memory") -> None:
+        address = _libc.mmap(
+            None,
+            size_bytes,
+            mmap.PROT_READ | mmap.PROT_WRITE,
+            mmap.MAP_SHARED | MAP_NORESERVE,
+            fd,
+            0,
+        )
+        if address == _MAP_FAILED:
+            number = ctypes.get_errno()
+            raise MemoryError(_no_memory(name, size_bytes, OSError(number, os.strerror(number))))
+        self.address: int = address
+        self.size_bytes = size_bytes
+        self._is_mapped = True
+
+    def unmap(self) -> None:
+        """Take it out of the address space. Nothing may use its addresses afterwards."""
+        if self._is_mapped:
+            self._is_mapped = False
+            _libc.munmap(self.address, self.size_bytes)
+
+    def give_back(self, offset: int, size_bytes: int) -> None:
+        """Return whole pages to the system; they read as zeros afterwards, in every process."""
+        start = -(-offset // PAGE_BYTES) * PAGE_BYTES
+        stop = (offset + size_bytes) // PAGE_BYTES * PAGE_BYTES
+        if stop > start and _libc.madvise(self.address + start, stop - start, MADV_REMOVE) != 0:
+            number = ctypes.get_errno()
+            if number != errno.EOPNOTSUPP:  # a file system without holes keeps them: no harm
+                raise OSError(number, os.strerror(number))

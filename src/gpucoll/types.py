@@ -1,0 +1,199 @@
+"""dtypes, reduce operations, and the numbers by which ranks compare their calls."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+
+DTYPES = (
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float32",
+    "float64",
+    "complex64",
+    "complex128",
+)
+"""Every dtype that reductions work on; a dtype's number in a signature is its place here."""
+
+_BITWISE = ("band", "bor", "bxor")
+_LOGICAL = ("land", "lor", "lxor")
+OPERATIONS = ("sum", "prod", "min", "max", "avg", *_BITWISE, *_LOGICAL, "scaled_sum")
+"""Every reduction; an operation's number in a signature is its place here plus one."""
+
+
+class Collective(IntEnum):
+    """What a call does; its number in a signature."""
+
+    BARRIER = 1
+    ALL_REDUCE = 2
+    BROADCAST = 3
+    BROADCAST_OBJECT = 4
+    ALL_GATHER_OBJECT = 5
+    GATHER_OBJECT = 6
+    SCATTER_OBJECT = 7
+    ALL_REDUCE_OBJECT = 8
+    SPLIT = 9
+    DUPLICATE = 10
+    CLOSE = 11
+
+    @property
+    def spelled(self) -> str:
+        """The method's name."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True)
+class ReduceOp:
+    """How values of all ranks become one.
+
+    The built-in operations have names: ``"sum"``, ``"prod"``, ``"min"``, ``"max"``, ``"avg"``,
+    ``"band"``, ``"bor"``, ``"bxor"``, ``"land"``, ``"lor"``, ``"lxor"``. They are also attributes
+    (``ReduceOp.SUM``). `scaled_sum` makes one with a factor.
+
+    Integer ``avg`` rounds toward zero and integer sums wrap; ``min`` and ``max`` propagate NaN;
+    for bool, ``sum`` is ``lor`` and ``prod`` is ``land``, as in NumPy.
+    """
+
+    name: str
+    factor: float | None = None
+
+    @staticmethod
+    def scaled_sum(factor: float) -> ReduceOp:
+        """Return the op that multiplies every rank's input by `factor` before summing.
+
+        Parameters
+        ----------
+        factor : float
+            A real number, the same on every rank (it is part of the call's signature). For integer
+            dtypes it must be whole. It is rounded to the dtype in which sums are held (float32 for
+            half types).
+        """
+        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
+            try:
+                factor = factor.item()  # a NumPy scalar
+            except AttributeError:
+                factor = complex(0, 1)  # type: ignore[assignment]
+        if isinstance(factor, complex):
+            raise ArgumentTypeError("scaled_sum's factor must be a real number")
+        return ReduceOp("scaled_sum", factor)
+
+    @staticmethod
+    def parse(op: object) -> ReduceOp:
+        """Return `op`, a name or a `ReduceOp`, as a `ReduceOp`; ArgumentError otherwise."""
+        if isinstance(op, ReduceOp):
+            return op
+        if isinstance(op, str) and op in BUILT_IN:
+            return BUILT_IN[op]
+        names = ", ".join(BUILT_IN)
+        raise ArgumentError(
+            f"op must be a ReduceOp or one of {names}; got {op!r}"
+            + (" (write ReduceOp.scaled_sum(factor))" if op == "scaled_sum" else "")
+        )
+
+    @property
+    def code(self) -> int:
+        """The operation's number in a signature."""
+        return OPERATIONS.index(self.name) + 1
+
+    @property
+    def parameter_bits(self) -> int:
+        """The factor as part of a signature: its bits as a double, 0 without one."""
+        if self.factor is None:
+            return 0
+        return int(struct.unpack("<q", struct.pack("<d", self.factor))[0])
+
+    def check_dtype(self, dtype: str) -> None:
+        """Raise `ArgumentTypeError` where this operation has no meaning for the dtype."""
+        if dtype not in DTYPES:
+            raise ArgumentTypeError(
+                f"{self.name}: no reduction works on dtype {dtype}; those that do: "
+                + ", ".join(DTYPES)
+            )
+        if reason := self._refusal(dtype):
+            raise ArgumentTypeError(f"{self.name} is not defined for {dtype}: {reason}")
+
+    def _refusal(self, dtype: str) -> str:
+        is_complex = dtype.startswith("complex")
+        is_integer = dtype.startswith(("int", "uint"))
+        if self.name in _BITWISE and not is_integer and dtype != "bool":
+            return "bitwise operations work on integers and bool"
+        if self.name in ("min", "max", *_LOGICAL) and is_complex:
+            return "complex numbers have no order and no truth value here; reduce the parts"
+        if self.name in ("avg", "scaled_sum") and dtype == "bool":
+            return "convert to a number first"
+        if self.name == "scaled_sum" and is_integer and self.factor != int(self.factor or 0):
+            return f"the factor {self.factor} is not whole"
+        return ""
+
+    def __str__(self) -> str:
+        return self.name if self.factor is None else f"{self.name}({self.factor})"
+
+
+BUILT_IN: Mapping[str, ReduceOp] = MappingProxyType(
+    {name: ReduceOp(name) for name in OPERATIONS if name != "scaled_sum"}
+)
+for _name, _op in BUILT_IN.items():
+    setattr(ReduceOp, _name.upper(), _op)
+
+
+def operation_name(code: int, parameter_bits: int = 0) -> str:
+    """Return the name of the operation with this number in a signature; empty for none."""
+    if not 1 <= code <= len(OPERATIONS):
+        return ""
+    name = OPERATIONS[code - 1]
+    if name != "scaled_sum":
+        return name
+    return str(ReduceOp(name, struct.unpack("<d", struct.pack("<q", parameter_bits))[0]))
+
+
+DIGEST_SEED = 0x9E3779B1
+
+
+def mix_digest(digest: int, value: int) -> int:
+    """Mix one more number into a 32-bit digest.
+
+    The same function runs in Python and, compiled by Numba, on int64: the multipliers have 31 bits,
+    so no product leaves the range of int64.
+    """
+    low = (digest ^ (value & 0x7FFFFFFF)) & 0xFFFFFFFF
+    low = (low * 0x6C8E9CF5) & 0xFFFFFFFF
+    low = (low ^ (low >> 15) ^ ((value >> 31) & 0x7FFFFFFF)) & 0xFFFFFFFF
+    return ((low * 0x2C1B3C6D) & 0xFFFFFFFF) ^ (low >> 16)
+
+
+def digest_of(values: tuple[int, ...]) -> int:
+    """Return the digest of a sequence of numbers."""
+    digest = DIGEST_SEED
+    for value in values:
+        digest = mix_digest(digest, value)
+    return digest
+
+
+def dtype_code(name: str) -> int:
+    """Return a dtype's number in a signature; other fixed-size dtypes by a hash of their name."""
+    if name in DTYPES:
+        return DTYPES.index(name)
+    return len(DTYPES) + digest_of(tuple(name.encode()))
+
+
+def dtype_name(code: int) -> str:
+    """Return the name of the dtype with this number in a signature."""
+    if code < 0:
+        return ""
+    return DTYPES[code] if code < len(DTYPES) else f"dtype #{code:x}"

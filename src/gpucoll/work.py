@@ -1,0 +1,151 @@
+"""Asynchronous calls: a `Work` for the user, a queue with one thread for the communicator."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.errors import DeadlineError
+
+_Task = Callable[[], Any]
+
+
+class Work:
+    """A call that was started with ``async_op=True``.
+
+    It owns input and output until it is done: neither may be touched before. A failed Work that
+    nobody waits for is raised at the communicator's next call, or at close.
+    """
+
+    def __init__(self, task: _Task, name: str) -> None:
+        self._task = task
+        self._name = name
+        self._finished = threading.Event()
+        self._result: Any = None
+        self._error: BaseException | None = None
+        self._was_seen = False
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Wait until the call is done and return its result, or raise its error.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait here, in seconds; the call itself has its own deadline and goes on.
+            Default: until the call's deadline has ended it.
+        """
+        if not self._finished.wait(timeout_s):
+            raise DeadlineError(
+                f"{self._name} was not done after {timeout_s:g} s of waiting for its Work; "
+                "it goes on"
+            )
+        self._was_seen = True
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def synchronize(self) -> None:
+        """Certify that the call has succeeded; on the host the same as `wait`."""
+        self.wait()
+
+    def done(self) -> bool:
+        """Return whether the call has ended, well or not. Does not wait."""
+        return self._finished.is_set()
+
+    def exception(self) -> BaseException | None:
+        """Return the call's error; None while it runs or where it went well. Does not wait."""
+        if self._finished.is_set():
+            self._was_seen = True
+        return self._error
+
+    def _run(self) -> None:
+        try:
+            self._result = self._task()
+        except BaseException as error:
+            self._error = error
+        finally:
+            del self._task  # lets go of the arrays
+            self._finished.set()
+
+    def __repr__(self) -> str:
+        if not self._finished.is_set():
+            return f"<Work {self._name}: not done>"
+        state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
+        return f"<Work {self._name}: {state}>"
+
+
+class WorkQueue:
+    """Runs calls in the order issued, in a thread that exists from the first of them on.
+
+    Parameters
+    ----------
+    on_change : callable
+        Called with the number of works that are waiting, running, or failed without being seen.
+    """
+
+    def __init__(self, on_change: Callable[[int], None]) -> None:
+        self._on_change = on_change
+        self._condition = threading.Condition()
+        self._waiting: deque[Work] = deque()
+        self._unfinished = 0
+        self._failed: list[Work] = []
+        self._thread: threading.Thread | None = None
+        self._is_stopping = False
+
+    def submit(self, task: _Task, name: str) -> Work:
+        """Queue a task and return its Work."""
+        work = Work(task, name)
+        with self._condition:
+            self._waiting.append(work)
+            self._unfinished += 1
+            self._tell()
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
+                self._thread.start()
+            self._condition.notify_all()
+        return work
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a task is waiting or running."""
+        return self._unfinished > 0
+
+    def raise_unseen(self) -> None:
+        """Raise the first failure that nobody has asked for; forget the others."""
+        with self._condition:
+            failed = [work for work in self._failed if not work._was_seen]
+            self._failed = []
+            self._tell()
+        if failed:
+            failed[0].wait()
+
+    def stop(self, timeout_s: float) -> None:
+        """Wait until every task has ended, and end the thread; DeadlineError where one has not."""
+        with self._condition:
+            ended = self._condition.wait_for(lambda: self._unfinished == 0, timeout_s)
+            self._is_stopping = True
+            self._condition.notify_all()
+        if not ended:
+            raise DeadlineError(f"{self._unfinished} asynchronous calls had not ended at close")
+        if self._thread is not None:
+            self._thread.join()
+
+    def _tell(self) -> None:
+        self._on_change(self._unfinished + len(self._failed))
+
+    def _serve(self) -> None:
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._waiting or self._is_stopping)
+                if not self._waiting:
+                    return
+                work = self._waiting.popleft()
+            work._run()
+            with self._condition:
+                self._unfinished -= 1
+                if work._error is not None:
+                    self._failed.append(work)
+                self._tell()
+                self._condition.notify_all()

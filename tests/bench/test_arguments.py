@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+
+from gpucoll.bench.argument_types import size, sizes
+from gpucoll.bench.arguments import parse
+
+
+@pytest.mark.parametrize(
+    ("text", "bytes_"),
+    [
+        ("4", 4),
+        ("1K", 1024),
+        ("1k", 1024),
+        ("64M", 64 << 20),
+        ("64MB", 64 << 20),
+        ("64MiB", 64 << 20),
+        ("1G", 1 << 30),
+        ("1.5K", 1536),
+    ],
+)
+def test_sizes_are_powers_of_1024(text, bytes_):
+    assert size(text) == bytes_
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["-b", "0"], "not a size"),
+        (["-b", "-4"], "not a size"),
+        (["-b", "4X"], "not a size"),
+        (["-b", "1.5"], "not a size"),
+        (["-b", "8K", "-e", "4K"], "smaller than -b"),
+        (["-f", "1"], "above 1"),
+        (["-f", "nan"], "above 1"),
+        (["-f", "2", "-i", "4"], "not allowed with"),
+        (["--ranks", "0"], "at least 1"),
+        (["--ranks", "two"], "whole number"),
+        (["-n", "0"], "at least 1"),
+        (["-w", "-1"], "at least 0"),
+        (["-d", "float31"], "'float31' is none of"),
+        (["-o", "mean"], "'mean' is none of"),
+        (["-d", "float32", "-o", "bxor"], "not defined on"),
+        (["-d", "complex64", "-o", "min,max"], "not defined on"),
+        (["all_gadder"], "invalid choice"),
+        (["barrier", "--symmetric"], "has no arrays"),
+        (["broadcast", "--plan"], "has no plan"),
+        (["broadcast", "--ranks", "2", "-r", "2"], "one of the 2 ranks"),
+        (["--compare", "lammpi"], "'lammpi' is none of"),
+        (["--compare", "mpich="], "must follow the ="),
+        (["--compare", "mpich,mpich"], "twice"),
+        (["--timeout", "0"], "above 0"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(arguments, message, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_nothing_said_means_all_reduce_of_float32_sums():
+    options = parse([])
+    assert options.collective == "all_reduce"
+    assert options.sizes_bytes == tuple(4 * 4**i for i in range(13))
+    assert options.combinations == (("float32", "sum"),)
+    assert options.variants == ["private"]
+    assert (options.ranks, options.reps, options.warmup, options.rounds) == (None, None, None, 9)
+
+
+def test_everything_said():
+    line = (
+        "all_reduce --ranks 4 -b 1K -e 4K -i 1K -d half,bfloat16 -o sum,max -n 7 -w 0 --rounds 3 "
+        "--symmetric --plan --limit --compare mpich=/m/bin/python,gloo -c 0"
+    )
+    options = parse(line.split())
+    assert options.sizes_bytes == (1024, 2048, 3072, 4096)
+    assert options.combinations == (
+        ("float16", "sum"),
+        ("float16", "max"),
+        ("bfloat16", "sum"),
+        ("bfloat16", "max"),
+    )
+    assert options.variants == ["private", "symmetric", "plan", "limit"]
+    assert options.compare == {"mpich": "/m/bin/python", "gloo": None}
+    assert (options.reps, options.warmup, options.check) == (7, 0, False)
+
+
+def test_all_leaves_out_what_is_not_defined():
+    combinations = parse(["-d", "all", "-o", "all"]).combinations
+    assert ("int8", "bxor") in combinations
+    assert ("bool", "land") in combinations
+    assert ("float32", "band") not in combinations
+    assert ("complex64", "min") not in combinations
+    assert ("bool", "avg") not in combinations
+
+
+def test_what_a_collective_does_not_take_is_not_asked_for():
+    assert parse(["broadcast", "-o", "max"]).combinations == (("float32", "none"),)
+    barrier = parse(["barrier"])
+    assert (barrier.combinations, barrier.sizes_bytes) == ((("none", "none"),), (0,))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((4, 64, 4.0, None), (4, 16, 64)),
+        ((4, 63, 4.0, None), (4, 16)),
+        ((1, 4, 1.5, None), (1, 2, 3, 4)),
+        ((8, 8, 2.0, None), (8,)),
+        ((4, 13, 2.0, 4), (4, 8, 12)),
+    ],
+)
+def test_steps(arguments, expected):
+    assert sizes(*arguments) == expected

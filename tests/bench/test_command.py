@@ -1,0 +1,188 @@
+"""The whole command on the double: real processes, real sockets."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpucoll.bench import cli
+
+SHORT = ["--ranks", "2", "-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
+
+
+def results(text):
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_right_library(on_double, tmp_path, capfd):
+    path = tmp_path / "result.json"
+    assert cli.main([*SHORT, "--symmetric", "--limit", "--json", str(path)]) == 0
+    captured = capfd.readouterr()
+    rows = results(captured.out)
+    assert [row[0] for row in rows] == ["4", "4", "64", "64", "1024", "1024"]
+    assert all(row[8] == row[12] == "0" for row in rows)
+    assert "# Out of bounds values : 0 OK" in captured.out
+    assert captured.err == ""  # no progress bar into a pipe
+
+    content = json.loads(path.read_text())
+    assert [entry["placement"] for entry in content["results"]] == ["private", "symmetric"] * 3
+    assert [entry["size"] for entry in content["limit"]] == [4, 64, 1024]
+    assert len(content["results"][0]["in_place"]["samples_us"][1]) == 3
+    environment = content["environment"]
+    assert environment["ranks"] == 2
+    assert environment["libraries"] == {"gpucoll": {"library": "Double 1.0"}}
+    assert "every rank" not in environment["command"]
+    assert environment["command"].startswith("gpucoll-bench --ranks 2")
+
+
+@pytest.mark.parametrize("dtype", ["int8,float16", "complex64,bool"])
+def test_dtypes_and_reductions(on_double, dtype, capfd):
+    arguments = ["--ranks", "3", "-b", "4K", "-e", "4K", "-n", "1", "-w", "0", "--rounds", "1"]
+    assert cli.main([*arguments, "-d", dtype, "-o", "all"]) == 0
+    assert "0 OK" in capfd.readouterr().out
+
+
+def test_a_wrong_element_is_counted_and_is_the_exit_code(on_double, tmp_path, capfd):
+    on_double("wrong:1")
+    path = tmp_path / "result.json"
+    assert cli.main([*SHORT, "--json", str(path)]) == 1
+    out = capfd.readouterr().out
+    assert all(row[8] == row[12] == "1" for row in results(out))
+    assert "# Out of bounds values : 6 FAILED" in out
+    assert json.loads(path.read_text())["results"][0]["in_place"]["nwrong"] == 1
+
+
+def test_unchecked_results_are_not_called_right(on_double, capfd):
+    on_double("wrong:1")
+    assert cli.main([*SHORT, "-c", "0"]) == 0
+    assert all(row[8] == row[12] == "N/A" for row in results(capfd.readouterr().out))
+
+
+@pytest.mark.parametrize(("collective", "root"), [("broadcast", "1"), ("barrier", "-1")])
+def test_other_collectives(on_double, collective, root, capfd):
+    root_argument = ["-r", root] if collective == "broadcast" else []
+    assert cli.main([collective, *SHORT, *root_argument]) == 0
+    rows = results(capfd.readouterr().out)
+    assert {row[4] for row in rows} == {root}
+    assert len(rows) == (3 if collective == "broadcast" else 1)
+
+
+def test_a_root_that_is_none_of_the_ranks(on_double, monkeypatch, capfd):
+    monkeypatch.setattr(cli, "usable_cpu_count", lambda: 2)
+    assert cli.main(["broadcast", "-r", "5"]) == 2
+    assert "there are only 2 ranks, 0 to 1" in capfd.readouterr().err
+
+
+def test_a_rank_that_raises(on_double, capfd):
+    on_double("raise:1")
+    assert cli.main(SHORT) == 1
+    error = capfd.readouterr().err
+    assert "gpucoll: rank 1 of 2: ValueError: this rank has no wish to reduce" in error
+    assert "while check case=private/out_of_place" in error
+    assert 'raise ValueError("this rank' in error  # the rank's traceback
+    assert "| a last word on standard output" in error
+
+
+def test_a_killed_rank_is_named(on_double, capfd):
+    on_double("die:1")
+    assert cli.main(SHORT) == 1
+    assert "gpucoll: rank 1 of 2 was killed by SIGKILL (while check" in capfd.readouterr().err
+
+
+def test_a_rank_that_does_not_join(on_double, capfd):
+    on_double("absent:0")
+    assert cli.main(SHORT) == 1
+    error = capfd.readouterr().err
+    assert "rank 0 of 2" in error
+    assert "this rank does not want to join" in error
+
+
+def test_a_rank_that_hangs_meets_the_deadline(on_double, capfd):
+    on_double("hang:1")
+    assert cli.main([*SHORT, "--timeout", "0.5"]) == 1
+    assert "no answer from ranks 0, 1 of 2 within 0.5 s" in capfd.readouterr().err
+
+
+def test_peers_beside_gpucoll(on_double, double_peer, capfd):
+    double_peer("gloo")
+    assert cli.main([*SHORT, "--compare", "gloo"]) == 0
+    out = capfd.readouterr().out
+    assert [row[-1] for row in results(out)] == ["gpucoll", "gloo"] * 3
+    assert out.count("gpucoll / gloo") == 3
+    assert "# gloo: Double 1.0" in out
+
+
+def test_a_peer_that_hangs_is_given_up_and_the_run_goes_on(on_double, double_peer, tmp_path, capfd):
+    double_peer("gloo", "hang:1")
+    path = tmp_path / "result.json"
+    arguments = [*SHORT, "--compare", "gloo", "--timeout", "0.5", "--json", str(path)]
+    assert cli.main(arguments) == 1
+    captured = capfd.readouterr()
+    assert [row[-1] for row in results(captured.out)] == ["gpucoll"] * 3
+    assert "gloo: no answer from ranks 0, 1 of 2 within 0.5 s" in captured.err
+    assert "gloo was ended, and is left out from here on" in captured.err
+    assert "# Given up: gloo: no answer" in captured.out
+    assert "no answer" in json.loads(path.read_text())["environment"]["failures"][0]
+
+
+def test_a_peer_that_does_not_start_ends_the_run_before_it_begins(on_double, double_peer, capfd):
+    double_peer("gloo", "absent:1")
+    assert cli.main([*SHORT, "--compare", "gloo"]) == 2
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert "this rank does not want to join" in captured.err
+    assert "does not start" in captured.err
+
+
+@pytest.fixture
+def mpi_environment(tmp_path):
+    """An environment's folder with a Python and an mpiexec in it."""
+    folder = tmp_path / "environment" / "bin"
+    folder.mkdir(parents=True)
+    double = Path(__file__).with_name("mpiexec_double.py")
+    for name, command in (("python", sys.executable), ("mpiexec", f"{sys.executable} {double}")):
+        (folder / name).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        (folder / name).chmod(0o755)
+    return folder.parent
+
+
+def test_a_peer_under_its_mpiexec(on_double, double_peer, mpi_environment, capfd):
+    double_peer("mpich")
+    assert cli.main([*SHORT, "--compare", f"mpich={mpi_environment}"]) == 0
+    assert [row[-1] for row in results(capfd.readouterr().out)] == ["gpucoll", "mpich"] * 3
+
+
+def test_a_rank_killed_under_mpiexec(on_double, double_peer, mpi_environment, capfd):
+    double_peer("mpich", "die:1")
+    assert cli.main([*SHORT, "--compare", f"mpich={mpi_environment}"]) == 1
+    error = capfd.readouterr().err
+    assert "mpich: rank " in error
+    assert "rank 1 of 2 is gone" in error
+    assert "its mpiexec ended with exit code 9" in error
+
+
+def test_another_mpi_in_the_environment_is_not_taken_for_it(
+    on_double, double_peer, mpi_environment, monkeypatch, capfd
+):
+    double_peer("mpich")
+    from dataclasses import replace
+
+    from gpucoll.bench import peers
+
+    monkeypatch.setitem(peers.PEERS, "mpich", replace(peers.PEERS["mpich"], signature="MPICH"))
+    assert cli.main([*SHORT, "--compare", f"mpich={mpi_environment}"]) == 2
+    assert "is another one: Double 1.0" in capfd.readouterr().err
+
+
+def test_too_little_memory_is_seen_before_anything_starts(on_double, monkeypatch, capfd):
+    monkeypatch.setattr("gpucoll.bench.environment.available_bytes", lambda: 1 << 20)
+    assert cli.main([*SHORT, "-e", "1G"]) == 2
+    assert "needs 4.0 GiB for the arrays" in capfd.readouterr().err
+
+
+def test_a_place_where_no_json_can_be_written(on_double, tmp_path, capfd):
+    assert cli.main([*SHORT, "--json", str(tmp_path / "no" / "folder" / "r.json")]) == 2
+    assert "no file can be written there" in capfd.readouterr().err

@@ -1,0 +1,111 @@
+"""Measuring with a launcher's ranks, on a communicator that is alone and only copies."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import gpucoll
+from gpucoll.bench import cli, launched
+
+SHORT = ["-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
+
+
+class Alone:
+    rank = 0
+    world_size = 1
+
+    def __init__(self, commands=()):
+        self.commands = list(commands)
+        self.answers = []
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        self.close()
+
+    def close(self):
+        self.closed = True
+
+    def all_reduce(self, x, op, *, out):
+        assert op in ("sum", "max")
+        out[...] = x
+
+    def plan_all_reduce(self, x, op, *, out):
+        return lambda: self.all_reduce(x, op, out=out)
+
+    def barrier(self):
+        pass
+
+    def empty(self, shape, dtype):
+        return np.empty(shape, dtype)
+
+    def broadcast_object(self, obj, root=0):
+        return self.commands.pop(0) if obj is None else obj
+
+    def gather_object(self, obj, root=0):
+        self.answers.append(obj)
+        return [obj]
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    comm = Alone()
+    monkeypatch.setenv("GPUCOLL_RANK", "0")
+    monkeypatch.setenv("GPUCOLL_WORLD_SIZE", "1")
+    monkeypatch.setitem(vars(gpucoll), "init", lambda **_: comm)
+    return comm
+
+
+def test_every_variant(alone, capfd):
+    assert cli.main([*SHORT, "--symmetric", "--plan", "-o", "sum,max"]) == 0
+    out = capfd.readouterr().out
+    rows = [line.split() for line in out.splitlines() if not line.startswith("#")]
+    assert len(rows) == 2 * 3 * 3
+    assert [" ".join(row[13:]) for row in rows[:3]] == [
+        "gpucoll", "gpucoll symmetric", "gpucoll-plan",
+    ]  # fmt: skip
+    assert alone.closed
+
+
+def test_another_number_of_ranks_is_refused(alone, capfd):
+    assert cli.main(["--ranks", "4"]) == 2
+    assert "the launcher has started 1 ranks" in capfd.readouterr().err
+
+
+def test_peers_are_refused(alone, capfd):
+    assert cli.main(["--compare", "gloo"]) == 2
+    assert "run gpucoll-bench --ranks P --compare ... without one" in capfd.readouterr().err
+
+
+def test_an_error_is_the_exit_code(alone, monkeypatch, capfd):
+    monkeypatch.setattr(Alone, "all_reduce", lambda *_, **__: 1 / 0)
+    assert cli.main(SHORT) == 1
+    assert "gpucoll: rank 0 of 1: ZeroDivisionError" in capfd.readouterr().err
+    assert alone.closed
+
+
+def test_the_other_ranks_follow():
+    prepare = {"do": "prepare", "collective": "all_reduce", "dtype": "float32", "redop": "sum",
+               "root": 0, "count": 4, "variants": ["private"]}  # fmt: skip
+    comm = Alone([prepare, {"do": "check", "case": "private/in_place"}, {"do": "finish"}])
+    launched.follow(comm)
+    assert comm.commands == []
+    assert comm.answers == [
+        {"cases": ["private/out_of_place", "private/in_place"]},
+        {"wrong": 0},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "launched_"),
+    [
+        ({}, False),
+        ({"GPUCOLL_WORLD_SIZE": "2"}, True),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, True),
+        ({"RANK": "0"}, False),
+    ],
+)
+def test_how_a_launcher_is_recognised(variables, launched_):
+    assert cli.under_launcher(variables) is launched_

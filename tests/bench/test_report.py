@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+
+from gpucoll.bench import report
+from gpucoll.bench.results import Measurement, Results, Row
+
+ENVIRONMENT = {
+    "command": "gpucoll-bench --compare mpich=/somewhere/bin/python,gloo --json /tmp/it.json -b 4",
+    "cpu": "A CPU",
+    "ranks": 2,
+    "usable_cpus": 2,
+    "pinned_cpus": [0, 1],
+    "kernel": "Linux",
+    "python": "3.12",
+    "libraries": {"gpucoll": {"library": "gpucoll 1"}, "mpich": {"library": "MPICH 5"}},
+    "date": "2030-01-02T03:04:05+00:00",
+}
+
+TABLES = """\
+**all_reduce float32 sum, out of place**
+
+| bytes | gpucoll | gpucoll symmetric | mpich | gpucoll / best | gpucoll symmetric / best | limit / gpucoll | limit / gpucoll symmetric |
+| ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| 1 Ki | 4.00 | 2.00 | 8.00 | 0.50 [0.50, 0.50] mpich | 0.25 [0.25, 0.25] mpich | 0.25 | 0.50 |
+"""  # noqa: E501
+
+
+def write(tmp_path):
+    def row(library, placement, time_us):
+        side = Measurement(np.full((2, 3), time_us), 5, 0)
+        where = (library, placement, "all_reduce", 2, 1024, 256, "float32", "sum", -1)
+        return Row(*where, side, None)
+
+    rows = [row("gpucoll", "private", 4.0), row("gpucoll", "symmetric", 2.0)]
+    rows.append(row("mpich", "private", 8.0))
+    path = tmp_path / "result.json"
+    Results(ENVIRONMENT, rows, [row("limit", "private", 1.0)]).write(path)
+    return path
+
+
+def test_markdown(tmp_path, capsys):
+    assert report.main([str(write(tmp_path))]) == 0
+    text = capsys.readouterr().out
+    assert text.endswith(TABLES)
+    assert "`gpucoll-bench --compare mpich=PYTHON,gloo --json FILE -b 4`" in text
+    assert "gpucoll 1, MPICH 5; 2030-01-02" in text
+
+
+def test_what_cannot_be_read_is_an_error(tmp_path, capsys):
+    assert report.main([str(tmp_path / "missing.json")]) == 2
+    assert "missing.json" in capsys.readouterr().err

@@ -1,0 +1,47 @@
+"""What holds for every test: which gpucoll is tested, and an environment without a launcher."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpucoll
+from gpucoll.version import __version__
+
+# Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
+LAUNCHER_VARIABLES = (
+    "GPUCOLL_RANK",
+    "GPUCOLL_WORLD_SIZE",
+    "GPUCOLL_LOCAL_RANK",
+    "GPUCOLL_LOCAL_WORLD_SIZE",
+    "GPUCOLL_JOB",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "TORCHELASTIC_RUN_ID",
+)
+
+BARE_FOLDERS = ("kernels", "backends", "bench")
+
+
+def pytest_configure() -> None:
+    for name in LAUNCHER_VARIABLES:
+        os.environ.pop(name, None)
+
+
+def pytest_report_header() -> str:
+    return f"gpucoll {__version__} from {Path(gpucoll.__file__).parent}"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_second_copy_of_a_folder():
+    """Fail where a test loaded ``kernels/`` and the like by their bare names, beside gpucoll's."""
+    yield
+    loaded = [name for name in BARE_FOLDERS if name in sys.modules]
+    assert not loaded, f"imported by bare name, a second copy: {loaded}; import gpucoll.<name>"

@@ -1,0 +1,137 @@
+"""What a build holds: every module of the four roots, nothing else, and commands that exist."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import importlib.metadata
+import shutil
+import subprocess
+import sys
+import tarfile
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+import gpucoll
+from gpucoll.version import __version__
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACES = {
+    "gpucoll": "src/gpucoll",
+    "gpucoll/kernels": "kernels",
+    "gpucoll/backends": "backends",
+    "gpucoll/bench": "bench",
+}
+SHIPPED = (".py", ".typed", ".cu", ".h")
+
+
+def expected_files() -> set[str]:
+    """Return what an installation holds, from the sources as they lie there."""
+    return {
+        f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
+        for package, folder in PLACES.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.suffix in SHIPPED
+    }
+
+
+def files_below(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+def run_setup(tree: Path, *arguments: str) -> None:
+    command = [sys.executable, "setup.py", "-q", *arguments]
+    process = subprocess.run(command, cwd=tree, capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stdout + process.stderr
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory) -> Path:
+    """Copy what a build needs, so that nothing is written into the checkout; build there."""
+    pytest.importorskip("setuptools")
+    tree = tmp_path_factory.mktemp("build") / "gpucoll"
+    skip = shutil.ignore_patterns("__pycache__", "*.pyc")
+    for folder in PLACES.values():
+        shutil.copytree(ROOT / folder, tree / folder, ignore=skip)
+    for path in ROOT.iterdir():
+        if path.is_file():
+            shutil.copy(path, tree)
+    run_setup(tree, "egg_info", "build_py")
+    return tree
+
+
+def test_build_holds_every_file_of_the_four_roots_and_no_other(tree: Path):
+    assert files_below(tree / "build/lib") == expected_files()
+
+
+@pytest.mark.parametrize("package", PLACES)
+def test_build_holds_each_storey(tree: Path, package: str):
+    assert (tree / "build/lib" / package / "__init__.py").is_file()
+
+
+def test_build_is_marked_as_typed(tree: Path):
+    assert (tree / "build/lib/gpucoll/py.typed").is_file()
+
+
+def test_build_drops_what_an_earlier_one_left(tree: Path):
+    stale = tree / "build/lib/gpucoll/deleted_since.py"
+    stale.touch()
+
+    run_setup(tree, "build_py")
+
+    assert not stale.exists()
+
+
+def test_source_distribution_builds_the_same_package(tree: Path, tmp_path: Path):
+    run_setup(tree, "sdist", "--formats=gztar", "--dist-dir", str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    # Older patch releases of 3.10 and 3.11 have no filters; newer Pythons want one named.
+    with tarfile.open(archive) as packed:
+        if hasattr(tarfile, "data_filter"):
+            packed.extraction_filter = tarfile.data_filter
+        packed.extractall(tmp_path / "unpacked")
+    (unpacked,) = (tmp_path / "unpacked").iterdir()
+
+    run_setup(unpacked, "build_py")
+
+    assert files_below(unpacked / "build/lib") == expected_files()
+    assert (unpacked / "LICENSE").is_file()
+
+
+def test_version_is_the_same_everywhere(tree: Path):
+    metadata = Parser().parsestr((tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8"))
+
+    assert metadata["Version"] == __version__ == gpucoll.__version__
+
+
+def test_console_scripts_exist(tree: Path):
+    entry_points = configparser.ConfigParser()
+    entry_points.read(tree / "gpucoll.egg-info/entry_points.txt")
+    scripts = dict(entry_points["console_scripts"])
+
+    assert set(scripts) == {"gpucoll-run", "gpucoll-bench"}
+    for target in scripts.values():
+        module, _, function = target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+
+
+def test_installed_package_is_this_checkout():
+    """Else the tests would judge another gpucoll than the one that lies here."""
+    installed = Path(gpucoll.__file__).parent
+    # Through the link tree it is this checkout by construction; nothing is installed then.
+    different = [
+        name
+        for name in sorted(expected_files())
+        if not (copy := installed.parent / name).is_file()
+        or copy.read_bytes() != source_of(name).read_bytes()
+    ]
+
+    assert not different, f"install again (pip install .): {installed} differs in {different}"
+
+
+def source_of(name: str) -> Path:
+    """Return the source of an installed file."""
+    package = max((place for place in PLACES if name.startswith(f"{place}/")), key=len)
+    return ROOT / PLACES[package] / name.removeprefix(f"{package}/")
