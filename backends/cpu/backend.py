@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays import numpy_struct
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.numpy_arrays import check_dtype
+from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name
 from gpucoll.backends.cpu.all_reduce import all_reduce_loop
 from gpucoll.backends.cpu.broadcast import broadcast_loop
-from gpucoll.control import entry
+from gpucoll.backends.cpu.direct import DirectCalls
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
 from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
-from gpucoll.transport.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.layout import Call, Path
 from gpucoll.types import Collective, ReduceOp
-
-DirectCall = Callable[[Any, Any, Any], Any]
 
 
 class CpuCall:
@@ -51,31 +45,17 @@ class CpuBackend:
 
     def __init__(self, group: HostGroup) -> None:
         self._group = group
-        self._table = np.zeros(entry.TABLE_WORDS, np.int64)
-        self._table[entry.TABLE_CONTEXT] = group.context.ctypes.data
-        self._table[entry.TABLE_ARRAY_TYPE] = id(np.ndarray)
-        self._table[entry.TABLE_NONE] = id(None)
-        self._entries: list[tuple[np.dtype[Any], Any, CallBlock]] = []
-        self.direct_all_reduce = self._make_direct()
-        """``(x, out, op)`` -> `out`, or None where Python has to look (see `control.entry`)."""
-
-    def _make_direct(self) -> DirectCall:
-        if not numpy_struct.matches():
-            return lambda x, out, op: None
-        holder = capsule(self._table.ctypes.data)
-        direct: DirectCall = builtin(entry.direct_call.address, METH_FASTCALL, holder)
-        return direct
+        self.direct_all_reduce = DirectCalls(group)
+        self.direct_broadcast = DirectCalls(group)
 
     # --- collectives -----------------------------------------------------------------------------
 
     def all_reduce(self, source: Buffer, destination: Buffer, op: ReduceOp) -> CpuCall:
         """Prepare an all_reduce."""
-        block = self._reduction(source.dtype, source.item_bytes, op)
-        keep = (source.owner, destination.owner)
-        block.set_arrays(source.shape, source.address, destination.address, keep)
-        return CpuCall(self._group, block)
+        block = self._all_reduce_block(source.dtype, source.item_bytes, op)
+        return self._with_arrays(block, source, destination)
 
-    def _reduction(self, dtype: str, item_bytes: int, op: ReduceOp) -> CallBlock:
+    def _all_reduce_block(self, dtype: str, item_bytes: int, op: ReduceOp) -> CallBlock:
         op.check_dtype(dtype)
         value = self._group.world_size if op.name == "avg" else (op.factor or 0)
         parameter = parameter_for(dtype, value)
@@ -94,40 +74,36 @@ class CpuBackend:
 
     def broadcast(self, source: Buffer, destination: Buffer, root: int) -> CpuCall:
         """Prepare a broadcast."""
-        block = CallBlock(
+        block = self._broadcast_block(source.dtype, source.item_bytes, root)
+        return self._with_arrays(block, source, destination)
+
+    def _broadcast_block(self, dtype: str, item_bytes: int, root: int) -> CallBlock:
+        return CallBlock(
             Collective.BROADCAST,
             broadcast_loop.address,
-            dtype=source.dtype,
-            item_bytes=source.item_bytes,
+            dtype=dtype,
+            item_bytes=item_bytes,
             root=root,
-            keep=(source.owner, destination.owner),
         )
-        block.set_arrays(source.shape, source.address, destination.address)
+
+    def _with_arrays(self, block: CallBlock, source: Buffer, destination: Buffer) -> CpuCall:
+        keep = (source.owner, destination.owner)
+        block.set_arrays(source.shape, source.address, destination.address, keep)
         return CpuCall(self._group, block)
 
     # --- the compiled road -----------------------------------------------------------------------
 
-    def learn(self, dtype: np.dtype[Any], op: object, parsed: ReduceOp) -> None:
-        """Make `direct_all_reduce` serve arrays of this dtype object with this op object.
+    def learn_all_reduce(self, dtype: np.dtype[Any], key: object, op: ReduceOp) -> None:
+        """Make `direct_all_reduce` serve arrays of this dtype with this key, which means `op`."""
+        self.direct_all_reduce.learn(
+            dtype, key, lambda: self._all_reduce_block(dtype_name(dtype), dtype.itemsize, op)
+        )
 
-        Both are compared by identity there, so the table keeps them alive. The oldest entry goes
-        when the table is full.
-        """
-        block = self._reduction(dtype.name, dtype.itemsize, parsed)
-        block.words[Call.CONTEXT] = self._group.context.ctypes.data
-        if isinstance(op, str):
-            op = sys.intern(op)
-        known = [item for item in self._entries if not (item[0] is dtype and item[1] is op)]
-        self._entries = [(dtype, op, block), *known][: entry.MAX_ENTRIES]
-        self._table[entry.TABLE_COUNT] = 0
-        for place, (dtype_object, op_object, held) in enumerate(self._entries):
-            start = entry.TABLE_ENTRIES + place * entry.ENTRY_WORDS
-            self._table[start : start + entry.ENTRY_WORDS] = (
-                id(dtype_object),
-                id(op_object),
-                held.words.ctypes.data,
-            )
-        self._table[entry.TABLE_COUNT] = len(self._entries)
+    def learn_broadcast(self, dtype: np.dtype[Any], root: int) -> None:
+        """Make `direct_broadcast` serve arrays of this dtype with this root."""
+        self.direct_broadcast.learn(
+            dtype, root, lambda: self._broadcast_block(dtype_name(dtype), dtype.itemsize, root)
+        )
 
     # --- the rest --------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ no table, no branch, the same for a vector and a scalar.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from llvmlite import ir
 
@@ -161,9 +161,10 @@ def _float16() -> Element:
     return _narrow(NarrowFloat(5, 10))
 
 
+@functools.cache
 def elements() -> dict[str, Element]:
     """Return the `Element` of every dtype that reductions work on, by the dtype's name."""
-    table: dict[str, Any] = {"bool": Element(I8, I8, "b")}
+    table: dict[str, Element] = {"bool": Element(I8, I8, "b")}
     for width, kind in ((8, I8), (16, I16), (32, I32), (64, I64)):
         table[f"int{width}"] = Element(kind, kind, "i")
         table[f"uint{width}"] = Element(kind, kind, "u")
@@ -171,8 +172,8 @@ def elements() -> dict[str, Element]:
     table["bfloat16"] = _narrow(NarrowFloat(8, 7))
     table["float8_e4m3fn"] = _narrow(NarrowFloat(4, 3, has_infinity=False))
     table["float8_e5m2"] = _narrow(NarrowFloat(5, 2))
-    for name, kind, part in (("float32", "f", F32), ("float64", "f", F64)):
-        table[name] = Element(part, part, kind)
+    table["float32"] = Element(F32, F32, "f")
+    table["float64"] = Element(F64, F64, "f")
     table["complex64"] = Element(F32, F32, "c")
     table["complex128"] = Element(F64, F64, "c")
     return table

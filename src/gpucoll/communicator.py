@@ -52,7 +52,8 @@ class Communicator:
         self._channel = ControlChannel(group)
         self._queue = WorkQueue(group.set_pending)
         self._entering = threading.Lock()
-        self._direct_all_reduce = backend.direct_all_reduce
+        self._direct_all_reduce = backend.direct_all_reduce.call
+        self._direct_broadcast = backend.direct_broadcast.call
         _open.add(self)
 
     # --- collectives on arrays ---------------------------------------------------------------------
@@ -115,12 +116,12 @@ class Communicator:
             result = self._direct_all_reduce(x, target, op)
             if result is not None:
                 return result
-            self._raise_direct_failure()
+            self._raise_status(int(self._group.context[Context.STATUS]))
         parsed = ReduceOp.parse(op)
         arguments = numpy_arrays.prepare(x, out)
         call = self._backend.all_reduce(arguments.source, arguments.destination, parsed)
         if type(x) is np.ndarray:
-            self._backend.learn(x.dtype, op, parsed)
+            self._backend.learn_all_reduce(x.dtype, op, parsed)
         return self._run(
             "all_reduce", call.run, arguments.finish, async_op=async_op, timeout_s=timeout_s
         )
@@ -154,8 +155,16 @@ class Communicator:
         -----
         Small arrays do not synchronise: the root goes on before everybody has read.
         """
+        if not async_op and timeout_s is None:
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            result = self._direct_broadcast(x, target, root)
+            if result is not None:
+                return result
+            self._raise_status(int(self._group.context[Context.STATUS]))
         self._check_root(root)
         arguments = numpy_arrays.prepare(x, out)
+        if type(x) is np.ndarray:
+            self._backend.learn_broadcast(x.dtype, root)
         call = self._backend.broadcast(arguments.source, arguments.destination, root)
         return self._run(
             "broadcast", call.run, arguments.finish, async_op=async_op, timeout_s=timeout_s
@@ -409,9 +418,6 @@ class Communicator:
             return work if async_op else work.wait()
         finally:
             self._entering.release()
-
-    def _raise_direct_failure(self) -> None:
-        self._raise_status(int(self._group.context[Context.STATUS]))
 
     def _raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only says that Python has to run the call."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -55,8 +56,15 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
         )
 
 
+@functools.cache
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """Return the name of a dtype: kept, because NumPy makes it anew each time (6 us)."""
+    return dtype.name
+
+
 def _buffer(array: npt.NDArray[Any]) -> Buffer:
-    return Buffer(array.ctypes.data, array.shape, array.dtype.name, array.dtype.itemsize, array)
+    dtype = array.dtype
+    return Buffer(array.ctypes.data, array.shape, dtype_name(dtype), dtype.itemsize, array)
 
 
 def _scalar_like(x: Any) -> Callable[[npt.NDArray[Any]], Any]:

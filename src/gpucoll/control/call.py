@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class CallBlock:
     ) -> None:
         """Fill in the shape (part of the signature) and the addresses of the data."""
         words = self.words
-        count = int(np.prod(shape, dtype=np.int64))
+        count = math.prod(shape)
         words[Call.COUNT] = count
         words[Call.SIZE_BYTES] = count * int(words[Call.ITEM_BYTES])
         words[Call.SOURCE] = source

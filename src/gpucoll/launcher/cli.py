@@ -66,7 +66,7 @@ class Run:
                 arguments=self.options.command,
                 environment=environment,
                 cpus=cpus,
-                stdin=launcher_stdin() if rank == 0 else RankCommand.stdin,
+                stdin=None if rank == 0 else RankCommand.stdin,
             )
             for rank, (environment, cpus) in enumerate(
                 zip(rank_environments(ranks, bind), rank_cpus(ranks, bind), strict=True)
@@ -87,7 +87,7 @@ class Run:
         if stream == STDERR and any(line.startswith(CONSEQUENCES) for line in lines):
             self.consequential.add(rank)
         loop = self.rank_set.loop
-        if self.relay.wants_drawing and not loop.has_timer("draw"):
+        if self.relay.has_unfinished and not loop.has_timer("draw"):
             loop.call_later("draw", DRAW_DELAY_S, self.relay.draw_unfinished)
 
     # --- signals ----------------------------------------------------------------------------------
@@ -166,17 +166,19 @@ class Run:
             self.relay.note(f"{listed(sorted(end.rank for end in alike))} {how}{manner}")
 
 
-def launcher_stdin() -> int | None:
-    """Return what rank 0 reads: the launcher's standard input, if it has one."""
-    try:
-        os.fstat(0)
-    except OSError:
-        return RankCommand.stdin
-    return None
+def open_standard_streams() -> None:
+    """Open what the launcher was started without (``<&-``): the next file would get its number."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number, so this one
+            os.set_inheritable(descriptor, True)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line ``gpucoll-run`` and return the exit code."""
+    open_standard_streams()
     options = parse(sys.argv[1:] if arguments is None else arguments)
     # A parent may have left it ignored, and then the kernel would throw the ranks' exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -76,7 +76,8 @@ class OutputRelay:
         }
         self._prefixes = [b"[%d] " % rank if prefix else b"" for rank in range(ranks)]
         self._terminals = {stream: is_terminal(stream) for stream in streams}
-        self._latest: tuple[int, int] | None = None
+        self._unfinished: dict[tuple[int, int], None] = {}
+        """Rank and stream of the unfinished lines on terminals, the one written to last at the end."""
         self._drawn_on: int | None = None
 
     def feed(self, rank: int, stream: int, data: bytes) -> list[bytes]:
@@ -94,7 +95,10 @@ class OutputRelay:
         """
         assembler = self._assemblers[rank, stream]
         lines = assembler.feed(data) if data else assembler.finish()
-        self._latest = (rank, stream)
+        if self._terminals[stream]:
+            self._unfinished.pop((rank, stream), None)
+            if assembler.unfinished:
+                self._unfinished[rank, stream] = None
         if lines:
             prefix = self._prefixes[rank]
             self._write(stream, b"".join(prefix + line + b"\n" for line in lines))
@@ -108,18 +112,16 @@ class OutputRelay:
             pass  # nobody can be told that nobody can be told
 
     @property
-    def wants_drawing(self) -> bool:
-        """Whether a terminal could show an unfinished line that it does not show yet."""
-        return self._latest is not None and self._terminals[self._latest[1]]
+    def has_unfinished(self) -> bool:
+        """Whether there is an unfinished line that a terminal could show."""
+        return bool(self._unfinished)
 
     def draw_unfinished(self) -> None:
-        """Show the line that was written to last, if it is not finished and on a terminal."""
-        if self._latest is None or not self._terminals[self._latest[1]]:
-            return
-        rank, stream = self._latest
-        self._latest = None
-        if text := self._assemblers[rank, stream].unfinished:
-            self._write(stream, fitted(self._prefixes[rank] + text))
+        """Show, on a terminal, the unfinished line that was written to last."""
+        if self._unfinished:
+            rank, stream = next(reversed(self._unfinished))
+            line = self._prefixes[rank] + self._assemblers[rank, stream].unfinished
+            self._write(stream, fitted(line))
             self._drawn_on = stream
 
     def finish(self) -> None:

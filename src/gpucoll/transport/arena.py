@@ -8,6 +8,7 @@ to a cap and goes back to the system beyond that.
 from __future__ import annotations
 
 import bisect
+import math
 import os
 import threading
 from collections import deque
@@ -69,10 +70,7 @@ class Arena:
         MemoryError
             The arena has no free piece of this size.
         """
-        count = 1
-        for length in shape:
-            count *= length
-        size_bytes = count * dtype.itemsize
+        size_bytes = math.prod(shape) * dtype.itemsize
         taken = max(-(-size_bytes // ALIGNMENT_BYTES), 1) * ALIGNMENT_BYTES
         offset = self._take(taken)
         block = _Block(self, offset, taken, (size_bytes,))

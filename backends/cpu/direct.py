@@ -1,0 +1,73 @@
+"""The compiled road of one collective: NumPy arrays straight into machine code.
+
+`control.entry.direct_call` finds the call block by the identity of two Python objects, the array's
+dtype and the caller's key (the op, the root), in a small table. Python fills the table as it meets
+new pairs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays import numpy_struct
+from gpucoll.control import entry
+from gpucoll.control.call import CallBlock
+from gpucoll.control.group import HostGroup
+from gpucoll.transport.builtins import METH_FASTCALL, builtin, capsule
+from gpucoll.transport.layout import Call
+
+
+class DirectCalls:
+    """The table of one collective.
+
+    Attributes
+    ----------
+    call : callable
+        ``(x, out, key)`` -> `out`, or None where Python has to look: unknown pair, other kinds of
+        array, overlap, errors.
+    """
+
+    def __init__(self, group: HostGroup) -> None:
+        self._group = group
+        self._table = np.zeros(entry.TABLE_WORDS, np.int64)
+        self._table[entry.TABLE_CONTEXT] = group.context.ctypes.data
+        self._table[entry.TABLE_ARRAY_TYPE] = id(np.ndarray)
+        self._table[entry.TABLE_NONE] = id(None)
+        self._entries: list[tuple[np.dtype[Any], object, CallBlock]] = []
+        self.call: Callable[[Any, Any, Any], Any] = _never
+        if numpy_struct.matches():
+            holder = capsule(self._table.ctypes.data)
+            self.call = builtin(entry.direct_call.address, METH_FASTCALL, holder)
+
+    def learn(
+        self, dtype: np.dtype[Any], key: object, make: Callable[[], CallBlock]
+    ) -> None:
+        """Serve arrays of this dtype object with this key object from now on.
+
+        Both are kept alive here, so that no other object can take their identity. The oldest entry
+        goes when the table is full.
+        """
+        if isinstance(key, str):
+            key = sys.intern(key)
+        if any(known is dtype and held is key for known, held, _ in self._entries):
+            return
+        block = make()
+        block.words[Call.CONTEXT] = self._group.context.ctypes.data
+        self._entries = [(dtype, key, block), *self._entries][: entry.MAX_ENTRIES]
+        self._table[entry.TABLE_COUNT] = 0
+        for place, (dtype_object, key_object, held) in enumerate(self._entries):
+            start = entry.TABLE_ENTRIES + place * entry.ENTRY_WORDS
+            self._table[start : start + entry.ENTRY_WORDS] = (
+                id(dtype_object),
+                id(key_object),
+                held.words.ctypes.data,
+            )
+        self._table[entry.TABLE_COUNT] = len(self._entries)
+
+
+def _never(x: Any, out: Any, key: Any) -> None:
+    """Leave every call to Python: this interpreter's arrays do not lie in memory as expected."""
