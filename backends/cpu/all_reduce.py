@@ -79,9 +79,9 @@ def _count_symmetric(context):
     """Return how many ranks posted buffers in shared memory, both input and output."""
     count = 0
     for rank in range(get(context, WORLD_SIZE)):
-        if posted_source(context, rank) != NOT_SHARED:
-            if posted_destination(context, rank) != NOT_SHARED:
-                count += 1
+        has_source = posted_source(context, rank) != NOT_SHARED
+        if has_source and posted_destination(context, rank) != NOT_SHARED:
+            count += 1
     return count
 
 

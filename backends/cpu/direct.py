@@ -43,9 +43,7 @@ class DirectCalls:
             holder = capsule(self._table.ctypes.data)
             self.call = builtin(entry.direct_call.address, METH_FASTCALL, holder)
 
-    def learn(
-        self, dtype: np.dtype[Any], key: object, make: Callable[[], CallBlock]
-    ) -> None:
+    def learn(self, dtype: np.dtype[Any], key: object, make: Callable[[], CallBlock]) -> None:
         """Serve arrays of this dtype object with this key object from now on.
 
         Both are kept alive here, so that no other object can take their identity. The oldest entry

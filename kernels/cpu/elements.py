@@ -110,7 +110,7 @@ class NarrowFloat:
         return builder.bitcast(builder.or_(bits, sign), floats)
 
     def encode(self, builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
-        """Round to nearest, ties to even; overflow as ml_dtypes: to infinity, or to NaN without one.
+        """Round to nearest even; overflow goes to infinity or, where there is none, to NaN.
 
         A normal result is rounded on the bits. A subnormal one is rounded by the processor: adding
         2**(1 - bias + shift) leaves the result's integer multiple of the least subnormal in the

@@ -141,7 +141,7 @@ def _call(count: int, returns: Any) -> Any:
     names = ", ".join(f"a{place}" for place in range(count + 1))
     scope: dict[str, Any] = {"build": build}
     # Numba reads an intrinsic's arity from its Python signature, so it has to be spelled out.
-    exec(f"def call(typing_context, {names}):\n    return build(({names}))", scope)
+    exec(f"def call(typing_context, {names}):\n    return build(({names}))", scope)  # noqa: S102
     return intrinsic(scope["call"])
 
 

@@ -82,7 +82,7 @@ def _bitwise(name: str) -> Binary:
 
 @dataclass(frozen=True)
 class Operation:
-    """One reduction: `combine`, and whether inputs are scaled, made 0 or 1, or the result divided."""
+    """One reduction: `combine`, and what is done to inputs before and to the result after it."""
 
     combine: Binary
     scaled: bool = False

@@ -72,7 +72,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is asked for when it is asked for: ``import gpucoll`` itself loads next to nothing."""
+    """Import a public name when it is first asked for: ``import gpucoll`` loads next to nothing."""
     if name not in __all__:
         raise AttributeError(f"module 'gpucoll' has no attribute {name!r}")
     module = importlib.import_module(f"gpucoll.{_HOMES.get(name, 'errors')}")

@@ -56,7 +56,7 @@ class Communicator:
         self._direct_broadcast = backend.direct_broadcast.call
         _open.add(self)
 
-    # --- collectives on arrays ---------------------------------------------------------------------
+    # --- collectives on arrays --------------------------------------------------------------------
 
     def all_reduce(
         self,
@@ -206,7 +206,7 @@ class Communicator:
 
         return Plan(call.run_once, self._raise_status, run_slowly, result)
 
-    # --- collectives on objects ----------------------------------------------------------------------
+    # --- collectives on objects -------------------------------------------------------------------
 
     def broadcast_object(self, value: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
         """Give every rank the root's picklable object; the others' `value` is ignored."""
@@ -272,7 +272,7 @@ class Communicator:
         self._run(collective.spelled, exchange, lambda: None, timeout_s=timeout_s)
         return parts
 
-    # --- more communicators ----------------------------------------------------------------------------
+    # --- more communicators -----------------------------------------------------------------------
 
     def split(
         self, color: int | None, key: int = 0, *, timeout_s: float | None = None
@@ -310,7 +310,7 @@ class Communicator:
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         return create(job, limit, self._group.timeout_s, self._backend.name, self._reason)
 
-    # --- memory, plans, description --------------------------------------------------------------------
+    # --- memory, plans, description ---------------------------------------------------------------
 
     def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
         """Return a new array, values undefined, in memory that the backend uses without a copy.
@@ -339,7 +339,7 @@ class Communicator:
         """Return what was chosen and why, and what is promised; prints as a table."""
         return Description.of(self._group, self._backend, self._reason)
 
-    # --- the end -----------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     @property
     def is_closed(self) -> bool:
@@ -362,7 +362,7 @@ class Communicator:
             self._group.close()
 
     def abort(self) -> None:
-        """Give the communicator up: every rank that waits in it, now or later, raises AbortedError."""
+        """Give the communicator up: every rank raises AbortedError, now or at its next call."""
         if not self._group.is_closed:
             self._group.abort()
 
@@ -383,7 +383,7 @@ class Communicator:
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")
 
-    # --- how calls run -------------------------------------------------------------------------------------
+    # --- how calls run ----------------------------------------------------------------------------
 
     def _run(
         self,
@@ -420,7 +420,7 @@ class Communicator:
             self._entering.release()
 
     def _raise_status(self, status: int) -> None:
-        """Raise for a status of compiled code, unless it only says that Python has to run the call."""
+        """Raise for a status of compiled code, unless it only leaves the call to Python."""
         if status not in (Status.OK, Status.NOT_RUN):
             self._group.raise_for(status)
 

@@ -1,4 +1,4 @@
-"""Every environment variable that gpucoll reads or sets, and every default that one of them changes.
+"""Every environment variable that gpucoll reads or sets, and the defaults that they change.
 
 Nothing else in the package touches ``os.environ`` by a literal name.
 """

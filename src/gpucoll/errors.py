@@ -3,14 +3,14 @@
 ::
 
     GpucollError
-    ├── UsageError                 this rank's call is wrong; nothing moved, the communicator is as before
-    │   ├── ArgumentError          a value (also ValueError): shape, op, root, overlap, read-only out
-    │   ├── ArgumentTypeError      a type (also TypeError): not an array, another library, object dtype
+    ├── UsageError                 this rank's call is wrong; nothing moved, all is as before
+    │   ├── ArgumentError          a value (also ValueError): shape, op, root, overlap, read-only
+    │   ├── ArgumentTypeError      a type (also TypeError): no array, another library, object dtype
     │   └── StateError             not now (also RuntimeError): closed, forked child, second thread
-    ├── MismatchError              the ranks did not make the same call; the communicator stays usable on the CPU
+    ├── MismatchError              the ranks did not make the same call; stays usable on the CPU
     ├── BackendUnavailableError    a backend that is needed cannot serve here: cause and remedy
-    ├── DeadlineError              a wait ran out (also TimeoutError); the communicator is broken
-    ├── PeerLostError              a rank's process is gone, or it closed; the communicator is broken
+    ├── DeadlineError              a wait ran out (also TimeoutError); broken
+    ├── PeerLostError              a rank's process is gone, or it closed; broken
     ├── AbortedError               another rank, or this one, gave the communicator up
     ├── RendezvousError            the ranks could not find each other, or do not belong together
     │   └── AuthenticationError    somebody who may not take part tried to

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
+from typing import Any
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
@@ -82,16 +84,12 @@ class ReduceOp:
         factor : float
             A real number, the same on every rank (it is part of the call's signature). For integer
             dtypes it must be whole. It is rounded to the dtype in which sums are held (float32 for
-            half types).
+            half types); whole numbers beyond 2**53 are rounded to a double.
         """
-        if isinstance(factor, bool) or not isinstance(factor, (int, float)):
-            try:
-                factor = factor.item()  # a NumPy scalar
-            except AttributeError:
-                factor = complex(0, 1)  # type: ignore[assignment]
-        if isinstance(factor, complex):
-            raise ArgumentTypeError("scaled_sum's factor must be a real number")
-        return ReduceOp("scaled_sum", factor)
+        number: Any = factor
+        if isinstance(number, bool) or not isinstance(number, numbers.Real):
+            raise ArgumentTypeError(f"scaled_sum's factor must be a real number; got {number!r}")
+        return ReduceOp("scaled_sum", float(number))
 
     @staticmethod
     def parse(op: object) -> ReduceOp:

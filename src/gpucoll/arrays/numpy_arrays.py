@@ -28,13 +28,13 @@ class Arguments:
 
 def _array_of(x: Any, what: str) -> npt.NDArray[Any]:
     """Return x as an ndarray; ArgumentTypeError where that would hide a mistake."""
-    if isinstance(x, np.ndarray) or isinstance(x, (bool, int, float, complex, np.generic)):
+    if isinstance(x, np.ndarray | np.generic | bool | int | float | complex):
         array = np.asarray(x)
     else:
         kind = f"{type(x).__module__}.{type(x).__qualname__}"
         raise ArgumentTypeError(
-            f"{what} must be a NumPy array or a number; got {kind}. In this version, convert arrays "
-            "of other libraries first (numpy.asarray shares the memory where it can)"
+            f"{what} must be a NumPy array or a number; got {kind}. In this version, convert "
+            "arrays of other libraries first (numpy.asarray shares the memory where it can)"
         )
     if isinstance(x, np.ma.MaskedArray):
         raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")
@@ -107,7 +107,7 @@ def prepare(x: Any, out: Any) -> Arguments:
 
 
 def check_out(x: npt.NDArray[Any], out: Any) -> None:
-    """Raise unless `out` can take a result of x's size and dtype, without touching x by accident."""
+    """Raise unless `out` can take a result of x's size and dtype without harm to x."""
     if not isinstance(out, np.ndarray):
         kind = f"{type(out).__module__}.{type(out).__qualname__}"
         raise ArgumentTypeError(f"out must be of x's library, a NumPy array; got {kind}")
@@ -137,6 +137,6 @@ def _is_same_memory(x: npt.NDArray[Any], out: npt.NDArray[Any]) -> bool:
 
 def _overlaps(x: npt.NDArray[Any], out: npt.NDArray[Any]) -> bool:
     try:
-        return np.shares_memory(x, out, max_work=_OVERLAP_WORK)
+        return np.shares_memory(x, out, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True  # cannot be told in reasonable time: such views are not worth a risk

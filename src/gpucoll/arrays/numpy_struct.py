@@ -1,8 +1,8 @@
 """Where the fields of a NumPy array lie in memory, for code that reads them without Python.
 
-``PyArrayObject_fields`` is part of NumPy's C ABI and has not moved since 1.0; its start is CPython's
-object header, which builds without a global interpreter lock or with debugging change. `matches`
-compares with a real array, and where it fails the compiled entries are not used.
+``PyArrayObject_fields`` is part of NumPy's C ABI and has not moved since 1.0; its start is
+CPython's object header, which builds without a global interpreter lock or for debugging change.
+`matches` compares with a real array, and where it fails the compiled entries are not used.
 Source: numpy/_core/include/numpy/ndarraytypes.h.
 """
 

@@ -70,8 +70,8 @@ def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
     calls = "; ".join(f"{list_ranks(ranks)} called {called}" for called, ranks in groups)
     return MismatchError(
         f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
-        "Nothing was written; make the same calls in the same order on every rank. The communicator "
-        "stays usable"
+        "Nothing was written; make the same calls in the same order on every rank. The "
+        "communicator stays usable"
     )
 
 

@@ -98,7 +98,7 @@ def prepared_call(self, _):
 
 @compiled(_i64(_i64, _i64))
 def queued_call(self, _):
-    """The same for the queue of asynchronous calls, whose turn it is."""
+    """Do the same for the queue of asynchronous calls, whose turn it is."""
     return _run_prepared(self, True)
 
 

@@ -145,8 +145,8 @@ class HostGroup:
         who = f"rank {self.rank} of {self.world_size}"
         if self._is_forked:
             raise StateError(
-                f"this process was forked from {who}: a child cannot use its parent's communicator. "
-                "Start ranks with gpucoll-run or gpucoll.launch instead of forking"
+                f"this process was forked from {who}: a child cannot use its parent's "
+                "communicator. Start ranks with gpucoll-run or gpucoll.launch instead of forking"
             )
         if self.is_closed:
             raise StateError(f"the communicator of {who} is closed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 from dataclasses import dataclass
@@ -39,16 +40,8 @@ _held_life_lines: list[int] = []
 
 def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
     """Return a view of int64 words at an address. Whoever owns the memory must outlive it."""
-
-    class _View:
-        __array_interface__ = {
-            "version": 3,
-            "typestr": "<i8",
-            "shape": (count,),
-            "data": (address, False),
-        }
-
-    return np.asarray(_View())
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_int64))
+    return np.ctypeslib.as_array(pointer, (count,))
 
 
 @dataclass
@@ -69,10 +62,12 @@ class Members:
 
     @property
     def rank(self) -> int:
+        """This process's rank."""
         return self.job.rank
 
     @property
     def world_size(self) -> int:
+        """Number of ranks."""
         return self.job.world_size
 
     def status_address(self, rank: int) -> int:
@@ -178,7 +173,8 @@ def join(job: Job, tune: Any, timeout_s: float) -> Members:
     """
     if job.world_size > layout.MAX_RANKS:
         raise ArgumentError(
-            f"world_size is {job.world_size}, but one host's segment allows {layout.MAX_RANKS} ranks"
+            f"world_size is {job.world_size}, but the segment of one host allows "
+            f"{layout.MAX_RANKS} ranks"
         )
     arena = process_arena()
     life = life_line()

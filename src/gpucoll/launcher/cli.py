@@ -176,6 +176,12 @@ def open_standard_streams() -> None:
             os.set_inheritable(descriptor, True)
 
 
+def say(line: str) -> None:
+    """Write a line to stderr, in one piece."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line ``gpucoll-run`` and return the exit code."""
     open_standard_streams()
@@ -183,12 +189,12 @@ def main(arguments: list[str] | None = None) -> int:
     # A parent may have left it ignored, and then the kernel would throw the ranks' exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
-        compile_kernels(lambda line: print(f"gpucoll-run: {line}", file=sys.stderr, flush=True))
+        compile_kernels(say)
         return Run(options).execute()
     except KeyboardInterrupt:  # only before the ranks are started
         return 128 + signal.SIGINT
     except LaunchError as error:
-        print(f"gpucoll-run: {error}", file=sys.stderr)
+        say(f"gpucoll-run: {error}")
         return EXIT_CANNOT_START
 
 

@@ -117,6 +117,6 @@ def run(
         ) from error
     with call:
         if join is None:
-            compile_kernels(lambda line: print(f"gpucoll: {line}", file=sys.stderr, flush=True))
+            compile_kernels(lambda line: print(line, file=sys.stderr, flush=True))
         name = getattr(function, "__qualname__", None) or repr(function)
         return LaunchJob(name, ranks, timeout_s).execute(call, bind)

@@ -59,4 +59,6 @@ def compile_kernels(report: Callable[[str], None]) -> None:
     try:
         ensure_compiled(report)
     except Exception as error:
-        report(f"could not compile the CPU kernels beforehand ({type(error).__name__}: {error})")
+        report(
+            f"gpucoll: could not compile the kernels beforehand ({type(error).__name__}: {error})"
+        )
