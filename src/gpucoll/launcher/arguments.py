@@ -28,7 +28,8 @@ the program:
 Every line that a rank prints gets its rank in front: [2] text. The launcher's standard input goes
 to rank 0. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are handed on to all ranks; a
 second Ctrl-C kills them. When a rank fails, the others get the grace time to end by themselves,
-then SIGTERM, then, after the same time again, SIGKILL.
+then SIGTERM, then, after the same time again, SIGKILL. What a rank started and left running is
+ended with it.
 
 exit code: 0 when all ranks ended with 0; else that of the rank that failed first, 128 + N if signal
 N killed it; 124 after --timeout; 2 for a wrong command line.
@@ -86,9 +87,12 @@ def make_parser() -> OneLineParser:
     )
     parser.add_argument(
         "--prefix",
-        action=argparse.BooleanOptionalAction,
+        action="store_true",
         default=True,
-        help="put [rank] in front of each line (default: --prefix)",
+        help="put [rank] in front of each line (default)",
+    )
+    parser.add_argument(
+        "--no-prefix", dest="prefix", action="store_false", help="show lines as they are"
     )
     parser.add_argument(
         "--timeout",

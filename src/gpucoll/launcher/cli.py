@@ -193,7 +193,7 @@ def main(arguments: list[str] | None = None) -> int:
         return Run(options).execute()
     except KeyboardInterrupt:  # only before the ranks are started
         return 128 + signal.SIGINT
-    except LaunchError as error:
+    except (LaunchError, OSError) as error:
         say(f"gpucoll-run: {error}")
         return EXIT_CANNOT_START
 

@@ -118,7 +118,7 @@ class LaunchJob:
         """Take note of the end of a rank's process."""
         self.receive(end.rank)
         if end.rank in self.replies:
-            if end.failed:
+            if end.failed and end.known:
                 self.odd_ends.append(end)
         elif not end.by_launcher:
             self.fail(Failure(end.rank, end=end))

@@ -8,6 +8,7 @@ show last.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import shutil
@@ -77,7 +78,7 @@ class OutputRelay:
         self._prefixes = [b"[%d] " % rank if prefix else b"" for rank in range(ranks)]
         self._terminals = {stream: is_terminal(stream) for stream in streams}
         self._unfinished: dict[tuple[int, int], None] = {}
-        """Rank and stream of the unfinished lines on terminals, the one written to last at the end."""
+        """(rank, stream) of unfinished lines on terminals; the one written to last is the last."""
         self._drawn_on: int | None = None
 
     def feed(self, rank: int, stream: int, data: bytes) -> list[bytes]:
@@ -121,14 +122,19 @@ class OutputRelay:
         if self._unfinished:
             rank, stream = next(reversed(self._unfinished))
             line = self._prefixes[rank] + self._assemblers[rank, stream].unfinished
-            self._write(stream, fitted(line))
+            try:
+                self._write(stream, fitted(line))
+            except OSError:  # the terminal is gone: the next whole line will meet that too
+                self._unfinished.clear()
+                return
             self._drawn_on = stream
 
     def finish(self) -> None:
         """Wipe an unfinished line that is still shown."""
-        if self._drawn_on is not None:
-            write_all(self._drawn_on, WIPE)
-            self._drawn_on = None
+        drawn_on, self._drawn_on = self._drawn_on, None
+        if drawn_on is not None:
+            with contextlib.suppress(OSError):
+                write_all(drawn_on, WIPE)
 
     def _write(self, stream: int, data: bytes) -> None:
         if self._terminals[stream]:

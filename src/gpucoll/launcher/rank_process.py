@@ -57,6 +57,11 @@ class RankEnd:
         return self.exit_code != 0
 
     @property
+    def known(self) -> bool:
+        """Whether anything is known about how it ended."""
+        return self.exit_code is not None or self.signal_number is not None
+
+    @property
     def status(self) -> int:
         """The exit code that stands for this end: the rank's own, or 128 + the signal's number."""
         if self.signal_number is not None:
@@ -70,7 +75,7 @@ class RankEnd:
             unasked = self.signal_number == signal.SIGKILL and not self.by_launcher
             hint = " (by the kernel for want of memory, or by somebody)" if unasked else ""
             return f"was killed by {signal_name(self.signal_number)}{hint}"
-        if self.exit_code is None:
+        if not self.known:
             return "ended, and something else in this process collected its exit code"
         return f"ended with exit code {self.exit_code}"
 
