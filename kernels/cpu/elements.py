@@ -87,6 +87,11 @@ class NarrowFloat:
     def storage(self) -> ir.IntType:
         return I16 if self.exponent_bits + self.mantissa_bits == 15 else I8
 
+    @property
+    def has_range_of_float32(self) -> bool:
+        """Whether the exponents are float32's (bfloat16): the bits alone convert."""
+        return self.exponent_bits == 8
+
     def decode(self, builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
         """Widen to float32, exactly.
 
@@ -96,6 +101,8 @@ class NarrowFloat:
         lanes = _lanes(raw)
         ints, floats = vector(I32, lanes), vector(F32, lanes)
         code = builder.zext(raw, ints)
+        if self.has_range_of_float32:
+            return builder.bitcast(builder.shl(code, constant(ints, self.shift)), floats)
         magnitude = builder.and_(code, constant(ints, self.magnitude_mask))
         sign = builder.shl(
             builder.lshr(code, constant(ints, self.storage.width - 1)), constant(ints, 31)
@@ -119,6 +126,8 @@ class NarrowFloat:
         lanes = _lanes(value)
         ints, floats = vector(I32, lanes), vector(F32, lanes)
         bits = builder.bitcast(value, ints)
+        if self.has_range_of_float32:
+            return self._encode_bits(builder, value, bits)
         magnitude = builder.and_(bits, constant(ints, 0x7FFFFFFF))
         odd = builder.and_(builder.lshr(magnitude, constant(ints, self.shift)), constant(ints, 1))
         bump = builder.add(odd, constant(ints, (1 << (self.shift - 1)) - 1))
@@ -140,6 +149,16 @@ class NarrowFloat:
             constant(ints, self.magnitude_mask + 1),
         )
         return builder.trunc(builder.or_(code, sign), vector(self.storage, lanes))
+
+    def _encode_bits(self, builder: ir.IRBuilder, value: ir.Value, bits: ir.Value) -> ir.Value:
+        """Round on the bits: the carry of a full mantissa gives the next exponent, or infinity."""
+        ints = bits.type
+        odd = builder.and_(builder.lshr(bits, constant(ints, self.shift)), constant(ints, 1))
+        bump = builder.add(odd, constant(ints, (1 << (self.shift - 1)) - 1))
+        code = builder.lshr(builder.add(bits, bump), constant(ints, self.shift))
+        is_nan = builder.fcmp_unordered("uno", value, value)
+        code = builder.select(is_nan, constant(ints, self.nan_code), code)
+        return builder.trunc(code, vector(self.storage, _lanes(value)))
 
 
 def _half_to_float(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
