@@ -27,6 +27,10 @@ from gpucoll.transport.layout import Context
 SLICE_ALIGNMENT = 256
 """Slices are whole blocks of the reduce kernel: only the last one has a tail."""
 
+PREFETCH_MIN_BYTES = 64 << 10
+"""Smaller slices are not prefetched: what lies ahead would be the next rank's slice."""
+
+_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 _SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 
 
@@ -58,7 +62,7 @@ def reduce_symmetric(context, call):
             world_size,
             (stop - start) // get(call, PART_BYTES),
             get(call, PARAMETER),
-            0,
+            get(context, _PREFETCH_BYTES) if stop - start >= PREFETCH_MIN_BYTES else 0,
         )
     signal_done(context)
     return wait_all_done(context, get(context, SEQUENCE))

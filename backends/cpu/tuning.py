@@ -31,7 +31,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "one_shot_bytes": (16 if crowded else 32) * KIB,
         "chunk_bytes": max(64, 4 * world_size) * KIB if world_size > 2 else 128 * KIB,
         "symmetric_min_bytes": (8 if crowded else 2) * KIB,
-        "prefetch_bytes": 1024 if world_size == 2 else 512,
+        "prefetch_bytes": 1024,
         "initial_sequence": 0,
     }
     for name, value in config.cpu_tuning().items():

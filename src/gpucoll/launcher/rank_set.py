@@ -12,7 +12,7 @@ from types import TracebackType
 from gpucoll.errors import LaunchError
 from gpucoll.launcher.events import EventLoop
 from gpucoll.launcher.rank_process import DRAIN_READS, RankCommand, RankEnd, RankProcess
-from gpucoll.launcher.signals import deferred_signals
+from gpucoll.launcher.signals import deferred_signals, woken_by_signals
 
 __all__ = ["RankSet"]
 
@@ -106,8 +106,9 @@ class RankSet:
 
     def run(self) -> None:
         """Serve the ranks until all have ended."""
-        while self._running or self._left_over:
-            self.loop.run_once()
+        with woken_by_signals(self.loop):
+            while self._running or self._left_over:
+                self.loop.run_once()
 
     # --- ending -----------------------------------------------------------------------------------
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
 
-__all__ = ["FORWARDED", "deferred_signals", "handlers"]
+from gpucoll.launcher.events import EventLoop
+
+__all__ = ["FORWARDED", "deferred_signals", "handlers", "woken_by_signals"]
 
 FORWARDED = (
     signal.SIGINT,
@@ -56,3 +60,35 @@ def handlers(callbacks: Mapping[signal.Signals, Callable[[int], None]]) -> Itera
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def woken_by_signals(loop: EventLoop) -> Iterator[None]:
+    """Have signals wake the loop, within the block.
+
+    Python runs its handlers between instructions. A signal that arrives after the last of them and
+    before the system call that waits does not interrupt the waiting, and its handler would run only
+    after the next event. So the C handler writes to a pipe that the loop watches.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    read_end, write_end = os.pipe()
+    os.set_blocking(read_end, False)
+    os.set_blocking(write_end, False)
+    before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+
+    def drain() -> None:
+        numbers = os.read(read_end, 4096)
+        if before >= 0:  # an asyncio loop further up, which will want to know
+            with contextlib.suppress(OSError):
+                os.write(before, numbers)
+
+    loop.add_reader(read_end, drain)
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(before)
+        loop.remove_reader(read_end)
+        os.close(read_end)
+        os.close(write_end)
