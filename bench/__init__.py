@@ -3,15 +3,18 @@
 ::
 
     cli            the command: what to run, exit codes
-    ├── arguments      the command line -> Options
+    ├── arguments      the command line -> Options (argument_types: what each may look like)
     ├── peers          the libraries to compare with: where they are, how they start
+    ├── starts         how the ranks of each library come to be: processes, environment, CPUs
     ├── groups         the ranks of one library as processes of their own, commanded over a socket
+    │   └── rank_processes    those processes, and what became of them
     ├── launched       the same for ranks that a launcher has started
     ├── measure        one size: check, calibrate, then the interleaved rounds
     │   └── estimates      samples -> time, ratio and its interval
     ├── collectives    what each collective is called, moves and may be asked for
     ├── results        what was measured, and its JSON
     ├── table          ... as nccl-tests' table
+    ├── progress       the bar meanwhile
     ├── environment    the machine and the versions beside every figure
     └── report         JSON -> the tables of docs/performance.md
 

@@ -91,19 +91,12 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     parser = build_parser()
     given = parser.parse_args(arguments)
     traits = COLLECTIVES[given.collective]
-    if not traits.has_data and (given.symmetric or given.limit):
-        parser.error(f"{given.collective} has no arrays: --symmetric and --limit mean nothing here")
-    if given.plan and not traits.planned:
-        parser.error(f"{given.collective} has no plan: --plan is for all_reduce")
-    if given.last < given.first:
-        parser.error(f"-e {given.last} is smaller than -b {given.first} (both in bytes)")
-    if given.ranks is not None and not 0 <= given.root < given.ranks:
-        parser.error(f"-r {given.root}: the root must be one of the {given.ranks} ranks, 0 to "
-                     f"{given.ranks - 1}")  # fmt: skip
+    refuse_contradictions(parser, given, traits)
     combinations = [("none", "none")]
     if traits.has_data:
-        redops = given.redop if traits.reduces else ["none"]
-        combinations = [(d, o) for d in given.dtype for o in redops if allows(d, o)]
+        combinations = [(dtype, "none") for dtype in given.dtype]
+    if traits.reduces:
+        combinations = [(d, o) for d in given.dtype for o in given.redop if allows(d, o)]
     if not combinations:
         parser.error(f"-o {','.join(given.redop)} is not defined on -d {','.join(given.dtype)}")
     return Options(
@@ -126,6 +119,23 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
     )  # fmt: skip
+
+
+def refuse_contradictions(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, traits: Collective
+) -> None:
+    """End the program where arguments that are right by themselves cannot be meant together."""
+    if not traits.has_data and (given.symmetric or given.limit):
+        parser.error(f"{given.collective} has no arrays: --symmetric and --limit mean nothing here")
+    if given.plan and not traits.planned:
+        parser.error(f"{given.collective} has no plan: --plan is for all_reduce")
+    if given.last < given.first:
+        parser.error(f"-e {given.last} is smaller than -b {given.first} (both in bytes)")
+    if given.ranks is not None and not 0 <= given.root < given.ranks:
+        last = given.ranks - 1
+        parser.error(
+            f"-r {given.root}: the root must be one of the {given.ranks} ranks, 0 to {last}"
+        )
 
 
 def build_parser() -> argparse.ArgumentParser:

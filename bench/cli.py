@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,8 +20,10 @@ from gpucoll.bench.arguments import Options, parse
 from gpucoll.bench.groups import Group, GroupError, ProcessGroup
 from gpucoll.bench.measure import Bench
 from gpucoll.bench.peers import LocatedPeer, PeerMissingError, locate
+from gpucoll.bench.rank.inputs import STORAGE
 from gpucoll.bench.results import Results, Row
 from gpucoll.bench.starts import cpus_of_ranks, own_group, peer_group
+from gpucoll.errors import GpucollError
 from gpucoll.topology import usable_cpu_count
 
 __all__ = ["main"]
@@ -50,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (CannotMeasureError, PeerMissingError) as error:
         complain(str(error))
         return EXIT_USAGE
-    except GroupError as error:
+    except (GroupError, GpucollError) as error:
         complain(str(error))
         return EXIT_WRONG
     except KeyboardInterrupt:
@@ -66,14 +70,14 @@ def run_alone(options: Options) -> int:
     """Start the ranks of every library, measure, end them."""
     ranks = options.ranks or min(max(usable_cpu_count(), 2), 8)
     check_root(options, ranks)
+    check_dtypes(options)
     check_json_path(options.json_path)
     located = [locate(name, place) for name, place in options.compare.items()]
     check_memory(options, ranks, len(located))
     compile_kernels()
     cpus = cpus_of_ranks(ranks)
     with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-"))
-        peers = start_peers(options, located, ranks, cpus, Path(folder), stack)
+        peers = start_peers(options, located, ranks, cpus, stack) if located else []
         own = own_group(ranks, cpus, options.timeout_s)
         stack.callback(own.close)
         own.join(max(options.timeout_s, START_S))
@@ -84,28 +88,20 @@ def run_launched(options: Options) -> int:
     """Measure with the ranks that a launcher has started; only rank 0 speaks."""
     import gpucoll
 
-    if options.compare:
-        raise CannotMeasureError(
-            "--compare starts the ranks of every library itself, and these have been started by a "
-            "launcher: run gpucoll-bench --ranks P --compare ... without one"
-        )
     with gpucoll.init(timeout_s=options.timeout_s) as comm:
-        if options.ranks not in (None, comm.world_size):
+        try:
+            check_launched(options, comm.world_size)
+        except CannotMeasureError:
             if comm.rank:
                 return EXIT_USAGE
-            raise CannotMeasureError(
-                f"--ranks {options.ranks}: the launcher has started {comm.world_size} ranks; leave "
-                "--ranks out, or start as many"
-            )
-        check_root(options, comm.world_size)
+            raise
         if comm.rank:
             launched.follow(comm)
             return EXIT_RIGHT
-        check_json_path(options.json_path)
         with ExitStack() as stack:
             own = launched.LaunchedGroup(comm)
             stack.callback(own.close)
-            return measure(options, own, [], [])
+            return measure(options, own, [], own.cpus)
 
 
 def start_peers(
@@ -113,13 +109,13 @@ def start_peers(
     located: list[LocatedPeer],
     ranks: int,
     cpus: list[int],
-    folder: Path,
     stack: ExitStack,
 ) -> list[ProcessGroup]:
     """Start all peers at once, then wait for each; what has been started is on the stack."""
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-"))
     groups = []
     for one in located:
-        group = peer_group(one, ranks, cpus, options.timeout_s, folder)
+        group = peer_group(one, ranks, cpus, options.timeout_s, Path(folder))
         stack.callback(group.close)
         groups.append(group)
     for one, group in zip(located, groups, strict=True):
@@ -167,7 +163,10 @@ def compile_kernels() -> None:
     """Compile the kernels if they are not in the cache, saying so: it takes seconds."""
     from gpucoll.backends.cpu.precompile import ensure_compiled
 
-    ensure_compiled(report=lambda line: print(f"# {line}", file=sys.stderr, flush=True))
+    try:
+        ensure_compiled(report=lambda line: print(f"# {line}", file=sys.stderr, flush=True))
+    except subprocess.CalledProcessError as error:
+        raise CannotMeasureError(f"the kernels do not compile here: {error}") from error
 
 
 def under_launcher(variables: Mapping[str, str]) -> bool:
@@ -175,11 +174,38 @@ def under_launcher(variables: Mapping[str, str]) -> bool:
     return config.WORLD_SIZE in variables or {"RANK", "WORLD_SIZE"} <= variables.keys()
 
 
+def check_launched(options: Options, ranks: int) -> None:
+    """Refuse what the ranks of a launcher cannot do."""
+    if options.compare:
+        raise CannotMeasureError(
+            "--compare starts the ranks of every library itself, and these have been started by a "
+            "launcher: run gpucoll-bench --ranks P --compare ... without one"
+        )
+    if options.ranks not in (None, ranks):
+        raise CannotMeasureError(
+            f"--ranks {options.ranks}: the launcher has started {ranks} ranks; leave --ranks out, "
+            "or start as many"
+        )
+    check_root(options, ranks)
+    check_dtypes(options)
+    check_json_path(options.json_path)
+
+
 def check_root(options: Options, ranks: int) -> None:
     """Refuse a root that is none of the ranks."""
     if options.traits.has_root and options.root >= ranks:
         raise CannotMeasureError(
             f"-r {options.root}: there are only {ranks} ranks, 0 to {ranks - 1}"
+        )
+
+
+def check_dtypes(options: Options) -> None:
+    """Refuse the dtypes that NumPy has through ml_dtypes alone, where that is missing."""
+    needing = {dtype for dtype, _ in options.combinations if dtype in STORAGE}
+    if needing and importlib.util.find_spec("ml_dtypes") is None:
+        raise CannotMeasureError(
+            f"-d {','.join(sorted(needing))} needs ml_dtypes, which is not installed: "
+            "pip install ml_dtypes"
         )
 
 

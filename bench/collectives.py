@@ -1,4 +1,4 @@
-"""What the bench knows of each collective, dtype and reduction: one row each.
+"""What the bench knows of each collective: one row each; dtypes and reductions are gpucoll's.
 
 A further collective is one more row here and one more line in `loop` of each library in `rank`.
 """
@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpucoll.bench.rank.inputs import storage
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.types import BUILT_IN, DTYPES, ReduceOp
 
 __all__ = ["COLLECTIVES", "DTYPES", "DTYPE_ALIASES", "REDOPS", "Collective", "allows", "item_bytes"]
 
@@ -47,25 +49,19 @@ COLLECTIVES = {
     "barrier": Collective(False, False, False, False, lambda ranks: 0.0),
 }
 
-DTYPES = (
-    "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
-    "float16", "bfloat16", "float32", "float64", "complex64", "complex128",
-    "float8_e4m3fn", "float8_e5m2",
-)  # fmt: skip
-
 DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}
 """nccl-tests' names, where they are others."""
 
-REDOPS = ("sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor")
+REDOPS = tuple(BUILT_IN)
 
 
 def allows(dtype: str, redop: str) -> bool:
     """Return whether a reduction is defined on a dtype."""
-    if redop in ("band", "bor", "bxor"):
-        return "int" in dtype or dtype == "bool"
-    if dtype.startswith("complex"):
-        return redop not in ("min", "max")
-    return not (dtype == "bool" and redop == "avg")
+    try:
+        ReduceOp.parse(redop).check_dtype(dtype)
+    except ArgumentTypeError:
+        return False
+    return True
 
 
 def item_bytes(dtype: str) -> int:

@@ -29,7 +29,7 @@ from gpucoll.bench.rank_processes import (
 
 __all__ = ["Group", "GroupError", "ProcessGroup"]
 
-GRACE_S = 1.0  # for the other ranks to say what they know, once one of them has failed
+GRACE_S = 0.5  # for the other ranks to say what they know, once one of them has failed
 END_S = 10.0  # for the ranks to leave by themselves
 
 

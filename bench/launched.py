@@ -26,7 +26,13 @@ class LaunchedGroup:
         self.ranks: int = comm.world_size
         self._comm = comm
         self._session = Session(Own(comm))
-        self.versions: dict[str, str] = self._session.describe()["versions"]
+        described = self.call("describe", 0.0)
+        self.versions: dict[str, str] = described[0]["versions"]
+        masks = [one["cpus"] for one in described]
+        self.cpus: list[int] = [cpus[0] for cpus in masks if len(cpus) == 1]
+        """The CPU of each rank, where the launcher has bound each to one; else empty."""
+        if len(self.cpus) != self.ranks:
+            self.cpus = []
 
     def call(self, do: str, timeout_s: float, **arguments: Any) -> list[Answer]:
         """Have every rank carry a command out; return their answers in rank order.

@@ -106,7 +106,7 @@ def explain(
     said = {rank.number for rank in ranks if rank.failed()}
     ended = [process for process in processes if process.ended]
     # Who died without a word comes first: it makes the others complain.
-    lines = {
+    lines: dict[int | None, str] = {
         process.start.rank: f"rank {process.start.rank} of {expected} {process.fate()}"
         for process in ended
         if process.start.rank is not None and process.start.rank not in said

@@ -10,6 +10,8 @@ import pytest
 
 import gpucoll
 from gpucoll.version import __version__
+from tests.dtypes import covering
+from tests.ranks import Pools, RankServer
 
 # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
 LAUNCHER_VARIABLES = (
@@ -45,3 +47,19 @@ def no_second_copy_of_a_folder():
     yield
     loaded = [name for name in BARE_FOLDERS if name in sys.modules]
     assert not loaded, f"imported by bare name, a second copy: {loaded}; import gpucoll.<name>"
+
+
+@pytest.fixture(scope="session")
+def rank_server():
+    """The process that real ranks are forked from; see `tests.ranks`."""
+    with RankServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def ranks(rank_server):
+    """Real ranks: ``ranks.call(4, function)`` returns ``function(comm)`` of each of four."""
+    rank_server.compile(covering())  # once, instead of once in every rank
+    pools = Pools(rank_server)
+    yield pools
+    pools.close()

@@ -219,7 +219,7 @@ class TestCpuSets:
 
     def test_a_small_node_gives_its_core_before_any_core_is_shared(self, tmp_path):
         # Node 0: one core of four threads. Node 1: three cores of one thread.
-        cpus = {cpu: (0, 0, 0, 0) for cpu in range(4)}
+        cpus = dict.fromkeys(range(4), (0, 0, 0, 0))
         cpus |= {cpu: (0, 1, 4, cpu) for cpu in range(4, 7)}
         root = machine(tmp_path, files=cpu_files(cpus))
         assert cpu_sets(4, cpus, root) == [{0, 1, 2, 3}, {4}, {5}, {6}]

@@ -97,10 +97,17 @@ def _receive_chunks(context, call):
 
 
 @inline
-def _advance_chunks(context, call):
+def _advance_chunks(context, call, unused_lines, status):
+    """Count this call's chunks; move my word that it did not use along with them.
+
+    A root never sets its "reduced" word and a reader never its "filled" one. Left behind for 2**31
+    chunks (hours of broadcasts from one root) they would look as if they were ahead.
+    """
     chunk_bytes = get(context, _CHUNK_BYTES)
     chunks = (get(call, SIZE_BYTES) + chunk_bytes - 1) // chunk_bytes
     put(context, _CHUNK, get(context, _CHUNK) + chunks)
+    if status == OK:
+        signal(get(context, unused_lines) + get(context, RANK) * LINE, get(context, _CHUNK))
 
 
 @inline
@@ -123,7 +130,7 @@ def _send(context, call):
         return OK
     put(context, PATH, _STAGED)
     status = _send_chunks(context, call)
-    _advance_chunks(context, call)
+    _advance_chunks(context, call, _REDUCED, status)
     return status
 
 
@@ -147,7 +154,7 @@ def _receive(context, call):
         return OK
     put(context, PATH, _STAGED)
     status = _receive_chunks(context, call)
-    _advance_chunks(context, call)
+    _advance_chunks(context, call, _FILLED, status)
     return status
 
 

@@ -7,7 +7,6 @@ new pairs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -49,8 +48,6 @@ class DirectCalls:
         Both are kept alive here, so that no other object can take their identity. The oldest entry
         goes when the table is full.
         """
-        if isinstance(key, str):
-            key = sys.intern(key)
         if any(known is dtype and held is key for known, held, _ in self._entries):
             return
         block = make()

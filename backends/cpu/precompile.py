@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -38,7 +39,10 @@ def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
         return False
     if report is not None:
         report("gpucoll: compiling the CPU kernels once for this machine (about 10 s) ...")
-    subprocess.run([sys.executable, "-m", __name__], check=True)
+    path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
+    subprocess.run(
+        [sys.executable, "-m", __name__], check=True, env={**os.environ, "PYTHONPATH": path}
+    )
     return True
 
 

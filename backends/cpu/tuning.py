@@ -46,6 +46,8 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         raise ArgumentError(
             f"{config.CPU_TUNING}: one_shot_bytes must be a multiple of 64 in 64..{1 << 20}"
         )
+    if not 0 <= values["initial_sequence"] < 2**31:  # flags start at 0, which must lie behind it
+        raise ArgumentError(f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - 1}")
     return Tuning(**values)
 
 

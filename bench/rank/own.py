@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
 from importlib.metadata import PackageNotFoundError, version
 from itertools import repeat
@@ -53,11 +55,12 @@ class Own:
             return repeated(self.comm.barrier)
         source = typed(call.source, call.dtype)
         destination = source if call.in_place else typed(call.destination, call.dtype)
+        redop = sys.intern(call.redop)  # the very object that a literal in a program is
         if call.variant == "plan":
-            return repeated(self.comm.plan_all_reduce(source, call.redop, out=destination))
+            return repeated(self.comm.plan_all_reduce(source, redop, out=destination))
         if call.collective == "broadcast":
             return into(self.comm.broadcast, source, call.root, destination)
-        return into(self.comm.all_reduce, source, call.redop, destination)
+        return into(self.comm.all_reduce, source, redop, destination)
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -97,6 +100,10 @@ def into(method: Any, source: Array, second: str | int, destination: Array) -> L
     return run
 
 
+PREFETCH_BYTES = 1024
+"""Lines are taken for writing this far ahead: without it a copy of 64 MiB takes a fifth longer."""
+
+
 def streaming(call: Call) -> Loop:
     """Return the loop that moves the bytes which no all_reduce can do without, and nothing else.
 
@@ -104,9 +111,19 @@ def streaming(call: Call) -> Loop:
     ``x = x + x``, out of place a copy; in float32 or bytes whatever the dtype, for it is the
     memory's limit.
     """
-    from gpucoll.kernels.cpu.reduce import reduce_arrays
+    from gpucoll.kernels.cpu.reduce import KERNEL_ARGUMENTS, reduce_kernel
 
-    narrow = np.float32 if call.source.nbytes % 4 == 0 else np.uint8
-    source, destination = call.source.view(narrow), call.destination.view(narrow)
-    sources = [source, source] if call.in_place else [source]
-    return repeated(reduce_arrays, "sum", [destination], sources)
+    source, destination = call.source, call.destination
+    narrow = np.dtype(np.float32 if source.nbytes % 4 == 0 else np.uint8)
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(KERNEL_ARGUMENTS))(
+        reduce_kernel(narrow.name, "sum")
+    )
+    sources = np.array([source.ctypes.data] * (2 if call.in_place else 1), np.int64)
+    destinations = np.array([destination.ctypes.data], np.int64)
+    addresses = (destinations.ctypes.data, 1, sources.ctypes.data, len(sources))
+    count = source.nbytes // narrow.itemsize
+
+    def stream(_held: object = (destinations, sources)) -> None:
+        kernel(*addresses, count, 0, PREFETCH_BYTES)
+
+    return repeated(stream)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -53,11 +54,12 @@ class Session:
             }
 
     def describe(self) -> dict[str, Any]:
-        """Return who this rank is, and the library's versions."""
+        """Return who this rank is, where it may run, and the library's versions."""
         library = self.library
         return {
             "rank": library.rank,
             "world_size": library.world_size,
+            "cpus": sorted(os.sched_getaffinity(0)),
             "versions": library.versions(),
         }
 

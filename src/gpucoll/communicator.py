@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import pickle
 import secrets
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -117,6 +118,10 @@ class Communicator:
             if result is not None:
                 return result
             self._raise_status(int(self._group.context[Context.STATUS]))
+        if type(op) is str and sys.intern(op) is not op:  # known by identity, see DirectCalls
+            return self.all_reduce(
+                x, sys.intern(op), out=out, async_op=async_op, timeout_s=timeout_s
+            )
         parsed = ReduceOp.parse(op)
         arguments = numpy_arrays.prepare(x, out)
         call = self._backend.all_reduce(arguments.source, arguments.destination, parsed)
@@ -172,6 +177,11 @@ class Communicator:
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when every rank has called it."""
+        if timeout_s is None:
+            status = self._channel.run_barrier()
+            if status == Status.OK:
+                return
+            self._raise_status(status)
         self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s)
 
     def plan_all_reduce(self, x: Any, op: str | ReduceOp = "sum", *, out: Any = None) -> Plan:
@@ -354,6 +364,11 @@ class Communicator:
         """
         if self._group.is_closed:
             return
+        if self._group.is_running and not self._queue.is_busy:
+            raise StateError(
+                f"rank {self.rank} of {self.world_size} is in a call on this communicator in "
+                "another thread: close it after that, or abort it"
+            )
         try:
             self._queue.stop(self._group.timeout_s)
             self._queue.raise_unseen()
@@ -373,6 +388,8 @@ class Communicator:
         if kind is None:
             self.close()
             return
+        if self._queue.is_busy:
+            self.abort()  # nobody will wait for what is still going on
         with contextlib.suppress(GpucollError):  # the first error is the one to see
             self.close()
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from gpucoll.bench import cli
+from gpucoll.bench import cli, peers
 
 SHORT = ["--ranks", "2", "-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
 
@@ -102,8 +103,8 @@ def test_a_rank_that_does_not_join(on_double, capfd):
 
 def test_a_rank_that_hangs_meets_the_deadline(on_double, capfd):
     on_double("hang:1")
-    assert cli.main([*SHORT, "--timeout", "0.5"]) == 1
-    assert "no answer from ranks 0, 1 of 2 within 0.5 s" in capfd.readouterr().err
+    assert cli.main([*SHORT, "--timeout", "1"]) == 1
+    assert "no answer from ranks 0, 1 of 2 within 1 s" in capfd.readouterr().err
 
 
 def test_peers_beside_gpucoll(on_double, double_peer, capfd):
@@ -118,11 +119,11 @@ def test_peers_beside_gpucoll(on_double, double_peer, capfd):
 def test_a_peer_that_hangs_is_given_up_and_the_run_goes_on(on_double, double_peer, tmp_path, capfd):
     double_peer("gloo", "hang:1")
     path = tmp_path / "result.json"
-    arguments = [*SHORT, "--compare", "gloo", "--timeout", "0.5", "--json", str(path)]
+    arguments = [*SHORT, "--compare", "gloo", "--timeout", "1", "--json", str(path)]
     assert cli.main(arguments) == 1
     captured = capfd.readouterr()
     assert [row[-1] for row in results(captured.out)] == ["gpucoll"] * 3
-    assert "gloo: no answer from ranks 0, 1 of 2 within 0.5 s" in captured.err
+    assert "gloo: no answer from ranks 0, 1 of 2 within 1 s" in captured.err
     assert "gloo was ended, and is left out from here on" in captured.err
     assert "# Given up: gloo: no answer" in captured.out
     assert "no answer" in json.loads(path.read_text())["environment"]["failures"][0]
@@ -168,10 +169,6 @@ def test_another_mpi_in_the_environment_is_not_taken_for_it(
     on_double, double_peer, mpi_environment, monkeypatch, capfd
 ):
     double_peer("mpich")
-    from dataclasses import replace
-
-    from gpucoll.bench import peers
-
     monkeypatch.setitem(peers.PEERS, "mpich", replace(peers.PEERS["mpich"], signature="MPICH"))
     assert cli.main([*SHORT, "--compare", f"mpich={mpi_environment}"]) == 2
     assert "is another one: Double 1.0" in capfd.readouterr().err
@@ -186,3 +183,10 @@ def test_too_little_memory_is_seen_before_anything_starts(on_double, monkeypatch
 def test_a_place_where_no_json_can_be_written(on_double, tmp_path, capfd):
     assert cli.main([*SHORT, "--json", str(tmp_path / "no" / "folder" / "r.json")]) == 2
     assert "no file can be written there" in capfd.readouterr().err
+
+
+def test_dtypes_that_need_another_package(on_double, monkeypatch, capfd):
+    monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main([*SHORT, "-d", "float32,bfloat16"]) == 2
+    assert "-d bfloat16 needs ml_dtypes, which is not installed" in capfd.readouterr().err

@@ -42,8 +42,11 @@ def measuring(tmp_path):
     }
     double = Path(__file__).with_name("double_command.py")
     command = [sys.executable, str(double), *ENDLESS]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, env=environment, **pipes) as process:
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
         try:
             while "(elements)" not in (line := process.stdout.readline()):
                 assert line, process.stderr.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -47,7 +48,9 @@ class Running:
             at = self.seen[stream].find(text.encode(), self._position[stream])
             if at >= 0:
                 self._position[stream] = at + len(text)
-                return self.seen[stream][self.seen[stream].rfind(b"\n", 0, at) + 1 : at + len(text)].decode()
+                return self.seen[stream][
+                    self.seen[stream].rfind(b"\n", 0, at) + 1 : at + len(text)
+                ].decode()
             assert self._read_more(stream, deadline), f"{text!r} did not come: {self.seen}"
 
     def wait_for_all(self, texts, stream=1):
@@ -59,6 +62,7 @@ class Running:
 
     def _read_more(self, stream, deadline):
         pipe = self.process.stdout if stream == 1 else self.process.stderr
+        assert pipe is not None
         ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
         data = os.read(pipe.fileno(), 65536) if ready else b""
         self.seen[stream] += data
@@ -136,6 +140,10 @@ class Watched:
 
     def add(self, pid):
         self._descriptors[int(pid)] = os.pidfd_open(int(pid))
+
+    def add_if_running(self, pid):
+        with contextlib.suppress(ProcessLookupError):
+            self.add(pid)
 
     def all_ended(self, timeout_s=WAIT_S):
         """Return whether all of them end within the time."""

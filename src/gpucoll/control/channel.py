@@ -26,12 +26,14 @@ class ControlChannel:
     def __init__(self, group: HostGroup) -> None:
         self._group = group
         self._piece_bytes = group.members.tuning.one_shot_bytes
+        self._barrier = CallBlock(Collective.BARRIER, exchange_loop.address)
+        self._barrier.set_arrays((0,), 0, 0)
+        self.run_barrier = group.prepare(self._barrier)
+        """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when every rank has arrived."""
-        call = CallBlock(Collective.BARRIER, exchange_loop.address)
-        call.set_arrays((0,), 0, 0)
-        self._group.run(call, timeout_s)
+        self._group.run(self._barrier, timeout_s)
 
     def all_gather_bytes(
         self,

@@ -7,6 +7,7 @@ say what happened. Backends add loops; `control.channel` adds objects.
 from __future__ import annotations
 
 import os
+import warnings
 import weakref
 from collections.abc import Callable
 
@@ -132,7 +133,7 @@ class HostGroup:
         if self.context[Context.STATE] == State.IDLE:
             return
         self.check_open()
-        if self.context[Context.STATE] == State.BUSY:
+        if self.is_running:
             raise StateError(
                 f"another thread of rank {self.rank} of {self.world_size} is in a call on this "
                 "communicator: one thread at a time, or one communicator per thread (duplicate)"
@@ -162,6 +163,11 @@ class HostGroup:
             recovery.announce(self)
         self.raise_if_aborted()
         raise recovery.answer(self)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call is running at this moment, in some thread."""
+        return bool(self.context[Context.STATE] == State.BUSY)
 
     @property
     def path(self) -> int:
@@ -197,15 +203,27 @@ class HostGroup:
     # --- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Say that this rank takes part no more, and let go of everything shared."""
+        """Say that this rank takes part no more, and let go of everything shared.
+
+        Under a call that still runs in another thread the memory stays until the process ends.
+        """
         if self.is_closed or self._is_forked:
             return
         self.is_closed = True
+        if self.is_running:
+            self.abort()
+            return
         self.context[Context.STATE] = State.NEEDS_PYTHON
         words = self.members.status_words(self.rank)
         words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]
         event_store.ctypes(self.members.status_address(self.rank) + layout.STATUS_CLOSED, 1)
         self.members.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "is_closed", True) and not self._is_forked:
+            text = f"communicator of rank {self.rank} of {self.world_size} was not closed"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+            self.close()
 
     def forget_in_child(self) -> None:
         """Make this unusable in a forked child, without touching anything that is shared."""

@@ -70,6 +70,16 @@ def make_parser() -> OneLineParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    add_options(parser)
+    parser.add_argument(
+        "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    return parser
+
+
+def add_options(parser: OneLineParser) -> None:
+    """Add what stands before the program."""
     parser.add_argument(
         "-n",
         "--ranks",
@@ -106,11 +116,6 @@ def make_parser() -> OneLineParser:
         metavar="S",
         help="grace time in seconds (default: GPUCOLL_GRACE_S, or 5)",
     )
-    parser.add_argument(
-        "-m", dest="module", metavar="MODULE", help="run a module, as python -m does"
-    )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
-    return parser
 
 
 def rank_count(text: str) -> int:

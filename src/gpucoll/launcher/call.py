@@ -189,6 +189,7 @@ class ReplyReader:
         if self._length is None or size < LENGTH.size + self._length:
             return None
         reply = pickle.loads(self._data.getbuffer()[LENGTH.size :])
+        self._data = io.BytesIO()  # the reply has a copy
         assert isinstance(reply, Reply)
         return reply
 

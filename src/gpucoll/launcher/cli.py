@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 from gpucoll.errors import LaunchError
 from gpucoll.launcher.arguments import Options, parse
@@ -160,10 +159,12 @@ class Run:
 
     def tell(self, ends: Sequence[RankEnd], how: str = "") -> None:
         """Say how ranks ended, those that ended alike in one line."""
-        for manner, alike in groupby(
-            sorted(ends, key=lambda end: end.manner), lambda end: end.manner
-        ):
-            self.relay.note(f"{listed(sorted(end.rank for end in alike))} {how}{manner}")
+        alike: dict[str, list[int]] = {}
+        for end in ends:
+            alike.setdefault(end.manner, []).append(end.rank)
+        for manner, ranks in alike.items():
+            verb = manner.replace("was ", "were ", 1) if len(ranks) > 1 else manner
+            self.relay.note(f"{listed(sorted(ranks))} {how}{verb}")
 
 
 def open_standard_streams() -> None:

@@ -7,6 +7,7 @@ to everybody. The kernel vouches for the other end's user (SO_PEERCRED), in both
 
 from __future__ import annotations
 
+import hashlib
 import socket
 import time
 from collections.abc import Callable
@@ -69,7 +70,8 @@ def meet(
 
 
 def _address(job: Job) -> bytes:
-    return b"\0gpucoll-" + job.token.encode()[:90]
+    # Hashed, because a name has at most 107 bytes and tokens that differ must not meet.
+    return b"\0gpucoll-" + hashlib.sha256(job.token.encode()).hexdigest().encode()
 
 
 def _duplicates(fds: list[int]) -> list[int]:

@@ -1,0 +1,277 @@
+"""all_reduce and broadcast against the oracle: ranks, dtypes, operations, placements, sizes."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+
+from gpucoll.transport import layout
+from tests.collective_cases import (
+    PLACEMENTS,
+    SMALL_TUNING,
+    Case,
+    counts_around,
+    run_cases,
+    thresholds,
+)
+from tests.dtypes import covering, dtype_of
+
+WORLD_SIZES = (1, 2, 3, 4, 7)
+SMALL_THRESHOLDS = (32, 256, 1024, 4096, 8192, 12288)
+
+
+def check(ranks, world_size, cases, **options):
+    """Run cases on ranks: all results are right, and the same on every rank. Return the paths."""
+    replies = ranks.call(world_size, run_cases, cases, **options)
+    assert len({digest for digest, _ in replies}) == 1, "the ranks have different bits"
+    return set.union(*(paths for _, paths in replies))
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_sizes_around_the_real_thresholds(ranks, world_size, placement):
+    sizes = ranks.call(world_size, thresholds)[0]
+    counts = counts_around(sizes, 4)
+    cases = [
+        Case("float32", count, op="sum", placement=placement, in_place=bool(place % 2), seed=place)
+        for place, count in enumerate(counts)
+    ]
+
+    paths = check(ranks, world_size, cases)
+
+    ways = {"private": {"ONE_SHOT", "STAGED"}, "symmetric": {"ONE_SHOT", "SYMMETRIC"}}
+    assert world_size == 1 or paths >= ways.get(placement, {"STAGED"})
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_sizes_around_small_thresholds(ranks, world_size, in_place):
+    cases = [
+        Case(dtype, count, op="sum", placement=placement, in_place=in_place, seed=count % 7)
+        for dtype in ("int8", "bfloat16", "complex128")
+        for count in counts_around(SMALL_THRESHOLDS, dtype_of(dtype).itemsize)
+        for placement in PLACEMENTS
+    ]
+
+    paths = check(ranks, world_size, cases, environment=SMALL_TUNING)
+
+    assert world_size == 1 or paths == {"ONE_SHOT", "STAGED", "SYMMETRIC"}
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+def test_dtypes_and_operations(ranks, world_size):
+    counts = (3, 70, 700, 2500, 10_001)
+    turns = itertools.cycle(itertools.product(PLACEMENTS, (False, True), (0, 1)))
+    cases = [
+        Case(dtype, count, op, placement=placement, in_place=in_place, offset=offset, seed=place)
+        for place, ((dtype, op), (placement, in_place, offset)) in enumerate(
+            zip(covering(), turns, strict=False)
+        )
+        for count in counts[place % 3 :: 2]
+    ]
+
+    check(ranks, world_size, cases, environment=SMALL_TUNING)
+
+
+@pytest.mark.parametrize("world_size", (2, 3))
+def test_every_bit_pattern_is_reduced_as_the_reference_says(ranks, world_size):
+    cases = [
+        Case(dtype, count, op, placement=placement, seed=count, values="any")
+        for dtype, op in (
+            ("float16", "sum"),
+            ("bfloat16", "avg"),
+            ("float8_e4m3fn", "max"),
+            ("float32", "min"),
+            ("float64", "prod"),
+            ("int64", "avg"),
+            ("complex64", "prod"),
+        )
+        for count in (100, 5000)
+        for placement in PLACEMENTS
+    ]
+
+    check(ranks, world_size, cases, environment=SMALL_TUNING)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+@pytest.mark.parametrize("dtype", ["int16", "float32", "float64", "complex128"])
+def test_misaligned_to_every_element_size(ranks, world_size, dtype):
+    cases = [
+        Case(dtype, count, op="sum", placement=placement, offset=offset, seed=offset)
+        for offset in range(1, 16, 2)
+        for count in (5, 600, 3000)
+        for placement in ("private", "symmetric")
+    ]
+
+    check(ranks, world_size, cases, environment=SMALL_TUNING)
+
+
+# --- broadcast ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("world_size", WORLD_SIZES)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_broadcast(ranks, world_size, in_place):
+    turns = itertools.cycle(PLACEMENTS)
+    cases = [
+        Case(dtype, count, root=root, placement=next(turns), in_place=in_place, seed=count % 5)
+        for dtype in ("bool", "float8_e5m2", "int32", "complex128")
+        for count in counts_around(SMALL_THRESHOLDS, dtype_of(dtype).itemsize)
+        for root in {0, count % world_size, world_size - 1}
+    ]
+
+    paths = check(ranks, world_size, cases, environment=SMALL_TUNING)
+
+    assert world_size == 1 or paths == {"ONE_SHOT", "STAGED", "SYMMETRIC"}
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_broadcast_sizes_around_the_real_thresholds(ranks, world_size):
+    counts = counts_around(ranks.call(world_size, thresholds)[0], 8)
+    cases = [
+        Case("float64", count, root=count % world_size, placement=placement)
+        for count in counts
+        for placement in PLACEMENTS
+    ]
+
+    check(ranks, world_size, cases)
+
+
+def broadcast_any(comm, x):
+    template = x if comm.rank == 1 else np.zeros_like(x)
+    return comm.broadcast(template, root=1)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        np.array([(1, 2.5, b"ab"), (3, 4.5, b"c")], [("a", "i4"), ("b", "f8"), ("c", "S2")]),
+        np.array(["2024-01-01", "NaT"], "datetime64[D]"),
+        np.array(["one", "three"]),
+        np.arange(6, dtype=np.longdouble).reshape(2, 3),
+        np.array([b"\0\xff", b"xy"], "V2"),
+    ],
+    ids=lambda x: x.dtype.name,
+)
+def test_broadcast_moves_every_fixed_size_dtype(ranks, x):
+    for result in ranks.call(3, broadcast_any, x):
+        assert result.dtype == x.dtype
+        assert result.tobytes() == x.tobytes()
+
+
+# --- the same bits ------------------------------------------------------------------------------
+
+
+def inexact_cases(placements):
+    return [
+        Case(dtype, count, op, placement=placement, in_place=in_place, seed=3, values="any")
+        for dtype, op in (("float32", "sum"), ("float16", "sum"), ("float64", "prod"))
+        for count in (9, 900, 20_001)
+        for placement in placements
+        for in_place in (False, True)
+    ]
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4, 7])
+def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size):
+    digests = set()
+    for placement, tuning in itertools.product(
+        PLACEMENTS,
+        (
+            "one_shot_bytes=64,chunk_bytes=4096",
+            "one_shot_bytes=1048576,chunk_bytes=4096,symmetric_min_bytes=1048576",
+            "chunk_bytes=65536,symmetric_min_bytes=1,prefetch_bytes=0",
+            "chunk_bytes=12288,prefetch_bytes=4096",
+        ),
+    ):
+        environment = {"GPUCOLL_CPU_TUNING": tuning}
+        replies = ranks.call(world_size, run_cases, inexact_cases([placement]), environment=environment)
+        digests |= {digest for digest, _ in replies}
+
+    assert len(digests) == 1
+
+
+# --- sequence numbers ---------------------------------------------------------------------------
+
+JUST_BEFORE_WRAPPING = 2**31 - 6
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@pytest.mark.parametrize("first", ["all_reduce", "broadcast", "one rank's broadcasts"])
+def test_sequence_numbers_wrap(ranks, world_size, first):
+    reductions = [
+        Case("float32", count, op="sum", placement=placement, seed=count)
+        for count in (1, 200, 3000, 9000)
+        for placement in PLACEMENTS
+    ]
+    broadcasts = [
+        Case("float32", count, root=count % world_size, placement=placement)
+        for count in (1, 200, 3001, 9000)
+        for placement in PLACEMENTS
+    ]
+    cases = {
+        "all_reduce": reductions + broadcasts + reductions,
+        "broadcast": broadcasts + reductions + broadcasts,
+        "one rank's broadcasts": [Case("float32", 9000, root=0)] * 4 + reductions + broadcasts,
+    }[first]
+    tuning = f"{SMALL_TUNING['GPUCOLL_CPU_TUNING']},initial_sequence={JUST_BEFORE_WRAPPING}"
+
+    check(ranks, world_size, cases, environment={"GPUCOLL_CPU_TUNING": tuning})
+
+
+def start_from(comm, sequence, cases):
+    """Go on as a communicator would that has made calls up to this sequence number."""
+    group, elsewhere = comm._group, comm.duplicate()
+    members = group.members
+    elsewhere.barrier()  # nobody is in a call of `comm` any more
+    base = members.segment.address
+    words = [base + start + group.rank * layout.LINE_BYTES for start in lines_of(members.layout)]
+    words += [
+        base + members.layout.slots + place * members.layout.slot_stride
+        for place in range(group.rank, layout.RING * group.world_size, group.world_size)
+    ]
+    for address in words:
+        ctypes.c_int32.from_address(address).value = sequence
+    for field in (layout.Context.SEQUENCE, layout.Context.KNOWN_DONE, layout.Context.CHUNK):
+        group.context[field] = sequence
+    elsewhere.barrier()
+    elsewhere.close()
+    return run_cases(comm, cases)
+
+
+def lines_of(places):
+    return places.status_lines, places.filled, places.reduced
+
+
+@pytest.mark.parametrize("start", [-9, -2, 2**31 - 9, 2**31 - 2, -(2**31)])
+def test_sequence_numbers_of_any_size(ranks, start):
+    cases = [
+        Case("float32", count, op="sum" if turn % 2 else "", root=turn % 3, placement=placement)
+        for turn in range(4)
+        for count in (1, 200, 9000)
+        for placement in PLACEMENTS
+    ]
+
+    replies = ranks.call(3, start_from, start, cases, environment=SMALL_TUNING)
+
+    assert len({digest for digest, _ in replies}) == 1
+
+
+# --- many ranks ---------------------------------------------------------------------------------
+
+
+def test_64_ranks(rank_server):
+    cases = [
+        Case("float32", count, op="sum", placement=placement, seed=place, in_place=bool(place % 2))
+        for place, count in enumerate((1, 100, 3000, 20_000))
+        for placement in PLACEMENTS
+    ]
+    cases += [Case("int16", count, root=count % 64) for count in (7, 3000, 60_001)]
+    rank_server.compile([("float32", "sum")])
+    with rank_server.fork(64) as pool:
+        replies = pool.call(run_cases, cases, timeout_s=200)
+
+    assert len({digest for digest, _ in replies}) == 1

@@ -1,0 +1,64 @@
+"""The command on gpucoll itself: few sizes, few calls; right results, not speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpucoll.bench import cli
+
+FEW = ["-b", "4", "-e", "64K", "-f", "128", "-n", "3", "-w", "1", "--rounds", "2"]
+EVERYTHING = [*FEW, "--symmetric", "--plan", "--limit"]
+
+
+def results(text):
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_all_reduce(ranks, tmp_path, capfd):
+    path = tmp_path / "result.json"
+    assert cli.main(["--ranks", str(ranks), *EVERYTHING, "--json", str(path)]) == 0
+    rows = results(capfd.readouterr().out)
+    assert len(rows) == 3 * 3
+    assert all(row[8] == row[12] == "0" for row in rows)
+    content = json.loads(path.read_text())
+    assert len(content["limit"]) == 3
+    assert {(entry["library"], entry["placement"]) for entry in content["results"]} == {
+        ("gpucoll", "private"),
+        ("gpucoll", "symmetric"),
+        ("gpucoll-plan", "private"),
+    }
+
+
+@pytest.mark.parametrize("collective", ["broadcast", "barrier"])
+def test_other_collectives(collective, capfd):
+    assert cli.main([collective, "--ranks", "2", *FEW, "-r", "1"]) == 0
+    assert "# Out of bounds values : 0 OK" in capfd.readouterr().out
+
+
+def test_half_types(capfd):
+    pytest.importorskip("ml_dtypes")
+    arguments = ["--ranks", "2", *FEW, "-d", "float16,bfloat16,float8_e5m2", "-o", "sum,avg,max"]
+    assert cli.main(arguments) == 0
+    assert len(results(capfd.readouterr().out)) == 3 * 3 * 3
+
+
+def test_under_the_launcher():
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    launcher = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", "2", "-m", "gpucoll.bench"]
+    ended = subprocess.run(
+        [*launcher, *EVERYTHING],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.count("gpucoll symmetric\n") == 3
+    assert "# Out of bounds values : 0 OK" in ended.stdout

@@ -1,0 +1,34 @@
+"""The copy kernels: any size, any address, no byte too many."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+
+from gpucoll.kernels.cpu.copy import INTO_SLOT, OUT_OF_SLOT, PLAIN, copy_kernel
+from tests.guarded import Guarded
+
+SIZES = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 63, 64, 65, 127, 255, 256, 257, 1000, 4099, 70_001)
+KINDS = {"plain": PLAIN, "into_slot": INTO_SLOT, "out_of_slot": OUT_OF_SLOT}
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("ahead", [0, 512])
+def test_sizes_and_addresses(name, ahead):
+    copy = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(copy_kernel(KINDS[name]))
+    generator = np.random.default_rng(7)
+    for size in SIZES:
+        for from_offset, to_offset in ((0, 0), (1, 0), (0, 3), (13, 7)):
+            source = Guarded(size, np.uint8, from_offset)
+            destination = Guarded(size, np.uint8, to_offset)
+            source.array[...] = content = generator.integers(0, 256, size, np.uint8)
+
+            copy(destination.array.ctypes.data, source.array.ctypes.data, size, ahead)
+
+            where = f"{name} {size=} {from_offset=} {to_offset=} {ahead=}"
+            destination.check(where)
+            source.check(where)
+            assert np.array_equal(destination.array, content), where
+            assert np.array_equal(source.array, content), where

@@ -1,0 +1,179 @@
+"""Kernels and loops lower for other processors: what they need is generic, or has its alternative.
+
+LLVM's cross targets say so here; nothing is run. The kernels call nothing at all: a call to a
+routine of compiler-rt would have nobody to answer it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+
+import llvmlite.binding as llvm
+import pytest
+
+from gpucoll.kernels.cpu import copy, elements, reduce
+from gpucoll.kernels.cpu.operations import OPERATIONS
+from tests.dtypes import ALLOWED, covering
+
+X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
+
+
+@dataclass(frozen=True)
+class Processor:
+    triple: str
+    cpu: str
+    features: tuple[str, ...]
+    vector_bytes: int
+    register: str
+    """A pattern of the registers that vector code must use."""
+
+
+PROCESSORS = {
+    "sse2": Processor(X86, "x86-64", (), 16, r"%xmm"),
+    "avx2": Processor(X86, "x86-64-v3", ("avx", "avx2", "f16c"), 32, r"%ymm"),
+    "avx512": Processor(
+        X86, "x86-64-v4", ("avx", "avx2", "avx512f", "avx512bw", "f16c"), 64, r"%zmm"
+    ),
+    "neon": Processor(ARM, "generic", ("neon",), 16, r"\b[vq]\d+\b"),
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_targets():
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@pytest.fixture(params=PROCESSORS)
+def processor(request, monkeypatch):
+    """Have kernels emitted as on this processor."""
+    chosen = PROCESSORS[request.param]
+    monkeypatch.setattr(elements, "host_features", lambda: frozenset(chosen.features))
+    monkeypatch.setattr(reduce, "vector_bytes", lambda: chosen.vector_bytes)
+    monkeypatch.setattr(copy, "vector_bytes", lambda: chosen.vector_bytes)
+    return chosen
+
+
+def assembly(text: str, processor: Processor) -> str:
+    """Return a module's code for a processor, from its LLVM IR."""
+    features = ",".join(f"+{name}" for name in processor.features)
+    machine = llvm.Target.from_triple(processor.triple).create_target_machine(
+        cpu=processor.cpu, features=features, opt=3
+    )
+    module = llvm.parse_assembly(text)
+    module.triple = processor.triple
+    module.verify()
+    return machine.emit_assembly(module)
+
+
+def check_kernel(text: str, processor: Processor, name: str, *, is_vector: bool) -> None:
+    assert "llvm.x86" not in text
+    assert "llvm.aarch64" not in text
+    code = assembly(text, processor)
+    calls = re.findall(r"^\s+(?:callq?|bl)\s.*$", code, re.MULTILINE)
+    assert not calls, f"{name} calls {calls}"
+    if is_vector:
+        assert re.search(processor.register, code), f"{name} has no {processor.register}"
+
+
+def is_vectorised(dtype: str, op: str) -> bool:
+    """Return whether the kernel has vector code: not for integer division and complex products."""
+    is_complex, is_integer = dtype.startswith("complex"), dtype.startswith(("int", "uint"))
+    return not (is_complex and op == "prod") and not (is_integer and op == "avg")
+
+
+def test_reduce_kernels(processor):
+    for dtype, op in covering(9):
+        element = elements.elements()[dtype]
+        is_product = element.kind == "c" and op == "prod"
+        emitter = reduce._ComplexProductEmitter if is_product else reduce._ReduceEmitter
+        function = emitter(element, OPERATIONS[op], f"reduce_{op}_{dtype}").emit()
+        text = str(function.module)
+        check_kernel(text, processor, f"{dtype} {op}", is_vector=is_vectorised(dtype, op))
+
+
+def test_copy_kernels(processor, monkeypatch):
+    texts = []
+    monkeypatch.setattr(copy, "compile_function", lambda function: texts.append(function.module))
+    for kind in (copy.PLAIN, copy.INTO_SLOT, copy.OUT_OF_SLOT):
+        copy.copy_kernel.__wrapped__(kind)
+
+    assert len(texts) == 3
+    for text in texts:
+        check_kernel(str(text), processor, "copy", is_vector=True)
+
+
+def test_every_pair_is_known_to_the_kernels():
+    table = elements.elements()
+
+    assert {dtype for dtype, _ in ALLOWED} == set(table)
+    assert {op for _, op in ALLOWED} == set(OPERATIONS)
+
+
+# --- Numba's loops ------------------------------------------------------------------------------
+
+LOOPS = (
+    ("gpucoll.backends.cpu.all_reduce", "all_reduce_loop"),
+    ("gpucoll.backends.cpu.broadcast", "broadcast_loop"),
+    ("gpucoll.control.exchange", "exchange_loop"),
+    ("gpucoll.transport.flags", "wait_long"),
+    ("gpucoll.control.entry", "direct_call"),
+    ("gpucoll.control.entry", "prepared_call"),
+)
+MAY_CALL = {"syscall", "sched_yield", "poll", "clock_gettime", "memcpy", "memset"}
+MAY_BEGIN_WITH = ("Py", "_Py", "NRT_", "numba_", "_ZN")
+"""CPython, and what Numba wraps around a C function, which depends on its version."""
+
+# Numba is made to compile for the other processor altogether; what it makes is never run.
+PRINT_LOOPS = f"""
+import importlib, json, sys
+import llvmlite.binding as llvm
+llvm.initialize_all_targets()
+llvm.initialize_all_asmprinters()
+llvm.get_process_triple = lambda: {ARM!r}
+loops = {LOOPS!r}
+json.dump({{name: getattr(importlib.import_module(module), name).inspect_llvm()
+           for module, name in loops}}, sys.stdout)
+"""
+
+
+@pytest.fixture(scope="module")
+def arm_loops(tmp_path_factory):
+    """LLVM IR of the loops as compiled for arm64, by name."""
+    changes = {
+        "GPUCOLL_TEST_MACHINE": "aarch64",
+        "NUMBA_CPU_NAME": "generic",
+        "NUMBA_CPU_FEATURES": "+neon",
+        "GPUCOLL_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_LOOPS],
+        env={**os.environ, **changes},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", [name for _, name in LOOPS])
+def test_loops_for_arm(arm_loops, name):
+    text = arm_loops[name]
+
+    assert "llvm.x86" not in text
+    assert set(re.findall(r"@syscall\(i64 (?:noundef )?(\d+)", text)) <= {"98"}
+    assert f'target triple = "{ARM}"' in text
+    code = assembly(text, PROCESSORS["neon"])
+    called = set(re.findall(r"^\s+bl\s+(\w+)", code, re.MULTILINE))
+    assert not {symbol for symbol in called if not symbol.startswith(MAY_BEGIN_WITH)} - MAY_CALL
+
+
+def test_arm_loops_signal_and_wait_by_futex(arm_loops):
+    assert "@syscall(i64 98" in arm_loops["wait_long"]
+    assert "llvm.aarch64.hint" in arm_loops["all_reduce_loop"]
