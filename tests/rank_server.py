@@ -24,11 +24,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
+import pytest  # noqa: F401  (test modules need it: imported here once, not in every rank)
 
 import gpucoll
 from gpucoll import config
 from gpucoll.backends.cpu import precompile
-from gpucoll.kernels.cpu.copy import INTO_SLOT, OUT_OF_SLOT, PLAIN, copy_kernel
 from gpucoll.kernels.cpu.reduce import reduce_kernel
 
 MAX_PACKET_BYTES = 60_000
@@ -218,8 +218,8 @@ def main() -> None:
     """Be the server, or a rank forked from it."""
     faulthandler.enable()
     precompile.load()
-    for kind in (PLAIN, INTO_SLOT, OUT_OF_SLOT):
-        copy_kernel(kind)
+    with gpucoll.init(rank=0, world_size=1) as alone:  # compiles what every communicator needs
+        alone.barrier()
     server = Server(socket.socket(fileno=int(sys.argv[1])))
     server._tell("ready", None)
     if loop := server.serve():

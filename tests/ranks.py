@@ -184,28 +184,28 @@ class Pool:
                 rank.connection.send_bytes(data)
 
     def collect(
-        self, timeout_s: float = CALL_TIMEOUT_S, only: Sequence[int] = ()
+        self, limit_s: float = CALL_TIMEOUT_S, only: Sequence[int] = ()
     ) -> list[Reply | Ended]:
         """Wait for every rank's reply, or end."""
         places = list(only) or list(range(self.world_size))
         replies: dict[int, Reply | Ended] = {}
-        deadline = time.monotonic() + timeout_s
+        deadline = time.monotonic() + limit_s
         while len(replies) < len(places):
             open_links = {self.ranks[at].connection: at for at in places if at not in replies}
             ready = wait(list(open_links), max(deadline - time.monotonic(), 0))
             if not ready:
-                raise TimeoutError(self._explain_hang(sorted(open_links.values()), timeout_s))
+                raise TimeoutError(self._explain_hang(sorted(open_links.values()), limit_s))
             for link in ready:
                 place = open_links[link]
                 replies[place] = self._read(self.ranks[place])
         return [replies[place] for place in places]
 
     def call(
-        self, function: Callable[..., Any], *args: Any, timeout_s: float = CALL_TIMEOUT_S, **options
+        self, function: Callable[..., Any], *args: Any, limit_s: float = CALL_TIMEOUT_S, **options
     ) -> list[Any]:
         """Call ``function(comm, *args)`` on every rank; return the results, or raise an error."""
         self.start(function, *args, **options)
-        return results(self.collect(timeout_s), self._server)
+        return results(self.collect(limit_s), self._server)
 
     def exit_code(self, rank: int) -> int:
         """Wait for a rank's end and return its exit code."""
@@ -232,7 +232,7 @@ class Pool:
             return Ended(self._server.exit_code(rank.pid))
         return reply
 
-    def _explain_hang(self, silent: list[int], timeout_s: float) -> str:
+    def _explain_hang(self, silent: list[int], limit_s: float) -> str:
         self.is_damaged = True
         for place in silent:
             self.ranks[place].send(signal.SIGUSR1)  # a traceback of each thread
@@ -241,7 +241,7 @@ class Pool:
         for rank in self.ranks:
             rank.send(signal.SIGKILL)
         return (
-            f"ranks {silent} of {self.world_size} did not answer within {timeout_s:g} s; "
+            f"ranks {silent} of {self.world_size} did not answer within {limit_s:g} s; "
             f"what ranks wrote last:\n{self._server.output()}"
         )
 

@@ -29,7 +29,7 @@ from gpucoll.control.calls import (
     WORLD_SIZE,
 )
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, call_reduce, get, put, store64
+from gpucoll.kernels.cpu.memory import call_copy, call_reduce, call_refill, get, put, store64
 from gpucoll.transport import layout
 from gpucoll.transport.flags import signal, wait
 from gpucoll.transport.layout import Context
@@ -37,6 +37,7 @@ from gpucoll.transport.layout import Context
 _CHUNK, _CHUNK_BYTES, _STAGES = int(Context.CHUNK), int(Context.CHUNK_BYTES), int(Context.STAGES)
 _FILLED, _REDUCED = int(Context.FILLED), int(Context.REDUCED)
 _COPY_IN, _COPY_OUT = int(Context.COPY_IN), int(Context.COPY_OUT)
+_REFILL = int(Context.REFILL)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 _SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 
@@ -118,30 +119,37 @@ def _reduce(context, call, place):
 
 
 @inline
-def _drain(context, call, place):
-    """Copy each other rank's slice of chunk `place` out of my stage as soon as it is reduced."""
+def _drain(context, call, place, refills):
+    """Copy each other rank's slice of chunk `place` out of my stage as soon as it is reduced.
+
+    With `refills`, chunk ``place + STAGES`` goes into the stage in the same pass.
+    """
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes = get(context, _CHUNK_BYTES)
+    chunk_bytes, ahead = get(context, _CHUNK_BYTES), get(context, _PREFETCH_BYTES)
     offset = place * chunk_bytes
     size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
     share = slice_bytes(size_bytes, world_size)
     stage = stage_of(context, get(context, _CHUNK) + place, me)
     destination = get(call, DESTINATION) + offset
+    refill = get(call, SOURCE) + offset + layout.STAGES * chunk_bytes
     for step in range(1, world_size):
         rank = (me + step) % world_size
         status = _wait_chunk(context, _REDUCED, place, rank)
         if status != OK:
             return status
         start = rank * share
-        stop = min(start + share, size_bytes)
-        if stop > start:
-            call_copy(
-                get(context, _COPY_OUT),
+        size = min(start + share, size_bytes) - start
+        if size > 0 and refills:
+            call_refill(
+                get(context, _REFILL),
                 destination + start,
                 stage + start,
-                stop - start,
-                get(context, _PREFETCH_BYTES),
+                refill + start,
+                size,
+                ahead,
             )
+        elif size > 0:
+            call_copy(get(context, _COPY_OUT), destination + start, stage + start, size, ahead)
     return OK
 
 
@@ -152,24 +160,35 @@ def stage_first_chunk(context, call):
 
 
 @inline
+def _fill_and_signal(context, call, place):
+    _fill(context, call, place)
+    _signal_chunk(context, _FILLED, place)
+
+
+@inline
 def reduce_staged(context, call):
     """Reduce chunk by chunk, the first one being filled already; return a status."""
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes = get(context, _CHUNK_BYTES)
-    chunks = (get(call, SIZE_BYTES) + chunk_bytes - 1) // chunk_bytes
+    size_bytes, chunk_bytes = get(call, SIZE_BYTES), get(context, _CHUNK_BYTES)
+    chunks = (size_bytes + chunk_bytes - 1) // chunk_bytes
     _signal_chunk(context, _FILLED, 0)
+    if chunks > 1:
+        _fill_and_signal(context, call, 1)
     for place in range(chunks):
-        if place + 1 < chunks:
-            _fill(context, call, place + 1)
-            _signal_chunk(context, _FILLED, place + 1)
         for step in range(1, world_size):
             status = _wait_chunk(context, _FILLED, place, (me + step) % world_size)
             if status != OK:
                 return status
         _reduce(context, call, place)
         _signal_chunk(context, _REDUCED, place)
-        status = _drain(context, call, place)
+        following = place + layout.STAGES
+        refills = (following + 1) * chunk_bytes <= size_bytes  # slices of a whole chunk match
+        status = _drain(context, call, place, refills)
         if status != OK:
             return status
+        if refills:
+            _signal_chunk(context, _FILLED, following)
+        elif following < chunks:
+            _fill_and_signal(context, call, following)
     put(context, _CHUNK, get(context, _CHUNK) + chunks)
     return OK

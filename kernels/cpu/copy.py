@@ -42,32 +42,68 @@ OUT_OF_SLOT = CopyKind("write", "write")
 """My slot to private memory: take the slot's lines back for the next turn."""
 
 
+def _touch(
+    b: ir.IRBuilder, address: ir.Value, ahead: ir.Value, mode: str | None, size_bytes: int
+) -> None:
+    """Prefetch the lines of a block, `ahead` bytes further on."""
+    if mode is None:
+        return
+    start = b.add(address, ahead)
+    for line in range(0, size_bytes, CACHE_LINE_BYTES):
+        prefetch(b, b.add(start, I64(line)), for_write=mode == "write")
+
+
+def _load_block(b: ir.IRBuilder, address: ir.Value, lanes: int, unroll: int) -> list[ir.Value]:
+    wide = vector(I8, lanes)
+    places = [b.add(address, I64(place * lanes)) for place in range(unroll)]
+    return [b.load(pointer(b, place, wide), align=1, typ=wide) for place in places]
+
+
+def _store_block(b: ir.IRBuilder, address: ir.Value, values: list[ir.Value], lanes: int) -> None:
+    for place, value in enumerate(values):
+        b.store(value, pointer(b, b.add(address, I64(place * lanes)), value.type), align=1)
+
+
+_SHAPES = ((16, 1), (4, 1), (1, 1))
+
+
 @functools.cache
 def copy_kernel(kind: CopyKind) -> int:
     """Return the address of a copy kernel, compiled on first need (about 5 ms)."""
     function, b = new_function("copy", (I64, I64, I64, I64))
     destination, source, size_bytes, ahead = function.args
 
-    def touch(address: ir.Value, mode: str | None, bytes_: int) -> None:
-        if mode is None:
-            return
-        start = b.add(address, ahead)
-        for line in range(0, bytes_, CACHE_LINE_BYTES):
-            prefetch(b, b.add(start, I64(line)), for_write=mode == "write")
-
     def body(first: ir.Value, lanes: int, unroll: int) -> None:
         read, write = b.add(source, first), b.add(destination, first)
         if unroll > 1:
-            touch(read, kind.source, lanes * unroll)
-            touch(write, kind.destination, lanes * unroll)
-        wide = vector(I8, lanes)
-        values = [
-            b.load(pointer(b, b.add(read, I64(place * lanes)), wide), align=1, typ=wide)
-            for place in range(unroll)
-        ]
-        for place, value in enumerate(values):
-            b.store(value, pointer(b, b.add(write, I64(place * lanes)), wide), align=1)
+            _touch(b, read, ahead, kind.source, lanes * unroll)
+            _touch(b, write, ahead, kind.destination, lanes * unroll)
+        _store_block(b, write, _load_block(b, read, lanes, unroll), lanes)
 
-    blocks(b, size_bytes, [(vector_bytes(), _UNROLL), (16, 1), (4, 1), (1, 1)], body)
+    blocks(b, size_bytes, [(vector_bytes(), _UNROLL), *_SHAPES], body)
+    b.ret_void()
+    return compile_function(function)
+
+
+@functools.cache
+def refill_kernel() -> int:
+    """Return the address of ``kernel(destination, slot, source, size_bytes, prefetch_bytes)``.
+
+    Copies the slot out and fills it anew in one pass: its lines change hands once for both.
+    """
+    function, b = new_function("refill", (I64,) * 5)
+    destination, slot, source, size_bytes, ahead = function.args
+
+    def body(first: ir.Value, lanes: int, unroll: int) -> None:
+        write, through, read = (b.add(base, first) for base in (destination, slot, source))
+        if unroll > 1:
+            _touch(b, through, ahead, "write", lanes * unroll)
+            _touch(b, write, ahead, "write", lanes * unroll)
+            _touch(b, read, ahead, "read", lanes * unroll)
+        old, new = (_load_block(b, place, lanes, unroll) for place in (through, read))
+        _store_block(b, write, old, lanes)
+        _store_block(b, through, new, lanes)
+
+    blocks(b, size_bytes, [(vector_bytes(), _UNROLL), *_SHAPES], body)
     b.ret_void()
     return compile_function(function)

@@ -146,6 +146,7 @@ def _call(count: int, returns: Any) -> Any:
 
 
 call_copy = _call(4, types.void)
+call_refill = _call(5, types.void)
 call_reduce = _call(7, types.void)
 call_loop = _call(2, types.int64)
 call_wait = _call(5, types.int64)

@@ -72,7 +72,7 @@ def test_a_deadline_names_who_is_missing(ranks, name):
     for rank in (0, 2):
         assert "ranks 1, 3 had not arrived" in str(found[rank])
         assert f"rank {rank} of 4" in str(found[rank])
-    assert any("waited 0.3 s" in str(error) for error in found)
+    assert any("waited 0.3 s in" in str(error) for error in found), found
     assert ranks.call(4, lambda comm: comm.all_reduce(1)) == [4] * 4
 
 
@@ -240,7 +240,7 @@ def leave_with_pending_call(comm):
         comm.all_reduce(np.ones(100_000), async_op=True)
         until(lambda: has_begun_itself(comm))
         raise SystemExit(5)
-    until(lambda: comm._group.members.gone_ranks() == [0])
+    until(lambda: is_broken(comm) or comm._group.members.gone_ranks() == [0])
     comm.barrier()
 
 
@@ -253,7 +253,7 @@ def test_leaving_with_asynchronous_calls_under_way(ranks):
     replies = ranks.replies(2, leave_with_pending_call)
 
     assert replies[0] == Ended(5)
-    assert isinstance(replies[1].error, PeerLostError)
+    assert isinstance(replies[1].error, (PeerLostError, AbortedError))
 
 
 def close_with_long_call(comm):
@@ -263,9 +263,9 @@ def close_with_long_call(comm):
         try:
             comm.close()
         except DeadlineError as error:
-            return str(error), work.done()
-        return "closed", work.done()
-    until(lambda: comm._group.members.gone_ranks() == [0])
+            return str(error), type(pytest.raises(AbortedError, work.wait, 10).value)
+        return "closed", None
+    until(lambda: is_broken(comm) or comm._group.members.gone_ranks() == [0])
     return None
 
 
@@ -273,6 +273,6 @@ def test_closing_gives_up_calls_that_do_not_end(ranks):
     replies = ranks.replies(2, close_with_long_call, timeout_s=0.3)
 
     assert isinstance(replies[0], Reply)
-    text, was_done = replies[0].result
+    text, kind = replies[0].result
     assert "had not ended at close" in text
-    assert was_done
+    assert kind is AbortedError

@@ -176,7 +176,7 @@ class TestRankSet:
         def on_output(rank, stream, data):
             nonlocal output
             output += data
-            if data == b"ready\n":
+            if output == b"ready\n":  # which may come in pieces
                 ranks.end_soon()
                 ranks.grace_s = 600.0  # before the next step, which is not to come
 

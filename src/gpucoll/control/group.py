@@ -18,7 +18,7 @@ from gpucoll.control import diagnosis, entry, recovery
 from gpucoll.control.call import CallBlock
 from gpucoll.control.members import Members
 from gpucoll.errors import GpucollError, StateError
-from gpucoll.kernels.cpu.copy import INTO_SLOT, OUT_OF_SLOT, PLAIN, copy_kernel
+from gpucoll.kernels.cpu.copy import INTO_SLOT, OUT_OF_SLOT, PLAIN, copy_kernel, refill_kernel
 from gpucoll.transport import layout
 from gpucoll.transport.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.flags import event_compare_exchange, event_store, wait_long
@@ -92,6 +92,7 @@ class HostGroup:
             Context.COPY_PLAIN: copy_kernel(PLAIN),
             Context.COPY_IN: copy_kernel(INTO_SLOT),
             Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
+            Context.REFILL: refill_kernel(),
         }
 
     def _set_timeout(self, timeout_s: float) -> None:
@@ -122,11 +123,11 @@ class HostGroup:
             self._set_timeout(timeout_s)
         try:
             status = run()
+            if status != Status.OK:
+                self.raise_for(status)
         finally:
             if timeout_s is not None:
                 self._set_timeout(self.timeout_s)
-        if status != Status.OK:
-            self.raise_for(status)
 
     def check_usable(self, timeout_s: float | None = None) -> None:
         """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
@@ -195,6 +196,8 @@ class HostGroup:
 
     def abort(self, code: Abort = Abort.REQUESTED, rank: int | None = None) -> None:
         """Give the communicator up for all ranks, unless somebody already has."""
+        if self._is_forked:
+            self.check_open()
         sequence = int(self.context[Context.SEQUENCE])
         word = code | ((self.rank if rank is None else rank) << 8) | (sequence << 32)
         address = self.members.segment.address + layout.EVENT_ABORT

@@ -141,19 +141,20 @@ class Context(IntEnum):
     COPY_PLAIN = 29
     COPY_IN = 30
     COPY_OUT = 31
-    UNVERIFIED_COUNT = 32
-    START_NS = 33
-    TIMEOUT_NS = 34
-    POLL_FDS = 35
-    LOST_RANK = 36
-    WAITED_RANK = 37
-    PATH = 38
-    WAIT_LONG = 39
-    MISMATCHED = 40
-    PENDING = 41  # asynchronous calls queued, or failed without anybody knowing
-    CLOCK = 42  # 2 words
-    FUTEX_TIMEOUT = 44  # 2 words
-    RAISED = 46  # 3 words
+    REFILL = 32
+    UNVERIFIED_COUNT = 33
+    START_NS = 34
+    TIMEOUT_NS = 35
+    POLL_FDS = 36
+    LOST_RANK = 37
+    WAITED_RANK = 38
+    PATH = 39
+    WAIT_LONG = 40
+    MISMATCHED = 41
+    PENDING = 42  # asynchronous calls queued, or failed without anybody knowing
+    CLOCK = 43  # 2 words
+    FUTEX_TIMEOUT = 45  # 2 words
+    RAISED = 47  # 3 words
 
 
 CONTEXT_WORDS = 64

@@ -272,6 +272,6 @@ def test_64_ranks(rank_server):
     cases += [Case("int16", count, root=count % 64) for count in (7, 3000, 60_001)]
     rank_server.compile([("float32", "sum")])
     with rank_server.fork(64) as pool:
-        replies = pool.call(run_cases, cases, timeout_s=200)
+        replies = pool.call(run_cases, cases, limit_s=200)
 
     assert len({digest for digest, _ in replies}) == 1
