@@ -45,7 +45,7 @@ _SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 @inline
 def stage_of(context, chunk, rank):
     """Return the address of the stage of `rank` for the chunk with this running number."""
-    place = (chunk & (layout.STAGES - 1)) * get(context, WORLD_SIZE) + rank
+    place = (chunk % layout.STAGES) * get(context, WORLD_SIZE) + rank
     return get(context, _STAGES) + place * get(context, _CHUNK_BYTES)
 
 
@@ -166,29 +166,40 @@ def _fill_and_signal(context, call, place):
 
 
 @inline
+def _wait_filled(context, place):
+    """Wait until every other rank has filled chunk `place`; return a status."""
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    for step in range(1, world_size):
+        status = _wait_chunk(context, _FILLED, place, (me + step) % world_size)
+        if status != OK:
+            return status
+    return OK
+
+
+@inline
 def reduce_staged(context, call):
     """Reduce chunk by chunk, the first one being filled already; return a status."""
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
     size_bytes, chunk_bytes = get(call, SIZE_BYTES), get(context, _CHUNK_BYTES)
     chunks = (size_bytes + chunk_bytes - 1) // chunk_bytes
     _signal_chunk(context, _FILLED, 0)
-    if chunks > 1:
-        _fill_and_signal(context, call, 1)
-    for place in range(chunks):
-        for step in range(1, world_size):
-            status = _wait_chunk(context, _FILLED, place, (me + step) % world_size)
+    for place in range(1, min(chunks, layout.STAGES)):
+        _fill_and_signal(context, call, place)
+    for place in range(chunks + 1):
+        if place < chunks:
+            status = _wait_filled(context, place)
             if status != OK:
                 return status
-        _reduce(context, call, place)
-        _signal_chunk(context, _REDUCED, place)
-        following = place + layout.STAGES
-        refills = (following + 1) * chunk_bytes <= size_bytes  # slices of a whole chunk match
-        status = _drain(context, call, place, refills)
-        if status != OK:
-            return status
-        if refills:
-            _signal_chunk(context, _FILLED, following)
-        elif following < chunks:
-            _fill_and_signal(context, call, following)
+            _reduce(context, call, place)
+            _signal_chunk(context, _REDUCED, place)
+        if place > 0:
+            following = place - 1 + layout.STAGES
+            refills = (following + 1) * chunk_bytes <= size_bytes  # whole chunks: slices match
+            status = _drain(context, call, place - 1, refills)
+            if status != OK:
+                return status
+            if refills:
+                _signal_chunk(context, _FILLED, following)
+            elif following < chunks:
+                _fill_and_signal(context, call, following)
     put(context, _CHUNK, get(context, _CHUNK) + chunks)
     return OK

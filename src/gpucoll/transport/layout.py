@@ -33,7 +33,7 @@ HEADER_BYTES = 64
 INLINE_BYTES = 32
 """Payloads of up to this size share the header's cache line: one transfer instead of two."""
 INLINE_OFFSET = 32
-STAGES = 2
+STAGES = 3
 
 # Offsets in the event line.
 EVENT_ABORT = 0
