@@ -1,7 +1,7 @@
 """Where the tests' ranks come from: one warm process that forks them, and what a rank then does.
 
 Run by `tests.ranks` as ``python -m tests.rank_server DESCRIPTOR``. The server has loaded every
-compiled loop and has no communicator, no thread and no arena of its own, so a fork of it is a rank
+compiled loop and has neither a communicator nor a thread, so a fork of it is a rank
 that starts in milliseconds. A rank serves calls until its socket is closed, runs what is registered
 for the exit (gpucoll's part in that is tested) and leaves; one whose call raises SystemExit goes
 through the interpreter's whole end.

@@ -39,7 +39,8 @@ from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, call_reduce, get, put, store64
 from gpucoll.transport.layout import Context, Path
 
-_ONE_SHOT_BYTES, _COPY_PLAIN = int(Context.ONE_SHOT_BYTES), int(Context.COPY_PLAIN)
+_ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)
+_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 _SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
 _SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 _LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
@@ -106,11 +107,11 @@ def _together(context, call):
     if is_small and not shared:
         slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
         call_copy(
-            get(context, _COPY_PLAIN),
+            get(context, _COPY_POSTED),
             payload_of(slot, size_bytes),
             get(call, SOURCE),
             size_bytes,
-            0,
+            get(context, _PREFETCH_BYTES),
         )
     post(context, call, source, destination)
     staged_ahead = not is_small and not shared

@@ -9,8 +9,9 @@ For chunk k every rank
 
 What costs is cache lines changing hands, not passes over memory. Results that come back in the very
 lines that carried the input move each line twice; a separate result buffer would move it four
-times. Order: fill(k+1), reduce(k), drain(k), with two stages; source and destination may be the
-same array. Measurements: `docs/decisions/0003-staged-ping-pong.md`.
+times. A stage is drained and filled again in one pass. Order: reduce(k), drain(k-1) with fill(k+2),
+with three stages; source and destination may be the same array. Measurements:
+`docs/decisions/0003-staged-ping-pong.md`.
 """
 
 from __future__ import annotations

@@ -36,6 +36,8 @@ class CopyKind:
 
 
 PLAIN = CopyKind(None, None)
+POSTED = CopyKind(None, "write")
+"""Private memory to a slot that others have read since: take its lines back early."""
 INTO_SLOT = CopyKind("read", None)
 """Private memory to my slot, whose lines this core still owns."""
 OUT_OF_SLOT = CopyKind("write", "write")

@@ -62,12 +62,15 @@ def _who(group: HostGroup) -> str:
 
 def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
     """Say which ranks called what under this sequence number, the odd ones first."""
-    by_call: dict[str, list[int]] = defaultdict(list)
+    by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank in range(group.world_size):
         called = describe_call(group.members, rank, sequence) or "nothing yet, or something since"
-        by_call[called].append(rank)
+        word = group.members.header_word(rank, sequence)
+        is_there = difference(word & 0xFFFFFFFF, sequence) == 0
+        # By digest too: a fifth dimension is not in the record.
+        by_call[called, word >> 32 if is_there else 0].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
-    calls = "; ".join(f"{list_ranks(ranks)} called {called}" for called, ranks in groups)
+    calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
     return MismatchError(
         f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
         "Nothing was written; make the same calls in the same order on every rank. The "

@@ -18,7 +18,14 @@ from gpucoll.control import diagnosis, entry, recovery
 from gpucoll.control.call import CallBlock
 from gpucoll.control.members import Members
 from gpucoll.errors import GpucollError, StateError
-from gpucoll.kernels.cpu.copy import INTO_SLOT, OUT_OF_SLOT, PLAIN, copy_kernel, refill_kernel
+from gpucoll.kernels.cpu.copy import (
+    INTO_SLOT,
+    OUT_OF_SLOT,
+    PLAIN,
+    POSTED,
+    copy_kernel,
+    refill_kernel,
+)
 from gpucoll.transport import layout
 from gpucoll.transport.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.flags import event_compare_exchange, event_store, wait_long
@@ -90,6 +97,7 @@ class HostGroup:
             Context.POLL_FDS: members.poll_table.ctypes.data,
             Context.WAIT_LONG: wait_long.address,
             Context.COPY_PLAIN: copy_kernel(PLAIN),
+            Context.COPY_POSTED: copy_kernel(POSTED),
             Context.COPY_IN: copy_kernel(INTO_SLOT),
             Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
             Context.REFILL: refill_kernel(),

@@ -8,7 +8,7 @@ cache lines in pairs)::
     chunk flags     per rank: filled word, per rank: reduced word (counters of staged chunks)
     records         per rank: ring of RECORDS records, 128 bytes each
     slots           ring of RING x P slots: a header line, and a payload of up to one_shot_bytes
-    stages          ring of 2 x P stages of chunk_bytes each
+    stages          ring of 3 x P stages of chunk_bytes each
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
@@ -139,22 +139,23 @@ class Context(IntEnum):
     SOURCES = 27
     DESTINATIONS = 28
     COPY_PLAIN = 29
-    COPY_IN = 30
-    COPY_OUT = 31
-    REFILL = 32
-    UNVERIFIED_COUNT = 33
-    START_NS = 34
-    TIMEOUT_NS = 35
-    POLL_FDS = 36
-    LOST_RANK = 37
-    WAITED_RANK = 38
-    PATH = 39
-    WAIT_LONG = 40
-    MISMATCHED = 41
-    PENDING = 42  # asynchronous calls queued, or failed without anybody knowing
-    CLOCK = 43  # 2 words
-    FUTEX_TIMEOUT = 45  # 2 words
-    RAISED = 47  # 3 words
+    COPY_POSTED = 30
+    COPY_IN = 31
+    COPY_OUT = 32
+    REFILL = 33
+    UNVERIFIED_COUNT = 34
+    START_NS = 35
+    TIMEOUT_NS = 36
+    POLL_FDS = 37
+    LOST_RANK = 38
+    WAITED_RANK = 39
+    PATH = 40
+    WAIT_LONG = 41
+    MISMATCHED = 42
+    PENDING = 43  # asynchronous calls queued, or failed without anybody knowing
+    CLOCK = 44  # 2 words
+    FUTEX_TIMEOUT = 46  # 2 words
+    RAISED = 48  # 3 words
 
 
 CONTEXT_WORDS = 64

@@ -1,0 +1,268 @@
+"""Ranks that do not make the same call: every one is told who passed what, and can go on."""
+
+from __future__ import annotations
+
+import re
+
+import ml_dtypes  # noqa: F401
+import numpy as np
+import pytest
+
+from gpucoll.errors import MismatchError
+from gpucoll.types import ReduceOp
+from tests.collective_cases import SMALL_TUNING
+
+ODD = 1
+
+
+def zeros(*shape, dtype="float32"):
+    return np.zeros(shape, dtype)
+
+
+# name -> (what the odd rank calls, what the others call, what the message says of each)
+DIFFERENCES = {
+    "shape": (
+        lambda comm: comm.all_reduce(zeros(2, 3)),
+        lambda comm: comm.all_reduce(zeros(3, 2)),
+        ("all_reduce(op=sum, float32, shape (2, 3))", "shape (3, 2)"),
+    ),
+    "count": (
+        lambda comm: comm.all_reduce(zeros(5)),
+        lambda comm: comm.all_reduce(zeros(4)),
+        ("shape (5,)", "shape (4,)"),
+    ),
+    "count of staged arrays": (
+        lambda comm: comm.all_reduce(zeros(50_000)),
+        lambda comm: comm.all_reduce(zeros(40_000)),
+        ("shape (50000,)", "shape (40000,)"),
+    ),
+    "small and large": (
+        lambda comm: comm.all_reduce(zeros(3)),
+        lambda comm: comm.all_reduce(zeros(40_000)),
+        ("shape (3,)", "shape (40000,)"),
+    ),
+    "a scalar and an array of one": (
+        lambda comm: comm.all_reduce(1.5),
+        lambda comm: comm.all_reduce(zeros(1, dtype="float64")),
+        ("shape ()", "shape (1,)"),
+    ),
+    "fifth dimension": (
+        lambda comm: comm.all_reduce(zeros(1, 1, 1, 1, 2)),
+        lambda comm: comm.all_reduce(zeros(1, 1, 1, 1, 3)),
+        ("shape (1, 1, 1, 1, ...)", "shape (1, 1, 1, 1, ...)"),
+    ),
+    "dtype": (
+        lambda comm: comm.all_reduce(zeros(4)),
+        lambda comm: comm.all_reduce(zeros(4, dtype="int32")),
+        ("float32", "int32"),
+    ),
+    "half dtype": (
+        lambda comm: comm.all_reduce(zeros(4, dtype="float16")),
+        lambda comm: comm.all_reduce(zeros(4, dtype="bfloat16")),
+        ("float16", "bfloat16"),
+    ),
+    "op": (
+        lambda comm: comm.all_reduce(zeros(4), "max"),
+        lambda comm: comm.all_reduce(zeros(4), "sum"),
+        ("op=max", "op=sum"),
+    ),
+    "factor": (
+        lambda comm: comm.all_reduce(zeros(4), ReduceOp.scaled_sum(0.5)),
+        lambda comm: comm.all_reduce(zeros(4), ReduceOp.scaled_sum(0.25)),
+        ("op=scaled_sum(0.5)", "op=scaled_sum(0.25)"),
+    ),
+    "collective": (
+        lambda comm: comm.barrier(),
+        lambda comm: comm.all_reduce(zeros(4)),
+        ("barrier()", "all_reduce(op=sum, float32, shape (4,))"),
+    ),
+    "broadcast and all_reduce": (
+        lambda comm: comm.broadcast(zeros(4), root=0),
+        lambda comm: comm.all_reduce(zeros(4)),
+        ("broadcast(float32, shape (4,), root=0)", "all_reduce(op=sum, float32, shape (4,))"),
+    ),
+    "objects": (
+        lambda comm: comm.gather_object(1),
+        lambda comm: comm.all_gather_object(1),
+        ("gather_object", "all_gather_object"),
+    ),
+    "object root": (
+        lambda comm: comm.broadcast_object(1, root=1),
+        lambda comm: comm.broadcast_object(1, root=0),
+        ("root=1", "root=0"),
+    ),
+    "plan": (
+        lambda comm: comm.plan_all_reduce(zeros(4))(),
+        lambda comm: comm.plan_all_reduce(zeros(5))(),
+        ("shape (4,)", "shape (5,)"),
+    ),
+    "symmetric": (
+        lambda comm: comm.all_reduce(comm.empty(40_000)),
+        lambda comm: comm.all_reduce(comm.empty(30_000)),
+        ("shape (40000,)", "shape (30000,)"),
+    ),
+    "split and duplicate": (
+        lambda comm: comm.split(0),
+        lambda comm: comm.duplicate(),
+        ("split", "duplicate"),
+    ),
+    "asynchronous": (
+        lambda comm: comm.all_reduce(zeros(4), async_op=True).wait(),
+        lambda comm: comm.all_reduce(zeros(6), async_op=True).wait(),
+        ("shape (4,)", "shape (6,)"),
+    ),
+}
+
+
+def call_differently(comm, name):
+    """Return this rank's error, and what an all_reduce gives afterwards."""
+    odd, usual, _ = DIFFERENCES[name]
+    with pytest.raises(MismatchError) as raised:
+        (odd if comm.rank == ODD else usual)(comm)
+        comm.barrier()  # whoever had already left the call is told at its next one
+    return str(raised.value), comm.all_reduce(comm.rank)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_every_rank_is_told(ranks, name, world_size):
+    replies = ranks.call(world_size, call_differently, name)
+
+    of_odd, of_others = DIFFERENCES[name][2]
+    for rank, (message, total) in enumerate(replies):
+        assert total == world_size * (world_size - 1) // 2
+        assert f"This is rank {rank} of {world_size}" in message
+        assert re.search(rf"rank {ODD} called [^;]*{re.escape(of_odd)}", message), message
+        others = "rank 0" if world_size == 2 else "ranks 0, 2"
+        assert re.search(rf"{others} called [^;]*{re.escape(of_others)}", message), message
+
+
+def nothing_is_written(comm):
+    out = np.full(5000 + (comm.rank == ODD), 7, np.float32)
+    x = np.ones_like(out)
+    with pytest.raises(MismatchError):
+        comm.all_reduce(x, out=out)
+    return bool((out == 7).all() and (x == 1).all())
+
+
+@pytest.mark.parametrize("tuning", [{}, SMALL_TUNING])
+def test_nothing_is_written_out_of_place(ranks, tuning):
+    assert ranks.call(3, nothing_is_written, environment=tuning) == [True] * 3
+
+
+# --- broadcast ----------------------------------------------------------------------------------
+
+
+def two_roots(comm, count, is_shared):
+    x = comm.empty(count) if is_shared else np.empty(count, np.float32)
+    x[...] = comm.rank
+    with pytest.raises(MismatchError) as raised:
+        comm.broadcast(x, root=1 if comm.rank == 1 else 0)
+        comm.barrier()
+    return str(raised.value), comm.all_reduce(comm.rank)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.parametrize("count", [0, 1, 1000, 300_000])
+def test_a_broadcast_with_two_roots(ranks, world_size, count, is_shared):
+    replies = ranks.call(world_size, two_roots, count, is_shared, timeout_s=4)
+
+    for message, total in replies:
+        assert total == world_size * (world_size - 1) // 2
+        assert re.search(r"rank 1 called broadcast\([^;]*root=1\)", message), message
+
+
+def no_root(comm, count):
+    with pytest.raises(MismatchError) as raised:
+        comm.broadcast(np.zeros(count), root=(comm.rank + 1) % comm.world_size)
+        comm.barrier()
+    return str(raised.value), comm.all_reduce(1)
+
+
+@pytest.mark.parametrize("count", [1, 300_000])
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_a_broadcast_that_everyone_expects_from_another(ranks, world_size, count):
+    replies = ranks.call(world_size, no_root, count, timeout_s=4)
+
+    assert all(total == world_size and "root=1" in message for message, total in replies)
+
+
+def late_news(comm, calls_between):
+    """The root of small broadcasts leaves before its readers come with something else."""
+    x = np.zeros(3)
+    with pytest.raises(MismatchError) as raised:
+        comm.broadcast(x if comm.rank == 0 else np.zeros(4), root=0)
+        for _ in range(calls_between):
+            comm.broadcast(x, root=0)
+        comm.barrier()
+    return comm.rank, str(raised.value), comm.all_reduce(1)
+
+
+@pytest.mark.parametrize("calls_between", [0, 1, 3, 4, 9])
+def test_a_root_that_had_left_is_told_later(ranks, calls_between):
+    for _, _message, total in ranks.call(3, late_news, calls_between, timeout_s=5):
+        assert total == 3
+
+
+# --- again and again ----------------------------------------------------------------------------
+
+
+def differ_repeatedly(comm, turns):
+    for turn in range(turns):
+        with pytest.raises(MismatchError):
+            comm.all_reduce(np.zeros(3 + (comm.rank == turn % comm.world_size)))
+    total = comm.all_reduce(np.arange(100_000) + comm.rank)
+    return int(total[0]), comm.all_reduce_object([comm.rank], list.__add__)
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_many_mismatches_in_a_row(ranks, world_size):
+    everyone = list(range(world_size))
+
+    for total, objects in ranks.call(world_size, differ_repeatedly, 40):
+        assert (total, objects) == (sum(everyone), everyone)
+
+
+def differ_among_pending(comm):
+    outs = [np.zeros(4) for _ in range(6)]
+    works = []
+    for place, out in enumerate(outs):
+        x = np.ones(5) if place == 2 and comm.rank == 0 else np.ones(4)
+        works.append(comm.all_reduce(x, async_op=True, out=None if place == 2 else out))
+    with pytest.raises(MismatchError):
+        works[2].wait()
+    for place in (0, 1, 3, 4, 5):
+        works[place].wait()
+    return [out.tolist() for out in outs], comm.all_reduce(1)
+
+
+def test_a_mismatch_among_pending_calls_fails_that_one(ranks):
+    for outs, total in ranks.call(3, differ_among_pending):
+        assert outs == [[3.0] * 4] * 2 + [[0.0] * 4] + [[3.0] * 4] * 3
+        assert total == 3
+
+
+def differ_unseen(comm):
+    comm.all_reduce(np.zeros(3 + (comm.rank == 0)), async_op=True)
+    comm._queue._condition.acquire()
+    comm._queue._condition.wait_for(lambda: not comm._queue.is_busy, 10)
+    comm._queue._condition.release()
+    with pytest.raises(MismatchError):
+        comm.all_reduce(1)
+    return comm.all_reduce(1)
+
+
+def test_a_failure_that_nobody_waited_for_is_raised_at_the_next_call(ranks):
+    assert ranks.call(3, differ_unseen) == [3] * 3
+
+
+def test_structured_dtypes_of_one_size_are_different(ranks):
+    def differ(comm):
+        fields = [("a", "i4"), ("b", "f4")] if comm.rank else [("a", "f4"), ("b", "i4")]
+        with pytest.raises(MismatchError):
+            comm.broadcast(np.zeros(3, fields))
+            comm.barrier()
+        return comm.all_reduce(1)
+
+    assert ranks.call(2, differ) == [2, 2]
