@@ -10,14 +10,12 @@ from numba import types
 
 from gpucoll.backends.cpu.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.symmetric import reduce_symmetric
+from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_tables
 from gpucoll.control.calls import (
     ARENA_BYTES,
     DESTINATION,
-    KERNEL,
     NOT_SHARED,
     OK,
-    PARAMETER,
-    PART_BYTES,
     PATH,
     RANK,
     SEQUENCE,
@@ -36,41 +34,25 @@ from gpucoll.control.calls import (
     wait_all_arrived,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import call_copy, call_reduce, get, put, store64
+from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.layout import Context, Path
 
 _ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 _SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
-_SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 _LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
 _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
-
-
-@inline
-def reduce_tables(context, call, n_destinations, n_sources, size_bytes, ahead):
-    """Run the call's kernel over the context's tables of destinations and sources."""
-    call_reduce(
-        get(call, KERNEL),
-        get(context, _DESTINATIONS),
-        n_destinations,
-        get(context, _SOURCES),
-        n_sources,
-        size_bytes // get(call, PART_BYTES),
-        get(call, PARAMETER),
-        ahead,
-    )
 
 
 @inline
 def _reduce_slots(context, call):
     """Reduce every rank's payload of this call, in rank order, into the destination."""
     size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
-    sources, me = get(context, _SOURCES), get(context, RANK)
+    sources, me = get(context, SOURCES), get(context, RANK)
     for rank in range(get(context, WORLD_SIZE)):
         store64(sources + 8 * rank, payload_of(slot_of(context, sequence, rank), size_bytes))
     store64(sources + 8 * me, get(call, SOURCE))
-    store64(get(context, _DESTINATIONS), get(call, DESTINATION))
+    store64(get(context, DESTINATIONS), get(call, DESTINATION))
     reduce_tables(context, call, 1, get(context, WORLD_SIZE), size_bytes, 0)
     put(context, PATH, _ONE_SHOT)
 
@@ -89,8 +71,8 @@ def _count_symmetric(context):
 @inline
 def _alone(context, call):
     """Reduce over one rank: the op's preparation and finish, without any traffic."""
-    store64(get(context, _SOURCES), get(call, SOURCE))
-    store64(get(context, _DESTINATIONS), get(call, DESTINATION))
+    store64(get(context, SOURCES), get(call, SOURCE))
+    store64(get(context, DESTINATIONS), get(call, DESTINATION))
     reduce_tables(context, call, 1, 1, get(call, SIZE_BYTES), 0)
     put(context, PATH, _LOCAL)
 

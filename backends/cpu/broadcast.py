@@ -12,6 +12,7 @@ from gpucoll.backends.cpu.staged import stage_of
 from gpucoll.control.calls import (
     DESTINATION,
     LINE,
+    MISMATCH,
     NOT_SHARED,
     OK,
     PATH,
@@ -32,6 +33,7 @@ from gpucoll.control.calls import (
     posted_source,
     signal_done,
     slot_of,
+    wait_all_arrived,
     wait_all_done,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
@@ -60,6 +62,10 @@ def _send_chunks(context, call):
     chunk_bytes, first = get(context, _CHUNK_BYTES), get(context, _CHUNK)
     chunks = (get(call, SIZE_BYTES) + chunk_bytes - 1) // chunk_bytes
     for place in range(chunks + layout.STAGES):
+        if place == layout.STAGES:  # from here on for the readers: are they, or roots too?
+            status = wait_all_arrived(context, call)
+            if status != OK:
+                return status
         freed = place - layout.STAGES
         if freed >= 0:
             for step in range(1, world_size):
@@ -141,6 +147,8 @@ def _receive(context, call):
     post(context, call, NOT_SHARED, NOT_SHARED)
     slot = slot_of(context, sequence, root)
     status = wait_header(context, slot, header_word(call, sequence), root)
+    if status == MISMATCH:
+        status = wait_all_arrived(context, call)  # the error names every odd rank
     if status != OK:
         return status
     offset = posted_source(context, root)

@@ -17,20 +17,18 @@ with three stages; source and destination may be the same array. Measurements:
 from __future__ import annotations
 
 from gpucoll.backends.cpu.symmetric import slice_bytes
+from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_tables
 from gpucoll.control.calls import (
     DESTINATION,
-    KERNEL,
     LINE,
     OK,
-    PARAMETER,
-    PART_BYTES,
     RANK,
     SIZE_BYTES,
     SOURCE,
     WORLD_SIZE,
 )
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, call_reduce, call_refill, get, put, store64
+from gpucoll.kernels.cpu.memory import call_copy, call_refill, get, put, store64
 from gpucoll.transport import layout
 from gpucoll.transport.flags import signal, wait
 from gpucoll.transport.layout import Context
@@ -40,7 +38,6 @@ _FILLED, _REDUCED = int(Context.FILLED), int(Context.REDUCED)
 _COPY_IN, _COPY_OUT = int(Context.COPY_IN), int(Context.COPY_OUT)
 _REFILL = int(Context.REFILL)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
-_SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 
 
 @inline
@@ -96,7 +93,7 @@ def _reduce(context, call, place):
     stop = min(start + share, size_bytes)
     if stop <= start:
         return
-    sources, destinations = get(context, _SOURCES), get(context, _DESTINATIONS)
+    sources, destinations = get(context, SOURCES), get(context, DESTINATIONS)
     target = destinations
     for rank in range(world_size):
         stage = stage_of(context, get(context, _CHUNK) + place, rank) + start
@@ -107,15 +104,8 @@ def _reduce(context, call, place):
             target += 8
             store64(target, stage)
     store64(destinations, get(call, DESTINATION) + offset + start)
-    call_reduce(
-        get(call, KERNEL),
-        destinations,
-        world_size,
-        sources,
-        world_size,
-        (stop - start) // get(call, PART_BYTES),
-        get(call, PARAMETER),
-        get(context, _PREFETCH_BYTES),
+    reduce_tables(
+        context, call, world_size, world_size, stop - start, get(context, _PREFETCH_BYTES)
     )
 
 

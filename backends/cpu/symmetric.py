@@ -6,10 +6,8 @@ reduces, and stores the result to every rank's output. Offsets may differ from r
 
 from __future__ import annotations
 
+from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_tables
 from gpucoll.control.calls import (
-    KERNEL,
-    PARAMETER,
-    PART_BYTES,
     RANK,
     SEQUENCE,
     SIZE_BYTES,
@@ -21,7 +19,7 @@ from gpucoll.control.calls import (
     wait_all_done,
 )
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_reduce, get, store64
+from gpucoll.kernels.cpu.memory import get, store64
 from gpucoll.transport.layout import Context
 
 SLICE_ALIGNMENT = 256
@@ -31,7 +29,6 @@ PREFETCH_MIN_BYTES = 64 << 10
 """Smaller slices are not prefetched: what lies ahead would be the next rank's slice."""
 
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
-_SOURCES, _DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)
 
 
 @inline
@@ -48,21 +45,13 @@ def reduce_symmetric(context, call):
     share = slice_bytes(size_bytes, world_size)
     start = get(context, RANK) * share
     stop = min(start + share, size_bytes)
-    sources, destinations = get(context, _SOURCES), get(context, _DESTINATIONS)
+    sources, destinations = get(context, SOURCES), get(context, DESTINATIONS)
     if stop > start:
         for rank in range(world_size):
             base = arena_of(context, rank) + start
             store64(sources + 8 * rank, base + posted_source(context, rank))
             store64(destinations + 8 * rank, base + posted_destination(context, rank))
-        call_reduce(
-            get(call, KERNEL),
-            destinations,
-            world_size,
-            sources,
-            world_size,
-            (stop - start) // get(call, PART_BYTES),
-            get(call, PARAMETER),
-            get(context, _PREFETCH_BYTES) if stop - start >= PREFETCH_MIN_BYTES else 0,
-        )
+        ahead = get(context, _PREFETCH_BYTES) if stop - start >= PREFETCH_MIN_BYTES else 0
+        reduce_tables(context, call, world_size, world_size, stop - start, ahead)
     signal_done(context)
     return wait_all_done(context, get(context, SEQUENCE))

@@ -10,7 +10,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -20,17 +20,17 @@ from gpucoll.control.group import HostGroup
 from gpucoll.control.members import join
 from gpucoll.description import Description
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
+from gpucoll.objects import ObjectCollectives
 from gpucoll.plan import Plan
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
 from gpucoll.work import WorkQueue
 
-_T = TypeVar("_T")
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator:
+class Communicator(ObjectCollectives):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
     Every rank makes the same calls in the same order. One thread at a time; for a second thread,
@@ -216,72 +216,6 @@ class Communicator:
 
         return Plan(call.run_once, self._raise_status, run_slowly, result)
 
-    # --- collectives on objects -------------------------------------------------------------------
-
-    def broadcast_object(self, value: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
-        """Give every rank the root's picklable object; the others' `value` is ignored."""
-        self._check_root(root)
-        data = pickle.dumps(value) if self.rank == root else b""
-        parts = self._exchange_bytes(data, Collective.BROADCAST_OBJECT, root, timeout_s)
-        return pickle.loads(parts[root])
-
-    def all_gather_object(self, value: Any, *, timeout_s: float | None = None) -> list[Any]:
-        """Return the picklable objects of all ranks, in rank order."""
-        data = pickle.dumps(value)
-        parts = self._exchange_bytes(data, Collective.ALL_GATHER_OBJECT, -1, timeout_s)
-        return [pickle.loads(part) for part in parts]
-
-    def gather_object(
-        self, value: Any, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Any] | None:
-        """Return the objects of all ranks on the root, None elsewhere."""
-        self._check_root(root)
-        data = pickle.dumps(value)
-        parts = self._exchange_bytes(data, Collective.GATHER_OBJECT, root, timeout_s)
-        return [pickle.loads(part) for part in parts] if self.rank == root else None
-
-    def scatter_object(
-        self,
-        values: Sequence[Any] | None = None,
-        root: int = 0,
-        *,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Return this rank's item of the root's sequence, which has one item per rank."""
-        self._check_root(root)
-        data = b""
-        if self.rank == root:
-            if values is None or len(values) != self.world_size:
-                got = "None" if values is None else f"{len(values)} items"
-                raise ArgumentError(
-                    f"scatter_object on root {root} needs {self.world_size} items; got {got}"
-                )
-            data = pickle.dumps([pickle.dumps(value) for value in values])
-        parts = self._exchange_bytes(data, Collective.SCATTER_OBJECT, root, timeout_s)
-        return pickle.loads(pickle.loads(parts[root])[self.rank])
-
-    def all_reduce_object(
-        self, value: _T, function: Callable[[_T, _T], _T], *, timeout_s: float | None = None
-    ) -> _T:
-        """Combine the objects of all ranks with ``function(left, right)``, in rank order."""
-        data = pickle.dumps(value)
-        parts = self._exchange_bytes(data, Collective.ALL_REDUCE_OBJECT, -1, timeout_s)
-        result: _T = pickle.loads(parts[0])
-        for part in parts[1:]:
-            result = function(result, pickle.loads(part))
-        return result
-
-    def _exchange_bytes(
-        self, data: bytes, collective: Collective, root: int, timeout_s: float | None
-    ) -> list[bytes]:
-        parts: list[bytes] = []
-
-        def exchange(timeout_s: float | None) -> None:
-            parts.extend(self._channel.all_gather_bytes(data, collective, root, timeout_s))
-
-        self._run(collective.spelled, exchange, lambda: None, timeout_s=timeout_s)
-        return parts
-
     # --- more communicators -----------------------------------------------------------------------
 
     def split(
@@ -339,7 +273,7 @@ class Communicator:
         MemoryError
             The arena (``GPUCOLL_ARENA_BYTES``) is full.
         """
-        self._group.check_usable()
+        self._group.check_open()
         lengths = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
         if any(length < 0 for length in lengths):
             raise ArgumentError(f"empty: negative length in shape {lengths}")
@@ -435,6 +369,17 @@ class Communicator:
             return work if async_op else work.wait()
         finally:
             self._entering.release()
+
+    def _exchange_bytes(
+        self, data: bytes, collective: Collective, root: int, timeout_s: float | None
+    ) -> list[bytes]:
+        parts: list[bytes] = []
+
+        def exchange(timeout_s: float | None) -> None:
+            parts.extend(self._channel.all_gather_bytes(data, collective, root, timeout_s))
+
+        self._run(collective.spelled, exchange, lambda: None, timeout_s=timeout_s)
+        return parts
 
     def _raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""

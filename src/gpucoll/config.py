@@ -5,9 +5,12 @@ Nothing else in the package touches ``os.environ`` by a literal name.
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 from typing import Final
+
+from gpucoll.errors import ArgumentError
 
 # --- between a launcher and its ranks -----------------------------------------------------------
 RANK: Final = "GPUCOLL_RANK"
@@ -37,9 +40,23 @@ DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
 
 
+def _number(name: str, default: float) -> float:
+    """Return a variable's value, a number above zero; ArgumentError names it where it is not."""
+    text = os.environ.get(name)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value > 0:
+        raise ArgumentError(f"{name} must be a number above 0, but is {text!r}")
+    return value
+
+
 def timeout_s() -> float:
     """Return the default deadline of a communicator's waits, in seconds."""
-    return float(os.environ.get(TIMEOUT_S, DEFAULT_TIMEOUT_S))
+    return _number(TIMEOUT_S, DEFAULT_TIMEOUT_S)
 
 
 def grace_s() -> float:
@@ -64,12 +81,17 @@ def arena_bytes() -> int:
     """Return the address space of one rank's arena, in bytes: a whole number of 2 MiB pages."""
     huge_page = 2 << 20
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    size = int(os.environ.get(ARENA_BYTES, machine))
-    return -(-size // huge_page) * huge_page
+    size = _number(ARENA_BYTES, machine)
+    if not size < 1 << 62:
+        raise ArgumentError(f"{ARENA_BYTES} is more than any machine has: {size:g}")
+    return -(-int(size) // huge_page) * huge_page
 
 
 def cpu_tuning() -> dict[str, int]:
     """Return the overrides of the CPU backend's table that the environment asks for."""
     text = os.environ.get(CPU_TUNING, "")
     pairs = (item.partition("=") for item in text.split(",") if item.strip())
-    return {name.strip(): int(value) for name, _, value in pairs}
+    try:
+        return {name.strip(): int(value) for name, _, value in pairs}
+    except ValueError:
+        raise ArgumentError(f"{CPU_TUNING} must be name=number,..., but is {text!r}") from None

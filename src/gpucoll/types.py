@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import numbers
 import struct
 from collections.abc import Mapping
@@ -135,8 +136,18 @@ class ReduceOp:
             return "complex numbers have no order and no truth value here; reduce the parts"
         if self.name in ("avg", "scaled_sum") and dtype == "bool":
             return "convert to a number first"
-        if self.name == "scaled_sum" and is_integer and self.factor != int(self.factor or 0):
-            return f"the factor {self.factor} is not whole"
+        if self.name == "scaled_sum" and is_integer:
+            return self._factor_refusal(dtype)
+        return ""
+
+    def _factor_refusal(self, dtype: str) -> str:
+        factor = self.factor or 0
+        if not math.isfinite(factor) or factor != int(factor):
+            return f"the factor {factor} is not whole"
+        is_signed = dtype.startswith("int")
+        bits = int(dtype.removeprefix("u").removeprefix("int")) - is_signed
+        if not -(1 << bits) * is_signed <= factor < 1 << bits:
+            return f"the factor {factor} is not in its range"
         return ""
 
     def __str__(self) -> str:

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gpucoll.errors import DeadlineError
+from gpucoll.errors import ArgumentTypeError, DeadlineError
 
 _Task = Callable[[], Any]
 
@@ -68,6 +68,9 @@ class Work:
         finally:
             del self._task  # lets go of the arrays
             self._finished.set()
+
+    def __reduce__(self) -> Any:
+        raise ArgumentTypeError("a Work belongs to its process and cannot be pickled")
 
     def __repr__(self) -> str:
         if not self._finished.is_set():

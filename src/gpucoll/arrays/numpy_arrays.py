@@ -59,7 +59,7 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """Return the name of a dtype: kept, because NumPy makes it anew each time (6 us)."""
-    return dtype.name
+    return dtype.name if dtype.names is None else str(dtype)  # else all of one size are the same
 
 
 def _buffer(array: npt.NDArray[Any]) -> Buffer:

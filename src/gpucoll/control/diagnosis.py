@@ -78,45 +78,38 @@ def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
     )
 
 
-def missing_ranks(group: HostGroup, sequence: int) -> list[int]:
-    """Return the ranks that have not posted, or finished, the call with this number."""
+def late_ranks(group: HostGroup, gave_up: int, sequence: int) -> str:
+    """Say which ranks the one that gave up was waiting for."""
     members = group.members
-    others = [rank for rank in range(group.world_size) if rank != group.rank]
-
-    def has_arrived(rank: int) -> bool:
-        return difference(members.header_word(rank, sequence) & 0xFFFFFFFF, sequence) >= 0
-
-    if missing := [rank for rank in others if not has_arrived(rank)]:
-        return missing
+    others = [rank for rank in range(group.world_size) if rank != gave_up]
+    missing = [
+        rank
+        for rank in others
+        if difference(members.header_word(rank, sequence) & 0xFFFFFFFF, sequence) < 0
+    ]
+    if missing:
+        return f"{list_ranks(missing)} had not arrived"
     done = layout.STATUS_DONE // 8
-    return [
+    unfinished = [
         rank
         for rank in others
         if difference(int(members.status_words(rank)[done]) & 0xFFFFFFFF, sequence) < 0
     ]
+    return f"all had arrived, but {list_ranks(unfinished or others)} had not finished"
 
 
 def deadline_error(group: HostGroup, gave_up: int, sequence: int) -> DeadlineError:
-    """Say which rank gave up, in which call, and who had not arrived."""
+    """Say which rank gave up, in which call, and who was late."""
     called = describe_call(group.members, gave_up, sequence) or "a call"
-    missing = [rank for rank in missing_ranks(group, sequence) if rank != gave_up]
     if group.rank == gave_up:
         seconds = int(group.context[Context.TIMEOUT_NS]) / 1e9
         start = f"{_who(group)} waited {seconds:g} s in {called} (#{sequence})"
     else:
-        start = (
-            f"{_who(group)}: rank {gave_up} gave up waiting in {called} (#{sequence}) and the "
-            "communicator is broken"
-        )
-    if missing:
-        where = f"{list_ranks(missing)} had not arrived or not finished"
-    elif gave_up != group.rank:
-        where = "this rank came too late"
-    else:
-        where = "every rank had arrived, but one had not finished"
+        start = f"{_who(group)}: rank {gave_up} gave up waiting in {called} (#{sequence})"
     return DeadlineError(
-        f"{start}: {where}. Is a rank stopped, very slow, or in another part of the program? "
-        "Give a longer timeout_s if the work is uneven; close this communicator"
+        f"{start}: {late_ranks(group, gave_up, sequence)}. Is a rank stopped, very slow, or in "
+        "another part of the program? Give a longer timeout_s if the work is uneven. The "
+        "communicator is broken: close it"
     )
 
 

@@ -1,0 +1,85 @@
+"""The object collectives: small Python objects between all ranks, over the control channel."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gpucoll.errors import ArgumentError
+from gpucoll.types import Collective
+
+_T = TypeVar("_T")
+
+
+class ObjectCollectives:
+    """What `Communicator` can do with picklable objects.
+
+    For parameters, results and other small things. Cost: every rank's pickled bytes go to every
+    rank, one exchange for up to 1 KiB and one more for each further slot. An object that cannot be
+    pickled raises on its rank before anything moves.
+    """
+
+    rank: int
+    world_size: int
+
+    def broadcast_object(self, value: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
+        """Give every rank the root's picklable object; the others' `value` is ignored."""
+        self._check_root(root)
+        data = pickle.dumps(value) if self.rank == root else b""
+        parts = self._exchange_bytes(data, Collective.BROADCAST_OBJECT, root, timeout_s)
+        return pickle.loads(parts[root])
+
+    def all_gather_object(self, value: Any, *, timeout_s: float | None = None) -> list[Any]:
+        """Return the picklable objects of all ranks, in rank order."""
+        data = pickle.dumps(value)
+        parts = self._exchange_bytes(data, Collective.ALL_GATHER_OBJECT, -1, timeout_s)
+        return [pickle.loads(part) for part in parts]
+
+    def gather_object(
+        self, value: Any, root: int = 0, *, timeout_s: float | None = None
+    ) -> list[Any] | None:
+        """Return the objects of all ranks on the root, None elsewhere."""
+        self._check_root(root)
+        data = pickle.dumps(value)
+        parts = self._exchange_bytes(data, Collective.GATHER_OBJECT, root, timeout_s)
+        return [pickle.loads(part) for part in parts] if self.rank == root else None
+
+    def scatter_object(
+        self,
+        values: Sequence[Any] | None = None,
+        root: int = 0,
+        *,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Return this rank's item of the root's sequence, which has one item per rank."""
+        self._check_root(root)
+        data = b""
+        if self.rank == root:
+            if values is None or len(values) != self.world_size:
+                got = "None" if values is None else f"{len(values)} items"
+                raise ArgumentError(
+                    f"scatter_object on root {root} needs {self.world_size} items; got {got}"
+                )
+            data = pickle.dumps([pickle.dumps(value) for value in values])
+        parts = self._exchange_bytes(data, Collective.SCATTER_OBJECT, root, timeout_s)
+        return pickle.loads(pickle.loads(parts[root])[self.rank])
+
+    def all_reduce_object(
+        self, value: _T, function: Callable[[_T, _T], _T], *, timeout_s: float | None = None
+    ) -> _T:
+        """Combine the objects of all ranks with ``function(left, right)``, in rank order."""
+        data = pickle.dumps(value)
+        parts = self._exchange_bytes(data, Collective.ALL_REDUCE_OBJECT, -1, timeout_s)
+        result: _T = pickle.loads(parts[0])
+        for part in parts[1:]:
+            result = function(result, pickle.loads(part))
+        return result
+
+    def _check_root(self, root: int) -> None:
+        raise NotImplementedError
+
+    def _exchange_bytes(
+        self, data: bytes, collective: Collective, root: int, timeout_s: float | None
+    ) -> list[bytes]:
+        raise NotImplementedError

@@ -1,0 +1,366 @@
+"""Calls that one rank alone can see are wrong: an error that says why, nothing sent, all goes on."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import re
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
+from gpucoll.types import ReduceOp
+from tests.dtypes import REFUSED, dtype_of, op_of
+
+
+def x(*shape, dtype="float32"):
+    return np.zeros(shape or (4,), dtype)
+
+
+def read_only():
+    array = x(4)
+    array.flags.writeable = False
+    return array
+
+
+def swapped():
+    return x().astype(np.dtype("float32").newbyteorder())
+
+
+def halves():
+    whole = x(6)
+    return whole[:4], whole[2:]
+
+
+def reshaped_columns():
+    whole = x(4, 4)
+    return whole, whole.T
+
+
+# name -> (call, error, what its message says)
+REJECTED = {
+    "list": (lambda c: c.all_reduce([1, 2]), ArgumentTypeError, "x must be a NumPy array"),
+    "None": (lambda c: c.all_reduce(None), ArgumentTypeError, "got builtins.NoneType"),
+    "string": (lambda c: c.broadcast("text"), ArgumentTypeError, "got builtins.str"),
+    "object dtype": (
+        lambda c: c.all_reduce(np.array([None, 1])),
+        ArgumentTypeError,
+        "x has dtype object",
+    ),
+    "object field": (
+        lambda c: c.broadcast(np.zeros(2, [("a", "O")])),
+        ArgumentTypeError,
+        "use the object collectives",
+    ),
+    "huge integer": (lambda c: c.all_reduce(2**70), ArgumentTypeError, "object"),
+    "byte order": (lambda c: c.all_reduce(swapped()), ArgumentTypeError, "byte order '>'"),
+    "byte order of broadcast": (
+        lambda c: c.broadcast(swapped()),
+        ArgumentTypeError,
+        "only native order",
+    ),
+    "masked array": (
+        lambda c: c.all_reduce(np.ma.masked_array([1.0, 2.0], [0, 1])),
+        ArgumentTypeError,
+        "masked array",
+    ),
+    "structured sum": (
+        lambda c: c.all_reduce(np.zeros(2, [("a", "i4")])),
+        ArgumentTypeError,
+        "no reduction works on dtype",
+    ),
+    "long double sum": (
+        lambda c: c.all_reduce(np.zeros(2, np.longdouble)),
+        ArgumentTypeError,
+        "no reduction works on dtype",
+    ),
+    "out is a list": (
+        lambda c: c.all_reduce(x(), out=[0] * 4),
+        ArgumentTypeError,
+        "out must be of x's library, a NumPy array; got builtins.list",
+    ),
+    "out too small": (
+        lambda c: c.all_reduce(x(4), out=x(3)),
+        ArgumentError,
+        re.escape("out has shape (3,), 3 elements; the result has shape (4,), 4 elements"),
+    ),
+    "out too large": (
+        lambda c: c.broadcast(x(4), out=x(5)),
+        ArgumentError,
+        "5 elements; the result has shape",
+    ),
+    "out of another dtype": (
+        lambda c: c.all_reduce(x(), out=x(dtype="float64")),
+        ArgumentTypeError,
+        "out has dtype float64, but x has float32",
+    ),
+    "out of another byte order": (
+        lambda c: c.all_reduce(x(), out=swapped()),
+        ArgumentTypeError,
+        "out has dtype >f4, but x has float32",
+    ),
+    "out read-only": (
+        lambda c: c.all_reduce(x(), out=read_only()),
+        ArgumentError,
+        "out is read-only",
+    ),
+    "in place read-only": (
+        lambda c: (lambda a: c.all_reduce(a, out=a))(read_only()),
+        ArgumentError,
+        "out is read-only",
+    ),
+    "overlap": (
+        lambda c: (lambda a, b: c.all_reduce(a, out=b))(*halves()),
+        ArgumentError,
+        "out overlaps x without being x",
+    ),
+    "transposed overlap": (
+        lambda c: (lambda a, b: c.all_reduce(a, out=b))(*reshaped_columns()),
+        ArgumentError,
+        "out overlaps x",
+    ),
+    "overlap in shared memory": (
+        lambda c: (lambda a: c.all_reduce(a[:-1], out=a[1:]))(c.empty(1000)),
+        ArgumentError,
+        "out overlaps x",
+    ),
+    "out for a number": (
+        lambda c: c.all_reduce(1.0, out=x()),
+        ArgumentTypeError,
+        "out= goes with arrays",
+    ),
+    "op": (lambda c: c.all_reduce(x(), "add"), ArgumentError, "got 'add'"),
+    "op by function": (lambda c: c.all_reduce(x(), max), ArgumentError, "op must be a ReduceOp"),
+    "scaled_sum by name": (
+        lambda c: c.all_reduce(x(), "scaled_sum"),
+        ArgumentError,
+        re.escape("write ReduceOp.scaled_sum(factor)"),
+    ),
+    "complex factor": (
+        lambda c: c.all_reduce(x(), ReduceOp.scaled_sum(1j)),
+        ArgumentTypeError,
+        "real number",
+    ),
+    "fraction for integers": (
+        lambda c: c.all_reduce(x(dtype="int32"), ReduceOp.scaled_sum(0.5)),
+        ArgumentTypeError,
+        "factor 0.5 is not whole",
+    ),
+    "infinite factor for integers": (
+        lambda c: c.all_reduce(x(dtype="int32"), ReduceOp.scaled_sum(float("inf"))),
+        ArgumentTypeError,
+        "factor inf is not whole",
+    ),
+    "factor too large": (
+        lambda c: c.all_reduce(x(dtype="int8"), ReduceOp.scaled_sum(300)),
+        ArgumentTypeError,
+        "factor 300",
+    ),
+    "negative factor for unsigned": (
+        lambda c: c.all_reduce(x(dtype="uint8"), ReduceOp.scaled_sum(-1)),
+        ArgumentTypeError,
+        "factor -1",
+    ),
+    "root too large": (lambda c: c.broadcast(x(), root=2), ArgumentError, "root must be in 0..1"),
+    "root negative": (lambda c: c.broadcast(x(), root=-1), ArgumentError, "got -1"),
+    "root no int": (lambda c: c.broadcast(x(), root=0.0), ArgumentTypeError, "must be an int"),
+    "root bool": (lambda c: c.broadcast(x(), root=True), ArgumentTypeError, "must be an int"),
+    "root of objects": (lambda c: c.gather_object(1, root=5), ArgumentError, "got 5"),
+    "scatter too few": (
+        lambda c: c.scatter_object([1], root=c.rank),
+        ArgumentError,
+        "needs 2 items; got 1 items",
+    ),
+    "scatter none": (
+        lambda c: c.scatter_object(None, root=c.rank),
+        ArgumentError,
+        "needs 2 items; got None",
+    ),
+    "unpicklable": (
+        lambda c: c.all_gather_object(lambda: 0),
+        (pickle.PicklingError, AttributeError, TypeError),
+        "pickle",
+    ),
+    "deadline": (lambda c: c.barrier(timeout_s=0), ArgumentError, "timeout_s must be positive"),
+    "plan of a number": (lambda c: c.plan_all_reduce(1.0), ArgumentError, "C-contiguous array"),
+    "plan of a view": (
+        lambda c: c.plan_all_reduce(x(4, 4)[:, ::2]),
+        ArgumentError,
+        "C-contiguous array",
+    ),
+    "plan into a view": (
+        lambda c: c.plan_all_reduce(x(4), out=x(8)[::2]),
+        ArgumentError,
+        "out to be C-contiguous",
+    ),
+    "empty negative": (lambda c: c.empty(-1), ArgumentError, "negative length"),
+    "empty of objects": (lambda c: c.empty(3, object), ArgumentTypeError, "dtype object"),
+    "empty swapped": (lambda c: c.empty(3, ">f4"), ArgumentTypeError, "byte order"),
+}
+
+
+def be_rejected(comm, name, place):
+    """Rank `place` makes a wrong call, first of all and again after the right one is known."""
+    call, error, text = REJECTED[name]
+    for _ in range(2):
+        if comm.rank == place:
+            with pytest.raises(error, match=text):
+                call(comm)
+        total = comm.all_reduce(x() + 1)
+    return total.tolist()
+
+
+@pytest.mark.parametrize("name", REJECTED)
+def test_rejected(ranks, name):
+    assert ranks.call(2, be_rejected, name, 1) == [[2.0] * 4] * 2
+
+
+@pytest.mark.parametrize(("dtype", "op"), REFUSED)
+def test_an_operation_that_the_dtype_lacks(dtype, op):
+    with pytest.raises(ArgumentTypeError, match=f"{op} is not defined for {dtype}"):
+        ReduceOp.parse(op_of(op)).check_dtype(dtype_of(dtype).name)
+
+
+def refuse_ops(comm):
+    found = []
+    for dtype, op in REFUSED:
+        with pytest.raises(ArgumentTypeError) as raised:
+            comm.all_reduce(np.zeros(3, dtype_of(dtype)), op_of(op))
+        found.append(op in str(raised.value))
+    return all(found), comm.all_reduce(1)
+
+
+def test_refused_operations_move_nothing(ranks):
+    assert ranks.call(2, refuse_ops) == [(True, 2)] * 2
+
+
+# --- not now ------------------------------------------------------------------------------------
+
+USES = {
+    "all_reduce": lambda c: c.all_reduce(x()),
+    "number": lambda c: c.all_reduce(1),
+    "broadcast": lambda c: c.broadcast(x()),
+    "asynchronous": lambda c: c.all_reduce(x(), async_op=True),
+    "barrier": lambda c: c.barrier(),
+    "objects": lambda c: c.all_gather_object(1),
+    "split": lambda c: c.split(0),
+    "duplicate": lambda c: c.duplicate(),
+    "empty": lambda c: c.empty(3),
+}
+
+
+def use_after_close(comm):
+    comm.all_reduce(x())  # the compiled road knows it
+    plan = comm.plan_all_reduce(x())
+    plan()
+    comm.close()
+    comm.close()
+    for use in (*USES.values(), lambda c: plan()):
+        with pytest.raises(StateError, match=rf"rank {comm.rank} of 2 is closed"):
+            use(comm)
+    return comm.is_closed, repr(comm)
+
+
+def test_use_after_close(ranks):
+    for rank, answer in enumerate(ranks.call(2, use_after_close)):
+        assert answer == (True, f"<gpucoll.Communicator rank {rank} of 2 closed>")
+
+
+def use_from_second_thread(comm):
+    comm.all_reduce(x())
+    errors = []
+
+    def intrude():
+        deadline = time.monotonic() + 10
+        while not comm._group.is_running and time.monotonic() < deadline:
+            pass
+        for name in ("all_reduce", "barrier", "broadcast", "objects"):
+            try:
+                USES[name](comm)
+            except StateError as error:
+                errors.append(str(error))
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        comm.barrier()
+        thread.join()
+    else:
+        deadline = time.monotonic() + 10
+        while not comm._group.members.record_words(0, 2)[1] and time.monotonic() < deadline:
+            pass
+        threading.Event().wait(0.3)  # leave rank 0 in its barrier for its other thread to see
+        comm.barrier()
+    return errors, comm.all_reduce(1)
+
+
+def test_a_second_thread_is_refused(ranks):
+    (errors, total), _ = ranks.call(2, use_from_second_thread)
+
+    assert total == 2
+    assert len(errors) == 4
+    assert all("another thread of rank 0 of 2" in text and "duplicate" in text for text in errors)
+
+
+def use_in_child(comm):
+    """Fork on every rank: the child may do nothing here, and its end is nobody's business."""
+    comm.all_reduce(x())
+    array = comm.empty(1000)
+    array[:] = comm.rank
+    plan = comm.plan_all_reduce(x())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for use in (*USES.values(), lambda c: plan(), lambda c: c.abort()):
+                with pytest.raises(StateError, match=rf"forked from rank {comm.rank} of 2"):
+                    use(comm)
+            del array
+            comm.close()
+            os.write(writing, b"refused")
+        except BaseException as error:
+            os.write(writing, repr(error).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    total = comm.all_reduce(array, out=array)
+    return said, float(total[0]), plan().tolist()
+
+
+def test_a_forked_child_is_refused_and_disturbs_nobody(ranks):
+    assert ranks.call(2, use_in_child) == [("refused", 1.0, [0.0] * 4)] * 2
+
+
+def test_a_communicator_cannot_be_pickled(ranks):
+    def try_it(comm):
+        with pytest.raises(TypeError, match="belongs to its process"):
+            pickle.dumps(comm)
+        with pytest.raises(TypeError):
+            pickle.dumps(comm.all_reduce(x(), async_op=True))
+        with pytest.raises(TypeError):
+            pickle.dumps(comm.plan_all_reduce(x()))
+        return comm.all_reduce(1)
+
+    assert ranks.call(2, try_it) == [2, 2]
+
+
+def fill_the_arena(comm):
+    size = comm._group.members.arena_bytes
+    with pytest.raises(MemoryError, match="GPUCOLL_ARENA_BYTES"):
+        comm.empty(size + 1, np.uint8)
+    most = comm.empty(size // 2, np.uint8)
+    with pytest.raises(MemoryError, match="in use"):
+        comm.empty(size // 2 + 4096, np.uint8)
+    del most
+    again = comm.empty(size // 2 + 4096, np.uint8)
+    return again.nbytes > size // 2, comm.all_reduce(1)
+
+
+def test_a_full_arena(ranks):
+    assert ranks.call(2, fill_the_arena) == [(True, 2)] * 2
