@@ -1,8 +1,8 @@
 """The reductions in NumPy, slow and plain: what every kernel is compared with.
 
-SEMANTICS: sources are combined left to right; half types are accumulated in float32 and rounded
-once; integers wrap, their average rounds toward zero; for bool, sum is lor and prod is land; min and
-max propagate NaN, and of two equal values (0.0 and -0.0) take the left one. NaN payloads are exempt.
+Sources are combined left to right; half types are accumulated in float32 and rounded once; integers
+wrap, their average rounds toward zero; for bool, sum is lor and prod is land; min and max propagate
+NaN, and of two equal values (0.0 and -0.0) take the left one. NaN payloads are exempt.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ def reduce(op: str, sources: Sequence[Array], parameter: float = 1) -> Array:
     kind = _kind(dtype)
     with np.errstate(all="ignore"):
         accumulator = np.dtype(np.float32) if kind == "f" and dtype.itemsize < 4 else dtype
-        held = [_prepare(op, kind, np.array(source, accumulator), parameter) for source in sources]
+        held: list[Array] = [
+            _prepare(op, kind, np.array(source, accumulator), parameter) for source in sources
+        ]
         total = held[0]
         for value in held[1:]:
             total = _COMBINE[op](kind, total, value)
@@ -49,7 +51,7 @@ def _kind(dtype: np.dtype[Any]) -> str:
 
 def _prepare(op: str, kind: str, x: Array, parameter: float) -> Array:
     if op in ("land", "lor", "lxor"):
-        return (x != 0).astype(x.dtype)
+        return np.asarray(x != 0).astype(x.dtype)
     if op == "scaled_sum":
         return _scale(kind, x, parameter)
     return x
@@ -106,7 +108,7 @@ def _greatest(kind: str, x: Array, y: Array) -> Array:
 
 
 def _logical_xor(kind: str, x: Array, y: Array) -> Array:
-    return ((x != 0) != (y != 0)).astype(x.dtype)
+    return np.asarray((x != 0) != (y != 0)).astype(x.dtype)
 
 
 _COMBINE: dict[str, Callable[[str, Array, Array], Array]] = {
@@ -119,7 +121,7 @@ _COMBINE: dict[str, Callable[[str, Array, Array], Array]] = {
     "band": lambda kind, x, y: np.asarray(x & y),
     "bor": lambda kind, x, y: np.asarray(x | y),
     "bxor": lambda kind, x, y: np.asarray(x ^ y),
-    "land": lambda kind, x, y: ((x != 0) & (y != 0)).astype(x.dtype),
-    "lor": lambda kind, x, y: ((x != 0) | (y != 0)).astype(x.dtype),
+    "land": lambda kind, x, y: np.asarray((x != 0) & (y != 0)).astype(x.dtype),
+    "lor": lambda kind, x, y: np.asarray((x != 0) | (y != 0)).astype(x.dtype),
     "lxor": _logical_xor,
 }

@@ -12,7 +12,9 @@ from tests import oracle
 from tests.dtypes import any_values, assert_same, bits, dtype_of, op_of, small_values
 from tests.guarded import Guarded
 
-SMALL_TUNING = {"GPUCOLL_CPU_TUNING": "one_shot_bytes=1024,chunk_bytes=4096,symmetric_min_bytes=256"}
+SMALL_TUNING = {
+    "GPUCOLL_CPU_TUNING": "one_shot_bytes=1024,chunk_bytes=4096,symmetric_min_bytes=256"
+}
 """Thresholds so low that small arrays take every path."""
 PLACEMENTS = ("private", "symmetric", "mixed")
 

@@ -55,7 +55,7 @@ def any_values(dtype: str, count: int, seed: int) -> np.ndarray:
 
 
 def small_values(dtype: str, count: int, seed: int) -> np.ndarray:
-    """Return small whole numbers, zeros among them: sums of a few ranks are exact in every dtype."""
+    """Return small whole numbers: sums of a few ranks are exact in every dtype."""
     generator = np.random.default_rng(seed)
     low = 0 if dtype.startswith("u") or dtype == "bool" else -2
     values = generator.integers(low, 3, count)

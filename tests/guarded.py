@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ class Guarded:
     def __init__(
         self,
         shape: int | tuple[int, ...],
-        dtype: str | np.dtype,
+        dtype: Any,
         offset: int = 0,
         allocate: Callable[[int], np.ndarray] = lambda count: np.empty(count, np.uint8),
     ) -> None:

@@ -146,11 +146,13 @@ class Server:
             os.set_blocking(end, False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wake_writing)
+        self._sources: list[Any] = [channel, self._wake_reading]
 
     def serve(self) -> RankLoop | None:
         """Serve until the driver has gone; in a forked child, return what the child is to do."""
         while True:
-            ready, _, _ = select.select([self._channel, self._wake_reading], [], [])
+            ready: list[Any]
+            ready, _, _ = select.select(self._sources, [], [])
             if self._wake_reading in ready:
                 self._reap()
             if self._channel in ready:

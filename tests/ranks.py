@@ -45,7 +45,7 @@ class Ended:
     exit_code: int
 
 
-class RankFailure(Exception):
+class RankError(Exception):
     """A rank's traceback, as the cause of the error that is raised here."""
 
     def __str__(self) -> str:
@@ -191,7 +191,9 @@ class Pool:
         replies: dict[int, Reply | Ended] = {}
         deadline = time.monotonic() + limit_s
         while len(replies) < len(places):
-            open_links = {self.ranks[at].connection: at for at in places if at not in replies}
+            open_links: dict[Any, int] = {
+                self.ranks[at].connection: at for at in places if at not in replies
+            }
             ready = wait(list(open_links), max(deadline - time.monotonic(), 0))
             if not ready:
                 raise TimeoutError(self._explain_hang(sorted(open_links.values()), limit_s))
@@ -252,13 +254,13 @@ def results(replies: Sequence[Reply | Ended], server: RankServer) -> list[Any]:
     for rank, reply in enumerate(replies):
         if isinstance(reply, Ended):
             text = f"rank {rank} ended with exit code {reply.exit_code}:\n{server.output()}"
-            raise RankFailure(text)
+            raise RankError(text)
         if reply.error is not None:
             failed.append((isinstance(reply.error, FOLLOWERS), rank, reply))
     if failed:
         _, rank, reply = min(failed, key=lambda item: item[:2])
         assert reply.error is not None
-        raise reply.error from RankFailure(f"on rank {rank}:\n{reply.trace}")
+        raise reply.error from RankError(f"on rank {rank}:\n{reply.trace}")
     return [reply.result for reply in replies if isinstance(reply, Reply)]
 
 

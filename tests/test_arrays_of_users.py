@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 
@@ -112,7 +110,7 @@ def test_out_may_have_another_shape(ranks):
         assert x == sums.tolist()
 
 
-# --- numbers, and arrays of no or no dimension -----------------------------------------------------
+# --- numbers, and arrays of no or no dimension ----------------------------------------------------
 
 NUMBERS = [
     3,
@@ -129,9 +127,13 @@ NUMBERS = [
 
 
 def reduce_number(comm, value):
-    return comm.all_reduce(value), comm.broadcast(value, root=1), comm.all_reduce(value, "max") if (
-        not isinstance(value, (complex, np.complexfloating))
-    ) else None
+    return (
+        comm.all_reduce(value),
+        comm.broadcast(value, root=1),
+        comm.all_reduce(value, "max")
+        if (not isinstance(value, (complex, np.complexfloating)))
+        else None,
+    )
 
 
 @pytest.mark.parametrize("value", NUMBERS, ids=lambda value: f"{type(value).__name__}")
@@ -174,7 +176,7 @@ def test_shapes_with_nothing_and_without_dimensions(ranks):
     assert ranks.call(3, reduce_shapes, shapes) == [[True] * len(shapes)] * 3
 
 
-# --- memory of comm.empty ---------------------------------------------------------------------------
+# --- memory of comm.empty -------------------------------------------------------------------------
 
 
 def reduce_shared_views(comm):
@@ -226,67 +228,6 @@ def test_empty(ranks, shape, dtype):
 
     wanted = np.empty(shape, dtype)
     assert ranks.call(2, make) == [(wanted.shape, wanted.dtype, True, True)] * 2
-
-
-# --- plans, asynchronous calls and plain ones together ---------------------------------------------
-
-
-def mix_ways(comm, is_shared):
-    """Each rank makes the same calls in a way of its own."""
-    ways = itertools.cycle(
-        ["plain", "plan", "asynchronous", "in place", "new"][comm.rank :]
-        + ["plain", "plan", "asynchronous", "in place", "new"][: comm.rank]
-    )
-    results = []
-    for turn in range(40):
-        count = (3, 300, 3000, 20_000)[turn % 4]
-        x = comm.empty(count) if is_shared and (turn + comm.rank) % 3 else np.empty(count, "f4")
-        out = comm.empty(count) if is_shared and turn % 2 else np.empty(count, "f4")
-        x[:] = turn + comm.rank
-        way = next(ways)
-        if way == "plain":
-            result = comm.all_reduce(x, out=out)
-        elif way == "plan":
-            result = comm.plan_all_reduce(x, out=out)()
-        elif way == "asynchronous":
-            result = comm.all_reduce(x, out=out, async_op=True).wait()
-        elif way == "in place":
-            result = comm.all_reduce(x, out=x)
-        else:
-            result = comm.all_reduce(x)
-        first = turn * comm.world_size + comm.world_size * (comm.world_size - 1) // 2
-        results.append(bool((result == first).all()))
-    return results
-
-
-@pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_may_go_different_ways(ranks, world_size, is_shared):
-    for results in ranks.call(world_size, mix_ways, is_shared):
-        assert all(results)
-
-
-def pile_up(comm):
-    """Blocking calls queue behind asynchronous ones; all take effect in the order issued."""
-    x = np.full(5000, 1.0)
-    works = [comm.all_reduce(x, out=x, async_op=True) for _ in range(10)]
-    blocking = comm.all_reduce(x, "avg")
-    done = [work.done() for work in works]
-    works[0].synchronize()
-    comm.barrier()
-    small = np.ones(3)
-    more = [comm.all_reduce(small, out=small, async_op=True) for _ in range(50)]
-    plan = comm.plan_all_reduce(small, out=small)
-    plan()
-    return blocking[0], all(done), more[-1].wait() is small, small[0]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_blocking_calls_wait_for_their_turn(ranks, world_size):
-    P = world_size  # noqa: N806
-    for blocking, all_done, is_same, last in ranks.call(world_size, pile_up):
-        assert (blocking, all_done, is_same) == (P**10, True, True)
-        assert last == float(P) ** 51
 
 
 def alone(comm):

@@ -13,13 +13,14 @@ import signal
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-
-from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
 from tests.rank_server import Reply
 from tests.ranks import Ended
+
+from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
 
 ROUNDS = {2: 34, 3: 33, 4: 33}
 AT_ONCE = 3
@@ -27,7 +28,7 @@ LONGEST_MOMENT_S = 0.03
 NOTICED_S = 10.0
 """Far above what noticing takes (tens of milliseconds), and far below the ranks' deadline."""
 
-joined = {}
+joined: dict[str, Any] = {}
 """In a rank: its communicator, between two requests."""
 
 
@@ -106,7 +107,8 @@ class Round:
 
 def own_state():
     """Return what must be the same before and after."""
-    return set(os.listdir("/dev/shm")), len(os.listdir("/proc/self/fd")), threading.active_count()
+    named = sorted(Path("/dev/shm").glob("gpucoll*"))  # other programs may come and go there
+    return named, len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
 @pytest.mark.parametrize("world_size", ROUNDS)

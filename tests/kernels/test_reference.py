@@ -5,9 +5,9 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 import pytest
+from tests.dtypes import ALLOWED, assert_same, small_values
 
 from gpucoll.kernels import reference
-from tests.dtypes import ALLOWED, assert_same, small_values
 
 INF, NAN = np.inf, np.nan
 

@@ -6,15 +6,17 @@ import resource
 import socket
 import struct
 import time
+from pathlib import Path
 
 import pytest
+from tests.rank_server import Reply
 
 from gpucoll import initialise
 from gpucoll.control import members
 from gpucoll.errors import ArgumentError, AuthenticationError, RendezvousError
-from gpucoll.rendezvous import messages
+from gpucoll.rendezvous import local, messages
+from gpucoll.rendezvous.job import Job
 from gpucoll.transport.layout import MAX_RANKS
-from tests.rank_server import Reply
 
 
 @pytest.fixture
@@ -130,7 +132,7 @@ def test_no_memory_for_the_segment(fresh):
 def join_without_address_space(seat):
     with seat.init():
         pass
-    in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+    in_use = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (in_use + 65536, resource.RLIM_INFINITY))
     return join(seat, 5.0)
 
@@ -166,7 +168,7 @@ def join_by_environment(seat):
     import gpucoll
 
     with gpucoll.init():
-        return None
+        return
 
 
 @pytest.mark.parametrize("name", ["GPUCOLL_TIMEOUT_S", "GPUCOLL_ARENA_BYTES"])
@@ -211,17 +213,23 @@ def test_messages_carry_descriptors_and_refuse_nonsense():
             messages.receive(theirs)
 
 
-NOISE = (b"GET / HTTP/1.1\r\n\r\n", b"", struct.pack("<II", 2, 0) + b"[]", b"\0" * 8)
+NOISE = (
+    b"GET / HTTP/1.1\r\n\r\n",
+    b"",
+    struct.pack("<II", 2, 0) + b"[]",
+    struct.pack("<II", 2, 0) + b"{}",
+    b"\0" * 8,
+)
 
 
 def meet_a_stranger(seat):
     """Somebody of the same user who does not speak the protocol comes first."""
     if seat.rank == 1:
-        address = b"\0gpucoll-" + f"{seat.token}#{initialise._calls}".encode()
+        place = Job(seat.rank, seat.world_size, f"{seat.token}#{initialise._calls}", "")
         deadline = time.monotonic() + 10
         for text in NOISE:
             with socket.socket(socket.AF_UNIX) as noise:
-                while noise.connect_ex(address):
+                while noise.connect_ex(local._address(place)):
                     assert time.monotonic() < deadline
                 noise.sendall(text)
     return join(seat, 5.0)

@@ -146,17 +146,17 @@ class _Host:
             messages.check_peer(connection)
             connection.settimeout(_left(self.deadline))
             guest, fds = messages.receive(connection)
-        except (OSError, ValueError, GpucollError):
+            rank, same = int(guest["rank"]), dict(guest["same"])
+        except (OSError, ValueError, TypeError, LookupError, GpucollError):
             connection.close()  # a stranger, or a rank that died: it will be missing
             return
-        rank = guest["rank"]
         if rank in self.introductions:
             messages.close_all(fds)
             connection.close()
             raise RendezvousError(f"two processes say that they are rank {rank} of this job")
         self.guests[rank] = connection
         self.introductions[rank], self.fds[rank] = guest, fds
-        _check_same(rank, guest["same"], self.introductions[0]["same"])
+        _check_same(rank, same, self.introductions[0]["same"])
 
     def _refuse(self, error: BaseException) -> None:
         text = str(error) if isinstance(error, GpucollError | MemoryError) else repr(error)

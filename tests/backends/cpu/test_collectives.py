@@ -7,8 +7,6 @@ import itertools
 
 import numpy as np
 import pytest
-
-from gpucoll.transport import layout
 from tests.collective_cases import (
     PLACEMENTS,
     SMALL_TUNING,
@@ -18,6 +16,8 @@ from tests.collective_cases import (
     thresholds,
 )
 from tests.dtypes import covering, dtype_of
+
+from gpucoll.transport import layout
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 SMALL_THRESHOLDS = (32, 256, 1024, 4096, 8192, 12288)
@@ -76,7 +76,7 @@ def test_dtypes_and_operations(ranks, world_size):
     check(ranks, world_size, cases, environment=SMALL_TUNING)
 
 
-@pytest.mark.parametrize("world_size", (2, 3))
+@pytest.mark.parametrize("world_size", [2, 3])
 def test_every_bit_pattern_is_reduced_as_the_reference_says(ranks, world_size):
     cases = [
         Case(dtype, count, op, placement=placement, seed=count, values="any")
@@ -188,7 +188,9 @@ def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size):
         ),
     ):
         environment = {"GPUCOLL_CPU_TUNING": tuning}
-        replies = ranks.call(world_size, run_cases, inexact_cases([placement]), environment=environment)
+        replies = ranks.call(
+            world_size, run_cases, inexact_cases([placement]), environment=environment
+        )
         digests |= {digest for digest, _ in replies}
 
     assert len(digests) == 1

@@ -6,9 +6,15 @@ import ctypes
 
 import numpy as np
 import pytest
-
-from gpucoll.kernels.cpu.copy import INTO_SLOT, OUT_OF_SLOT, PLAIN, copy_kernel
 from tests.guarded import Guarded
+
+from gpucoll.kernels.cpu.copy import (
+    INTO_SLOT,
+    OUT_OF_SLOT,
+    PLAIN,
+    copy_kernel,
+    refill_kernel,
+)
 
 SIZES = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 63, 64, 65, 127, 255, 256, 257, 1000, 4099, 70_001)
 KINDS = {"plain": PLAIN, "into_slot": INTO_SLOT, "out_of_slot": OUT_OF_SLOT}
@@ -32,3 +38,24 @@ def test_sizes_and_addresses(name, ahead):
             source.check(where)
             assert np.array_equal(destination.array, content), where
             assert np.array_equal(source.array, content), where
+
+
+@pytest.mark.parametrize("ahead", [0, 512])
+def test_refill(ahead):
+    """The slot's content goes out, the source's comes in, whatever the addresses."""
+    refill = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(refill_kernel())
+    generator = np.random.default_rng(8)
+    for size in SIZES:
+        for out_offset, slot_offset, in_offset in ((0, 0, 0), (1, 0, 6), (5, 3, 0)):
+            destination = Guarded(size, np.uint8, out_offset)
+            slot, source = Guarded(size, np.uint8, slot_offset), Guarded(size, np.uint8, in_offset)
+            slot.array[...] = old = generator.integers(0, 256, size, np.uint8)
+            source.array[...] = new = generator.integers(0, 256, size, np.uint8)
+
+            addresses = [each.array.ctypes.data for each in (destination, slot, source)]
+            refill(*addresses, size, ahead)
+
+            where = f"{size=} {out_offset=} {slot_offset=} {in_offset=}"
+            for guarded, content in ((destination, old), (slot, new), (source, new)):
+                guarded.check(where)
+                assert np.array_equal(guarded.array, content), where

@@ -7,12 +7,12 @@ import itertools
 
 import numpy as np
 import pytest
+from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
+from tests.guarded import Guarded
 
 from gpucoll.kernels import reference
 from gpucoll.kernels.cpu import elements, reduce
 from gpucoll.kernels.cpu.reduce import reduce_arrays
-from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
-from tests.guarded import Guarded
 
 SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4099)
 N_SOURCES = (1, 2, 3, 4, 7, 64)
@@ -68,7 +68,9 @@ def test_against_the_reference(dtype, op):
         check(dtype, op, size, n_sources, n_destinations, offset, in_place=in_place, ahead=ahead)
 
 
-@pytest.mark.parametrize(("n_sources", "op"), list(itertools.product(N_SOURCES, ("sum", "max", "avg"))))
+@pytest.mark.parametrize(
+    ("n_sources", "op"), list(itertools.product(N_SOURCES, ("sum", "max", "avg")))
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int16"])
 def test_numbers_of_sources_and_destinations(dtype, op, n_sources):
     for n_destinations, in_place, size in itertools.product((1, 2, 3), (False, True), (17, 257)):

@@ -1,0 +1,144 @@
+"""Calls that cannot be made now: after close, from another thread, in a child; and a full arena."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from gpucoll.errors import StateError
+
+
+def x():
+    return np.zeros(4, np.float32)
+
+
+USES = {
+    "all_reduce": lambda c: c.all_reduce(x()),
+    "number": lambda c: c.all_reduce(1),
+    "broadcast": lambda c: c.broadcast(x()),
+    "asynchronous": lambda c: c.all_reduce(x(), async_op=True),
+    "barrier": lambda c: c.barrier(),
+    "objects": lambda c: c.all_gather_object(1),
+    "split": lambda c: c.split(0),
+    "duplicate": lambda c: c.duplicate(),
+    "empty": lambda c: c.empty(3),
+}
+
+
+def use_after_close(comm):
+    comm.all_reduce(x())  # the compiled road knows it
+    plan = comm.plan_all_reduce(x())
+    plan()
+    comm.close()
+    comm.close()
+    for use in (*USES.values(), lambda c: plan()):
+        with pytest.raises(StateError, match=rf"rank {comm.rank} of 2 is closed"):
+            use(comm)
+    return comm.is_closed, repr(comm)
+
+
+def test_use_after_close(ranks):
+    for rank, answer in enumerate(ranks.call(2, use_after_close)):
+        assert answer == (True, f"<gpucoll.Communicator rank {rank} of 2 closed>")
+
+
+def use_from_second_thread(comm):
+    comm.all_reduce(x())
+    errors = []
+
+    def intrude():
+        deadline = time.monotonic() + 10
+        while not comm._group.is_running and time.monotonic() < deadline:
+            pass
+        for name in ("all_reduce", "barrier", "broadcast", "objects"):
+            try:
+                USES[name](comm)
+            except StateError as error:
+                errors.append(str(error))
+
+    if comm.rank == 0:
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        comm.barrier()
+        thread.join()
+    else:
+        deadline = time.monotonic() + 10
+        while not comm._group.members.record_words(0, 2)[1] and time.monotonic() < deadline:
+            pass
+        threading.Event().wait(0.3)  # leave rank 0 in its barrier for its other thread to see
+        comm.barrier()
+    return errors, comm.all_reduce(1)
+
+
+def test_a_second_thread_is_refused(ranks):
+    (errors, total), _ = ranks.call(2, use_from_second_thread)
+
+    assert total == 2
+    assert len(errors) == 4
+    assert all("another thread of rank 0 of 2" in text and "duplicate" in text for text in errors)
+
+
+def use_in_child(comm):
+    """Fork on every rank: the child may do nothing here, and its end is nobody's business."""
+    comm.all_reduce(x())
+    array = comm.empty(1000)
+    array[:] = comm.rank
+    plan = comm.plan_all_reduce(x())
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            for use in (*USES.values(), lambda c: plan(), lambda c: c.abort()):
+                with pytest.raises(StateError, match=rf"forked from rank {comm.rank} of 2"):
+                    use(comm)
+            del array
+            comm.close()
+            os.write(writing, b"refused")
+        except BaseException as error:
+            os.write(writing, repr(error).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    total = comm.all_reduce(array, out=array)
+    return said, float(total[0]), plan().tolist()
+
+
+def test_a_forked_child_is_refused_and_disturbs_nobody(ranks):
+    assert ranks.call(2, use_in_child) == [("refused", 1.0, [0.0] * 4)] * 2
+
+
+def test_a_communicator_cannot_be_pickled(ranks):
+    def try_it(comm):
+        with pytest.raises(TypeError, match="belongs to its process"):
+            pickle.dumps(comm)
+        with pytest.raises(TypeError):
+            pickle.dumps(comm.all_reduce(x(), async_op=True))
+        with pytest.raises(TypeError):
+            pickle.dumps(comm.plan_all_reduce(x()))
+        return comm.all_reduce(1)
+
+    assert ranks.call(2, try_it) == [2, 2]
+
+
+def fill_the_arena(comm):
+    size = comm._group.members.arena_bytes
+    with pytest.raises(MemoryError, match="GPUCOLL_ARENA_BYTES"):
+        comm.empty(size + 1, np.uint8)
+    most = comm.empty(size // 2, np.uint8)
+    with pytest.raises(MemoryError, match="in use"):
+        comm.empty(size // 2 + 4096, np.uint8)
+    del most
+    again = comm.empty(size // 2 + 4096, np.uint8)
+    return again.nbytes > size // 2, comm.all_reduce(1)
+
+
+def test_a_full_arena(ranks):
+    assert ranks.call(2, fill_the_arena) == [(True, 2)] * 2
