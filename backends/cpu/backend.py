@@ -13,9 +13,12 @@ from gpucoll.backends.cpu.broadcast import broadcast_loop
 from gpucoll.backends.cpu.direct import DirectCalls
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
+from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
 from gpucoll.transport.layout import Call, Path
 from gpucoll.types import Collective, ReduceOp
+
+INT8_MAX = 127
 
 
 class CpuCall:
@@ -57,6 +60,11 @@ class CpuBackend:
 
     def _all_reduce_block(self, dtype: str, item_bytes: int, op: ReduceOp) -> CallBlock:
         op.check_dtype(dtype)
+        if op.name == "avg" and item_bytes == 1 and self._group.world_size > INT8_MAX:
+            raise ArgumentTypeError(
+                f"avg of {dtype} over {self._group.world_size} ranks: the number of ranks does not "
+                "fit into the dtype; convert to a wider one first"
+            )
         value = self._group.world_size if op.name == "avg" else (op.factor or 0)
         parameter = parameter_for(dtype, value)
         block = CallBlock(

@@ -57,4 +57,4 @@ def waiting(introductions: list[dict[str, Any]]) -> tuple[int, int]:
     A rank with a CPU of its own spins: its peer answers within microseconds. Ranks that share CPUs
     give way at once, or the peer that they wait for cannot run.
     """
-    return (20, 1000) if is_oversubscribed(introductions) else (5000, 50)
+    return (20, 200) if is_oversubscribed(introductions) else (5000, 50)

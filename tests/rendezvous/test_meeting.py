@@ -72,7 +72,7 @@ def test_two_processes_with_one_rank(fresh):
     errors = fresh(3, join, 2.0, {2: {"rank": 1}})
 
     assert all(isinstance(error, RendezvousError) for error in errors)
-    assert "two processes say that they are rank 1" in str(errors[0])
+    assert all("two processes say that they are rank 1" in str(error) for error in errors)
 
 
 def test_two_processes_as_rank_0(fresh):
@@ -86,7 +86,7 @@ def test_different_world_sizes(fresh):
     errors = fresh(3, join, 1.5, {1: {"world_size": 4}})
 
     assert all(isinstance(error, RendezvousError) for error in errors)
-    assert "world_size is 4 on rank 1 and 3 on rank 0" in str(errors[0])
+    assert all("world_size is 4 on rank 1 and 3 on rank 0" in str(error) for error in errors)
 
 
 def join_as_other(seat, name, value):
@@ -100,7 +100,7 @@ def test_different_versions(fresh):
 
     assert all(isinstance(error, RendezvousError) for error in errors)
     assert "the version of gpucoll is 0.0.0-other on rank 1" in str(errors[0])
-    assert "0.0.0-other" in str(errors[1])
+    assert all("0.0.0-other" in str(error) for error in errors)  # late ranks hear it too
 
 
 def test_more_ranks_than_a_segment_allows(fresh):

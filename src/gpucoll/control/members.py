@@ -14,11 +14,13 @@ import numpy.typing as npt
 from gpucoll.errors import ArgumentError
 from gpucoll.rendezvous import messages
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.local import meet
+from gpucoll.rendezvous.local import Meeting, meet
 from gpucoll.transport import layout, shared_memory
 from gpucoll.transport.arena import Arena, process_arena
 from gpucoll.transport.layout import SegmentLayout, Tuning
 from gpucoll.version import __version__
+
+_NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) skips
 
 
 def life_line() -> int:
@@ -123,7 +125,7 @@ class Members:
         for word in self.poll_table:
             if (fd := int(np.int32(word & 0xFFFFFFFF))) >= 0:
                 os.close(fd)
-        self.poll_table[:] = 0xFFFFFFFF
+        self.poll_table[:] = _NO_DESCRIPTOR
         self.segment.unmap()
 
 
@@ -209,28 +211,30 @@ def join(job: Job, tune: Any, timeout_s: float) -> Members:
     return members
 
 
-def _map_members(meeting: Any, arena: Arena, kept: list[int]) -> Members:
+def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
     job, tuning = meeting.job, Tuning(*meeting.decision["tuning"])
     place = SegmentLayout(job.world_size, tuning)
-    addresses = np.zeros(job.world_size, np.int64)
-    poll_table = np.full(job.world_size, 0xFFFFFFFF, np.int64)  # descriptor -1: poll skips it
-    segment = shared_memory.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment")
-    for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):
-        if rank == job.rank:
-            addresses[rank] = arena.mapping.address
-            continue
-        addresses[rank] = _map_arena(arena_fd, meeting.introductions[rank]["arena_bytes"])
-        poll_table[rank] = life_fd | (select.POLLIN << 32)
-        kept.append(life_fd)
-    return Members(
+    members = Members(
         job=job,
         tuning=tuning,
         layout=place,
-        segment=segment,
+        segment=shared_memory.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment"),
         arena=arena,
-        arena_addresses=addresses,
+        arena_addresses=np.zeros(job.world_size, np.int64),
         arena_bytes=arena.size_bytes,
-        poll_table=poll_table,
+        poll_table=np.full(job.world_size, _NO_DESCRIPTOR, np.int64),
         pids=[introduction["pid"] for introduction in meeting.introductions],
         introductions=meeting.introductions,
     )
+    members.arena_addresses[job.rank] = arena.mapping.address
+    try:
+        for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):
+            if rank != job.rank:
+                size_bytes = meeting.introductions[rank]["arena_bytes"]
+                members.arena_addresses[rank] = _map_arena(arena_fd, size_bytes)
+                members.poll_table[rank] = life_fd | (select.POLLIN << 32)
+                kept.append(life_fd)
+    except BaseException:
+        members.close()
+        raise
+    return members

@@ -20,6 +20,8 @@ from gpucoll.rendezvous.job import Job
 
 Decide = Callable[[list[dict[str, Any]]], tuple[dict[str, Any], list[int]]]
 _RETRY_S = (0.001, 0.05)  # first and longest pause between two tries to connect
+_INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
+_REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
 
 
 @dataclass
@@ -89,7 +91,8 @@ class _Host:
         self.job = job
         self.deadline = deadline
         self.timeout_s = timeout_s
-        self.guests: dict[int, socket.socket] = {}
+        self.guests: list[socket.socket] = []
+        self.refusal: RendezvousError | None = None
         self.introductions: dict[int, dict[str, Any]] = {}
         self.fds: dict[int, list[int]] = {}
 
@@ -97,15 +100,14 @@ class _Host:
         self.introductions[0], self.fds[0] = introduction, _duplicates(fds)
         try:
             with self._listen() as listener:
-                while len(self.introductions) < self.job.world_size:
-                    self._admit(listener)
+                self._admit_all(listener)
             ranks = range(self.job.world_size)
             ordered = [self.introductions[rank] for rank in ranks]
             decision, shared = decide(ordered)
             answer = {"decision": decision, "introductions": ordered, "shared": len(shared)}
             by_rank = [self.fds[rank] for rank in ranks]
             everything = shared + [fd for group in by_rank for fd in group]
-            for guest in self.guests.values():
+            for guest in self.guests:
                 messages.send(guest, answer, everything)
         except BaseException as error:
             self._refuse(error)
@@ -113,7 +115,7 @@ class _Host:
                 messages.close_all(group)
             raise
         finally:
-            for guest in self.guests.values():
+            for guest in self.guests:
                 guest.close()
         return Meeting(self.job, ordered, decision, shared, by_rank)
 
@@ -131,12 +133,24 @@ class _Host:
         listener.listen(self.job.world_size)
         return listener
 
-    def _admit(self, listener: socket.socket) -> None:
-        """Take one connection and its introduction."""
+    def _admit_all(self, listener: socket.socket) -> None:
+        """Admit every rank; where one does not belong here, stay a little to tell the others."""
+        while len(self.introductions) < self.job.world_size:
+            refusal = self._admit(listener)
+            if refusal is not None and self.refusal is None:
+                self.refusal = refusal
+                self.deadline = min(self.deadline, time.monotonic() + _REFUSING_S)
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _admit(self, listener: socket.socket) -> RendezvousError | None:
+        """Take one connection and its introduction; return why it does not belong here."""
         listener.settimeout(_left(self.deadline))
         try:
             connection, _ = listener.accept()
         except TimeoutError:
+            if self.refusal is not None:
+                raise self.refusal from None
             missing = sorted(set(range(self.job.world_size)) - set(self.introductions))
             raise RendezvousError(
                 f"rank 0 of {self.job.world_size} waited {self.timeout_s:g} s: {_ranks(missing)} "
@@ -144,36 +158,36 @@ class _Host:
             ) from None
         try:
             messages.check_peer(connection)
-            connection.settimeout(_left(self.deadline))
+            connection.settimeout(min(_left(self.deadline), _INTRODUCTION_S))
             guest, fds = messages.receive(connection)
             rank, same = int(guest["rank"]), dict(guest["same"])
         except (OSError, ValueError, TypeError, LookupError, GpucollError):
             connection.close()  # a stranger, or a rank that died: it will be missing
-            return
+            return None
+        self.guests.append(connection)
         if rank in self.introductions:
             messages.close_all(fds)
-            connection.close()
-            raise RendezvousError(f"two processes say that they are rank {rank} of this job")
-        self.guests[rank] = connection
+            return RendezvousError(f"two processes say that they are rank {rank} of this job")
         self.introductions[rank], self.fds[rank] = guest, fds
-        _check_same(rank, same, self.introductions[0]["same"])
+        return _difference(rank, same, self.introductions[0]["same"])
 
     def _refuse(self, error: BaseException) -> None:
         text = str(error) if isinstance(error, GpucollError | MemoryError) else repr(error)
-        for guest in self.guests.values():
+        for guest in self.guests:
             try:
                 messages.send(guest, {"error": text})
             except OSError:
                 pass  # that rank is gone; the others still want to know
 
 
-def _check_same(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> None:
+def _difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> RendezvousError | None:
     for name, value in ours.items():
         if theirs.get(name) != value:
-            raise RendezvousError(
+            return RendezvousError(
                 f"rank {rank} and rank 0 do not belong together: {name} is {theirs.get(name)} on "
                 f"rank {rank} and {value} on rank 0"
             )
+    return None
 
 
 def _ranks(ranks: list[int]) -> str:
