@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
@@ -75,6 +75,18 @@ class ReduceOp:
 
     name: str
     factor: float | None = None
+
+    SUM: ClassVar[ReduceOp]
+    PROD: ClassVar[ReduceOp]
+    MIN: ClassVar[ReduceOp]
+    MAX: ClassVar[ReduceOp]
+    AVG: ClassVar[ReduceOp]
+    BAND: ClassVar[ReduceOp]
+    BOR: ClassVar[ReduceOp]
+    BXOR: ClassVar[ReduceOp]
+    LAND: ClassVar[ReduceOp]
+    LOR: ClassVar[ReduceOp]
+    LXOR: ClassVar[ReduceOp]
 
     @staticmethod
     def scaled_sum(factor: float) -> ReduceOp:
