@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
-_OVERLAP_WORK = 10_000
+_OVERLAP_WORK: Any = 10_000  # any number will do, but NumPy's types do not all say so
 
 
 @dataclass
@@ -137,6 +137,6 @@ def _is_same_memory(x: npt.NDArray[Any], out: npt.NDArray[Any]) -> bool:
 
 def _overlaps(x: npt.NDArray[Any], out: npt.NDArray[Any]) -> bool:
     try:
-        return np.shares_memory(x, out, max_work=_OVERLAP_WORK)  # type: ignore[arg-type]
+        return np.shares_memory(x, out, max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True  # cannot be told in reasonable time: such views are not worth a risk

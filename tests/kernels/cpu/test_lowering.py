@@ -54,6 +54,7 @@ def processor(request, monkeypatch):
     """Have kernels emitted as on this processor."""
     chosen = PROCESSORS[request.param]
     monkeypatch.setattr(elements, "host_features", lambda: frozenset(chosen.features))
+    monkeypatch.setattr("gpucoll.kernels.cpu.reduce.elements", elements.elements.__wrapped__)
     monkeypatch.setattr(reduce, "vector_bytes", lambda: chosen.vector_bytes)
     monkeypatch.setattr(copy, "vector_bytes", lambda: chosen.vector_bytes)
     return chosen
