@@ -11,6 +11,7 @@ from numba import types
 from gpucoll.backends.cpu.staged import stage_of
 from gpucoll.control.calls import (
     DESTINATION,
+    EVENT,
     LINE,
     MISMATCH,
     NOT_SHARED,
@@ -39,7 +40,7 @@ from gpucoll.control.calls import (
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put
 from gpucoll.transport import layout
-from gpucoll.transport.flags import signal, wait, wait_header
+from gpucoll.transport.flags import event_pending, signal, wait, wait_header
 from gpucoll.transport.layout import Context, Path
 
 _ONE_SHOT_BYTES, _COPY_PLAIN = int(Context.ONE_SHOT_BYTES), int(Context.COPY_PLAIN)
@@ -155,7 +156,7 @@ def _receive(context, call):
     if offset != NOT_SHARED:
         put(context, PATH, _SYMMETRIC)
         _copy(context, get(call, DESTINATION), arena_of(context, root) + offset, size_bytes)
-        return OK
+        return EVENT if event_pending(context) else OK  # see reduce_symmetric
     if size_bytes <= get(context, _ONE_SHOT_BYTES):
         put(context, PATH, _ONE_SHOT)
         _copy(context, get(call, DESTINATION), payload_of(slot, size_bytes), size_bytes)

@@ -48,6 +48,8 @@ class DirectCalls:
         Both are kept alive here, so that no other object can take their identity. The oldest entry
         goes when the table is full.
         """
+        if self._group.is_running:
+            return  # another thread's call may be using a block that this one would push out
         if any(known is dtype and held is key for known, held, _ in self._entries):
             return
         block = make()

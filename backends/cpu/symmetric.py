@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_tables
 from gpucoll.control.calls import (
+    EVENT,
+    OK,
     RANK,
     SEQUENCE,
     SIZE_BYTES,
@@ -20,6 +22,7 @@ from gpucoll.control.calls import (
 )
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, store64
+from gpucoll.transport.flags import event_pending
 from gpucoll.transport.layout import Context
 
 SLICE_ALIGNMENT = 256
@@ -54,4 +57,6 @@ def reduce_symmetric(context, call):
         ahead = get(context, _PREFETCH_BYTES) if stop - start >= PREFETCH_MIN_BYTES else 0
         reduce_tables(context, call, world_size, world_size, stop - start, ahead)
     signal_done(context)
-    return wait_all_done(context, get(context, SEQUENCE))
+    status = wait_all_done(context, get(context, SEQUENCE))
+    # A peer that gave up may have used its memory anew while this rank still read it.
+    return EVENT if status == OK and event_pending(context) else status

@@ -94,7 +94,6 @@ exchange64 = _read_modify_write("xchg", I64)
 """Store an int64 with a full fence; returns what was there."""
 exchange32 = _read_modify_write("xchg", I32)
 add32 = _read_modify_write("add", I32)
-add64 = _read_modify_write("add", I64)
 
 
 @intrinsic

@@ -53,7 +53,6 @@ class Collective(IntEnum):
     ALL_REDUCE_OBJECT = 8
     SPLIT = 9
     DUPLICATE = 10
-    CLOSE = 11
 
     @property
     def spelled(self) -> str:

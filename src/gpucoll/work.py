@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from gpucoll.errors import ArgumentTypeError, DeadlineError
+from gpucoll.errors import ArgumentTypeError, DeadlineError, StateError
 
 _Task = Callable[[], Any]
 
@@ -26,6 +27,7 @@ class Work:
         self._result: Any = None
         self._error: BaseException | None = None
         self._was_seen = False
+        self._process = os.getpid()
 
     def wait(self, timeout_s: float | None = None) -> Any:
         """Wait until the call is done and return its result, or raise its error.
@@ -36,6 +38,8 @@ class Work:
             How long to wait here, in seconds; the call itself has its own deadline and goes on.
             Default: until the call's deadline has ended it.
         """
+        if os.getpid() != self._process and not self._finished.is_set():
+            raise StateError(f"{self._name} belongs to the process that this one was forked from")
         if not self._finished.wait(timeout_s):
             raise DeadlineError(
                 f"{self._name} was not done after {timeout_s:g} s of waiting for its Work; "
@@ -101,12 +105,13 @@ class WorkQueue:
         """Queue a task and return its Work."""
         work = Work(task, name)
         with self._condition:
+            if self._thread is None:
+                thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
+                thread.start()  # may fail: nothing is queued then
+                self._thread = thread
             self._waiting.append(work)
             self._unfinished += 1
             self._tell()
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
-                self._thread.start()
             self._condition.notify_all()
         return work
 
@@ -152,3 +157,4 @@ class WorkQueue:
                     self._failed.append(work)
                 self._tell()
                 self._condition.notify_all()
+            del work  # its result belongs to the user alone now

@@ -103,3 +103,16 @@ def test_shared_memory_without_memfd(monkeypatch):
     one.unmap()
     other.unmap()
     assert sorted(Path("/dev/shm").glob("gpucoll*")) == before
+
+
+def test_retired_memory_is_not_given_out_again():
+    arena = Arena(1 << 22)
+    address = arena.array((1 << 10,), np.dtype("u1")).ctypes.data
+    assert arena.array((1 << 10,), np.dtype("u1")).ctypes.data == address  # freed, and used again
+
+    kept = arena.array((1 << 10,), np.dtype("u1"))
+    arena.retire()
+    address = kept.ctypes.data
+    del kept
+
+    assert arena.array((1 << 10,), np.dtype("u1")).ctypes.data != address

@@ -1,13 +1,11 @@
-"""Objects between the ranks of a group: pickled bytes through the slots, in pieces.
+"""Bytes of any length between the ranks of a group: through the slots, in pieces.
 
-Nothing is unpickled that another user's process could have written: the segment is reachable
-through descriptors that were handed over after the kernel had vouched for their user.
+`Communicator` pickles objects into them. Nothing is unpickled that another user's process could
+have written: the segment is reachable through descriptors that were handed over after the kernel
+had vouched for their user.
 """
 
 from __future__ import annotations
-
-import pickle
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +19,7 @@ _FIRST_PIECE_BYTES = 1024
 
 
 class ControlChannel:
-    """Moves bytes and objects between all ranks of a `HostGroup`."""
+    """Moves bytes between all ranks of a `HostGroup`."""
 
     def __init__(self, group: HostGroup) -> None:
         self._group = group
@@ -71,15 +69,3 @@ class ControlChannel:
         call.set_arrays((len(piece),), source.ctypes.data, gathered.ctypes.data)
         self._group.run(call, timeout_s)
         return [row.tobytes() for row in gathered]
-
-    def all_gather_object(
-        self,
-        value: Any,
-        collective: Collective = Collective.ALL_GATHER_OBJECT,
-        root: int = NO_ROOT,
-        timeout_s: float | None = None,
-    ) -> list[Any]:
-        """Return every rank's object, by rank; this rank's own as a copy too."""
-        data = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
-        everything = self.all_gather_bytes(data, collective, root, timeout_s)
-        return [pickle.loads(part) for part in everything]

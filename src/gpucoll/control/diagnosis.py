@@ -71,9 +71,11 @@ def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
         by_call[called, word >> 32 if is_there else 0].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
     calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
+    is_broadcast = any(called.startswith("broadcast(") for called, _ in by_call)
+    written = "Outputs are undefined" if is_broadcast else "Nothing was written"
     return MismatchError(
         f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
-        "Nothing was written; make the same calls in the same order on every rank. The "
+        f"{written}; make the same calls in the same order on every rank. The "
         "communicator stays usable"
     )
 

@@ -1,7 +1,7 @@
 """The control channel's own collective: every rank's bytes to every rank; and the barrier.
 
 Payloads have one size on all ranks and fit into a slot; longer ones are sent in pieces by
-`gpucoll.backends.cpu.control`. Without payload it is a barrier.
+`gpucoll.control.channel`. Without payload it is a barrier.
 """
 
 from __future__ import annotations

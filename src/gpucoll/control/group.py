@@ -161,7 +161,7 @@ class HostGroup:
         if self.is_closed:
             raise StateError(f"the communicator of {who} is closed")
         if self.failure is not None:
-            raise self.failure
+            raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
 
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means."""
@@ -172,6 +172,11 @@ class HostGroup:
             recovery.announce(self)
         self.raise_if_aborted()
         raise recovery.answer(self)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child's copy, which can do nothing."""
+        return self._is_forked
 
     @property
     def is_running(self) -> bool:
@@ -194,6 +199,7 @@ class HostGroup:
         word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
         if word:
             self.context[Context.STATE] = State.NEEDS_PYTHON
+            self.members.arena.retire()
             self.failure = diagnosis.abort_error(self, word)
             raise self.failure
 
@@ -221,10 +227,12 @@ class HostGroup:
         if self.is_closed or self._is_forked:
             return
         self.is_closed = True
-        if self.is_running:
+        state = self.context.ctypes.data + 8 * Context.STATE
+        if event_compare_exchange.ctypes(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
             self.abort()
             return
-        self.context[Context.STATE] = State.NEEDS_PYTHON
+        if self.members.event_words()[layout.EVENT_ABORT // 8]:
+            self.members.arena.retire()
         words = self.members.status_words(self.rank)
         words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]
         event_store.ctypes(self.members.status_address(self.rank) + layout.STATUS_CLOSED, 1)

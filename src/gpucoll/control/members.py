@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
+import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,25 +134,38 @@ class Members:
 _mapped: dict[tuple[int, int], list[Any]] = {}
 
 
+_mapped_lock = threading.Lock()  # communicators may be made and closed in several threads
+
+
 def _map_arena(fd: int, size_bytes: int) -> int:
     status = os.fstat(fd)
     key = (status.st_dev, status.st_ino)
-    entry = _mapped.setdefault(key, [0, None])
-    if entry[1] is None:
-        entry[1] = shared_memory.Mapping(fd, size_bytes, "a peer's arena")
-    entry[0] += 1
-    address: int = entry[1].address
-    return address
+    with _mapped_lock:
+        if key not in _mapped:
+            _mapped[key] = [0, shared_memory.Mapping(fd, size_bytes, "a peer's arena")]
+        entry = _mapped[key]
+        entry[0] += 1
+        address: int = entry[1].address
+        return address
 
 
 def _release_arena(address: int) -> None:
-    for key, entry in list(_mapped.items()):
-        if entry[1] is not None and entry[1].address == address:
-            entry[0] -= 1
-            if entry[0] == 0:
-                entry[1].unmap()
-                del _mapped[key]
-            return
+    with _mapped_lock:
+        for key, entry in list(_mapped.items()):
+            if entry[1].address == address:
+                entry[0] -= 1
+                if entry[0] == 0:
+                    entry[1].unmap()
+                    del _mapped[key]
+                return
+
+
+def _renew_in_child() -> None:
+    global _mapped_lock
+    _mapped_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
 
 
 def join(job: Job, tune: Any, timeout_s: float) -> Members:

@@ -107,8 +107,14 @@ class _Host:
             answer = {"decision": decision, "introductions": ordered, "shared": len(shared)}
             by_rank = [self.fds[rank] for rank in ranks]
             everything = shared + [fd for group in by_rank for fd in group]
-            for guest in self.guests:
-                messages.send(guest, answer, everything)
+            try:
+                for guest in self.guests:
+                    messages.send(guest, answer, everything)
+            except OSError as error:
+                messages.close_all(shared)
+                raise RendezvousError(
+                    f"a rank was lost while the {self.job.world_size} ranks met: {error.strerror}"
+                ) from error
         except BaseException as error:
             self._refuse(error)
             for group in self.fds.values():

@@ -30,7 +30,7 @@ class _Block:
 
     def __init__(self, arena: Arena, offset: int, size_bytes: int, shape: tuple[int, ...]) -> None:
         self._arena = arena
-        self._place = (offset, size_bytes)
+        self._place = (offset, size_bytes, arena.generation)
         self.__array_interface__ = {
             "version": 3,
             "typestr": "|u1",
@@ -61,6 +61,15 @@ class Arena:
         self._holes: list[tuple[int, int]] = [(0, size_bytes)]  # (offset, size), by offset
         self._kept_bytes = 0
         self.used_bytes = 0
+        self.generation = 0
+
+    def retire(self) -> None:
+        """Never use again what is given out now: a communicator broke in the middle of a call.
+
+        A stopped peer may go on and write to memory that it was told of before. Arrays stay valid;
+        the address space of freed ones is not given out a second time.
+        """
+        self.generation += 1
 
     def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         """Return a new array in the arena, with undefined values.
@@ -93,10 +102,10 @@ class Arena:
             f"{self.size_bytes} are in use. Free arrays, or set {config.ARENA_BYTES}"
         )
 
-    def free(self, offset: int, size_bytes: int) -> None:
+    def free(self, offset: int, size_bytes: int, generation: int = 0) -> None:
         """Take a piece back. Safe from any thread, from a finaliser, and in a forked child."""
-        if os.getpid() != self._owner:
-            return  # the parent's memory: it is still in use there
+        if os.getpid() != self._owner or generation != self.generation:
+            return  # the parent's memory, in use there; or retired
         self._freed.append((offset, size_bytes))
         if self._lock.acquire(blocking=False):  # else whoever holds it settles next time
             try:

@@ -40,7 +40,7 @@ from gpucoll.transport.layout import (
     Status,
 )
 
-_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221, "s390x": 238}
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 if MACHINE not in _FUTEX_NUMBERS:
     raise ImportError(f"gpucoll's CPU backend does not know futex's number on {MACHINE}")
 

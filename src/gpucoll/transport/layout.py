@@ -3,7 +3,7 @@
 The segment, in this order (P ranks, every rank's lines 128 bytes apart, because processors prefetch
 cache lines in pairs)::
 
-    event line      abort word, event word (mismatch generation), layout version
+    event line      abort word, event word (mismatch generation)
     status lines    per rank: done word, closed | acknowledgements of events
     chunk flags     per rank: filled word, per rank: reduced word (counters of staged chunks)
     records         per rank: ring of RECORDS records, 128 bytes each
@@ -38,7 +38,6 @@ STAGES = 3
 # Offsets in the event line.
 EVENT_ABORT = 0
 EVENT_WORD = 8
-EVENT_LAYOUT = 16
 
 # Offsets in a status line.
 STATUS_DONE = 0

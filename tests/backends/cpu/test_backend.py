@@ -17,7 +17,7 @@ def test_avg_over_more_ranks_than_the_dtype_can_count(dtype):
     precompile.load()
     from gpucoll.backends.cpu.backend import CpuBackend
 
-    group = SimpleNamespace(world_size=128, context=np.zeros(64, np.int64))
+    group = SimpleNamespace(world_size=128, context=np.zeros(64, np.int64), is_running=False)
     backend = CpuBackend(group)  # type: ignore[arg-type]
 
     with pytest.raises(ArgumentTypeError, match=f"avg of {dtype} over 128 ranks"):
