@@ -1,7 +1,8 @@
 """broadcast within a host: through the root's slot, its arena, or its stages.
 
 A small one is over for the root as soon as it has posted: readers may lag up to the ring's length.
-A larger one ends for the root when everyone has read.
+A larger one begins when everyone has arrived, so that a mismatch is found before anything is
+written, and ends for the root when everyone has read.
 """
 
 from __future__ import annotations
@@ -63,10 +64,6 @@ def _send_chunks(context, call):
     chunk_bytes, first = get(context, _CHUNK_BYTES), get(context, _CHUNK)
     chunks = (get(call, SIZE_BYTES) + chunk_bytes - 1) // chunk_bytes
     for place in range(chunks + layout.STAGES):
-        if place == layout.STAGES:  # from here on for the readers: are they, or roots too?
-            status = wait_all_arrived(context, call)
-            if status != OK:
-                return status
         freed = place - layout.STAGES
         if freed >= 0:
             for step in range(1, world_size):
@@ -127,6 +124,10 @@ def _send(context, call):
         slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
         _copy(context, payload_of(slot, size_bytes), source, size_bytes)
     post(context, call, offset, NOT_SHARED)
+    if offset != NOT_SHARED or size_bytes > get(context, _ONE_SHOT_BYTES):
+        status = wait_all_arrived(context, call)
+        if status != OK:
+            return status
     _copy(context, get(call, DESTINATION), source, size_bytes)
     if offset != NOT_SHARED:
         put(context, PATH, _SYMMETRIC)
@@ -153,6 +154,10 @@ def _receive(context, call):
     if status != OK:
         return status
     offset = posted_source(context, root)
+    if offset != NOT_SHARED or size_bytes > get(context, _ONE_SHOT_BYTES):
+        status = wait_all_arrived(context, call)
+        if status != OK:
+            return status
     if offset != NOT_SHARED:
         put(context, PATH, _SYMMETRIC)
         _copy(context, get(call, DESTINATION), arena_of(context, root) + offset, size_bytes)
