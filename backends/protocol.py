@@ -1,11 +1,54 @@
-"""What a communicator needs of a backend."""
+"""What a communicator asks of a backend, and what it gets."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.types import ReduceOp
+from gpucoll.types import Collective, ReduceOp
+
+NO_ROOT = -1
+
+
+@dataclass(frozen=True)
+class Request:
+    """One collective with its buffers.
+
+    Attributes
+    ----------
+    collective : Collective
+        What to do.
+    source, destination : Buffer or None
+        This rank's input and output; None where it has none.
+    op : ReduceOp, optional
+        Of a reduction.
+    root : int
+        Of a rooted collective.
+    counts : tuple of int, optional
+        Rows of axis 0 per rank, alike on all ranks; of an all_to_all, rows to each rank.
+    receive_counts : tuple of int, optional
+        Of an all_to_all with counts: rows from each rank.
+    row_count : int
+        Elements of a row.
+    """
+
+    collective: Collective
+    source: Buffer | None
+    destination: Buffer | None
+    op: ReduceOp | None = None
+    root: int = NO_ROOT
+    counts: tuple[int, ...] | None = None
+    receive_counts: tuple[int, ...] | None = None
+    row_count: int = 1
+
+    @property
+    def data(self) -> Buffer:
+        """The input, or where there is none the output: for what both have in common."""
+        found = self.source or self.destination
+        assert found is not None
+        return found
 
 
 class PreparedCall(Protocol):
@@ -14,6 +57,9 @@ class PreparedCall(Protocol):
     On a host backend `run` returns when the data is there. On a GPU backend it enqueues the work on
     the buffers' stream and returns.
     """
+
+    run_once: Callable[[], int]
+    """Run it where nothing stands against it; 0, or a status for Python to look at."""
 
     def run(self, timeout_s: float | None = None) -> None:
         """Do it; raise what went wrong."""
@@ -24,11 +70,14 @@ class Backend(Protocol):
 
     name: str
 
-    def all_reduce(self, source: Buffer, destination: Buffer, op: ReduceOp) -> PreparedCall:
-        """Prepare an all_reduce. ArgumentTypeError where the dtype lacks the op."""
+    def prepare(self, request: Request) -> PreparedCall:
+        """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
 
-    def broadcast(self, source: Buffer, destination: Buffer, root: int) -> PreparedCall:
-        """Prepare a broadcast."""
+    def direct(self, collective: Collective) -> Callable[[Any, Any, Any, Any], Any]:
+        """Return the quick road ``(x, out, op, root)`` -> `out`, or None: not that way."""
+
+    def learn(self, collective: Collective, dtype: Any, op: Any, root: Any) -> None:
+        """Make the quick road serve arrays of this dtype with these arguments from now on."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in memory that the backend can use without a copy."""

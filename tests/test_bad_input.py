@@ -43,7 +43,7 @@ def reshaped_columns():
 
 # name -> (call, error, what its message says)
 REJECTED: dict[str, tuple[Any, Any, str]] = {
-    "list": (lambda c: c.all_reduce([1, 2]), ArgumentTypeError, "x must be a NumPy array"),
+    "list": (lambda c: c.all_reduce([1, 2]), ArgumentTypeError, "x must be an array"),
     "None": (lambda c: c.all_reduce(None), ArgumentTypeError, "got builtins.NoneType"),
     "string": (lambda c: c.broadcast("text"), ArgumentTypeError, "got builtins.str"),
     "object dtype": (
@@ -195,7 +195,7 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
     "plan into a view": (
         lambda c: c.plan_all_reduce(x(4), out=x(8)[::2]),
         ArgumentError,
-        "out to be C-contiguous",
+        "out to be a C-contiguous",
     ),
     "empty negative": (lambda c: c.empty(-1), ArgumentError, "negative length"),
     "empty of objects": (lambda c: c.empty(3, object), ArgumentTypeError, "dtype object"),

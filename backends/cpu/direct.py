@@ -1,8 +1,7 @@
 """The compiled road of one collective: NumPy arrays straight into machine code.
 
-`control.entry.direct_call` finds the call block by the identity of two Python objects, the array's
-dtype and the caller's key (the op, the root), in a small table. Python fills the table as it meets
-new pairs.
+`control.entry.direct_call` finds the call block by the identity of three Python objects, the
+array's dtype, the op and the root, in a small table. Python fills the table as it meets new ones.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ class DirectCalls:
     Attributes
     ----------
     call : callable
-        ``(x, out, key)`` -> `out`, or None where Python has to look: unknown pair, other kinds of
-        array, overlap, errors.
+        ``(x, out, op, root)`` -> `out`, or None where Python has to look: unknown objects, other
+        kinds of array, overlap, errors.
     """
 
     def __init__(self, group: HostGroup) -> None:
@@ -36,35 +35,36 @@ class DirectCalls:
         self._table[entry.TABLE_CONTEXT] = group.context.ctypes.data
         self._table[entry.TABLE_ARRAY_TYPE] = id(np.ndarray)
         self._table[entry.TABLE_NONE] = id(None)
-        self._entries: list[tuple[np.dtype[Any], object, CallBlock]] = []
-        self.call: Callable[[Any, Any, Any], Any] = _never
+        self._entries: list[tuple[np.dtype[Any], object, object, CallBlock]] = []
+        self.call: Callable[[Any, Any, Any, Any], Any] = _never
         if numpy_struct.matches():
             holder = capsule(self._table.ctypes.data)
             self.call = builtin(entry.direct_call.address, METH_FASTCALL, holder)
 
-    def learn(self, dtype: np.dtype[Any], key: object, make: Callable[[], CallBlock]) -> None:
-        """Serve arrays of this dtype object with this key object from now on.
+    def learn(
+        self, dtype: np.dtype[Any], op: object, root: object, make: Callable[[], CallBlock]
+    ) -> None:
+        """Serve arrays of this dtype object with this op and root object from now on.
 
-        Both are kept alive here, so that no other object can take their identity. The oldest entry
+        They are kept alive here, so that no other object can take their identity. The oldest entry
         goes when the table is full.
         """
         if self._group.is_running:
             return  # another thread's call may be using a block that this one would push out
-        if any(known is dtype and held is key for known, held, _ in self._entries):
+        if any(a is dtype and b is op and c is root for a, b, c, _ in self._entries):
             return
         block = make()
         block.words[Call.CONTEXT] = self._group.context.ctypes.data
-        self._entries = [(dtype, key, block), *self._entries][: entry.MAX_ENTRIES]
+        self._entries = [(dtype, op, root, block), *self._entries][: entry.MAX_ENTRIES]
         self._table[entry.TABLE_COUNT] = 0
-        for place, (dtype_object, key_object, held) in enumerate(self._entries):
+        for place, (*objects, held) in enumerate(self._entries):
             start = entry.TABLE_ENTRIES + place * entry.ENTRY_WORDS
             self._table[start : start + entry.ENTRY_WORDS] = (
-                id(dtype_object),
-                id(key_object),
+                *map(id, objects),
                 held.words.ctypes.data,
             )
         self._table[entry.TABLE_COUNT] = len(self._entries)
 
 
-def _never(x: Any, out: Any, key: Any) -> None:
+def _never(x: Any, out: Any, op: Any, root: Any) -> None:
     """Leave every call to Python: this interpreter's arrays do not lie in memory as expected."""

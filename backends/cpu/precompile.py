@@ -13,8 +13,8 @@ MODULES = (
     "gpucoll.transport.flags",
     "gpucoll.control.entry",
     "gpucoll.control.exchange",
-    "gpucoll.backends.cpu.all_reduce",
-    "gpucoll.backends.cpu.broadcast",
+    "gpucoll.backends.cpu.reductions",
+    "gpucoll.backends.cpu.movements",
 )
 """Every module with compiled loops."""
 

@@ -16,46 +16,39 @@ with three stages; source and destination may be the same array. Measurements:
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.symmetric import slice_bytes
-from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_tables
-from gpucoll.control.calls import (
-    DESTINATION,
-    LINE,
-    OK,
-    RANK,
-    SIZE_BYTES,
-    SOURCE,
-    WORLD_SIZE,
+from gpucoll.backends.cpu.chunks import (
+    CHUNK_BYTES,
+    FILLED,
+    READ,
+    count_chunks,
+    signal_chunk,
+    stage_of,
+    wait_chunk,
+    wait_chunk_of_all,
 )
+from gpucoll.backends.cpu.symmetric import slice_bytes
+from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, n_inputs, reduce_for_all
+from gpucoll.control.calls import DESTINATION, OK, RANK, SIZE_BYTES, SOURCE, WORLD_SIZE
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import call_copy, call_refill, get, put, store64
+from gpucoll.kernels.cpu.memory import call_copy, call_refill, get, store64
 from gpucoll.transport import layout
-from gpucoll.transport.flags import signal, wait
 from gpucoll.transport.layout import Context
 
-_CHUNK, _CHUNK_BYTES, _STAGES = int(Context.CHUNK), int(Context.CHUNK_BYTES), int(Context.STAGES)
-_FILLED, _REDUCED = int(Context.FILLED), int(Context.REDUCED)
+_COPY_POSTED = int(Context.COPY_POSTED)
 _COPY_IN, _COPY_OUT = int(Context.COPY_IN), int(Context.COPY_OUT)
 _REFILL = int(Context.REFILL)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 
 
 @inline
-def stage_of(context, chunk, rank):
-    """Return the address of the stage of `rank` for the chunk with this running number."""
-    place = (chunk % layout.STAGES) * get(context, WORLD_SIZE) + rank
-    return get(context, _STAGES) + place * get(context, _CHUNK_BYTES)
-
-
-@inline
 def _fill(context, call, place):
     """Copy the others' slices of chunk `place` of my source into my stage."""
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes = get(context, _CHUNK_BYTES)
+    chunk_bytes = get(context, CHUNK_BYTES)
     offset = place * chunk_bytes
     size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
     share = slice_bytes(size_bytes, world_size)
-    stage = stage_of(context, get(context, _CHUNK) + place, me)
+    stage = stage_of(context, place, me)
     source = get(call, SOURCE) + offset
     for step in range(1, world_size):
         start = ((me + step) % world_size) * share
@@ -71,21 +64,10 @@ def _fill(context, call, place):
 
 
 @inline
-def _signal_chunk(context, lines, place):
-    signal(get(context, lines) + get(context, RANK) * LINE, get(context, _CHUNK) + place + 1)
-
-
-@inline
-def _wait_chunk(context, lines, place, rank):
-    address = get(context, lines) + rank * LINE
-    return wait(context, address, get(context, _CHUNK) + place + 1, rank)
-
-
-@inline
 def _reduce(context, call, place):
-    """Reduce my slice of chunk `place` into my destination and into every other rank's stage."""
+    """Reduce my slice of chunk `place` into my destination and into other ranks' stages."""
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes = get(context, _CHUNK_BYTES)
+    chunk_bytes = get(context, CHUNK_BYTES)
     offset = place * chunk_bytes
     size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
     share = slice_bytes(size_bytes, world_size)
@@ -93,20 +75,13 @@ def _reduce(context, call, place):
     stop = min(start + share, size_bytes)
     if stop <= start:
         return
-    sources, destinations = get(context, SOURCES), get(context, DESTINATIONS)
-    target = destinations
+    sources, results = get(context, SOURCES), get(context, DESTINATIONS)
     for rank in range(world_size):
-        stage = stage_of(context, get(context, _CHUNK) + place, rank) + start
-        if rank == me:
-            store64(sources + 8 * rank, get(call, SOURCE) + offset + start)
-        else:
-            store64(sources + 8 * rank, stage)
-            target += 8
-            store64(target, stage)
-    store64(destinations, get(call, DESTINATION) + offset + start)
-    reduce_tables(
-        context, call, world_size, world_size, stop - start, get(context, _PREFETCH_BYTES)
-    )
+        stage = stage_of(context, place, rank) + start
+        mine = rank == me
+        store64(sources + 8 * rank, get(call, SOURCE) + offset + start if mine else stage)
+        store64(results + 8 * rank, get(call, DESTINATION) + offset + start if mine else stage)
+    reduce_for_all(context, call, stop - start, get(context, _PREFETCH_BYTES))
 
 
 @inline
@@ -116,21 +91,27 @@ def _drain(context, call, place, refills):
     With `refills`, chunk ``place + STAGES`` goes into the stage in the same pass.
     """
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    chunk_bytes, ahead = get(context, _CHUNK_BYTES), get(context, _PREFETCH_BYTES)
+    chunk_bytes, ahead = get(context, CHUNK_BYTES), get(context, _PREFETCH_BYTES)
     offset = place * chunk_bytes
     size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
     share = slice_bytes(size_bytes, world_size)
-    stage = stage_of(context, get(context, _CHUNK) + place, me)
+    has_result = n_inputs(context, call) > 0
+    stage = stage_of(context, place, me)
     destination = get(call, DESTINATION) + offset
     refill = get(call, SOURCE) + offset + layout.STAGES * chunk_bytes
     for step in range(1, world_size):
         rank = (me + step) % world_size
-        status = _wait_chunk(context, _REDUCED, place, rank)
+        status = wait_chunk(context, READ, place, rank)
         if status != OK:
             return status
         start = rank * share
         size = min(start + share, size_bytes) - start
-        if size > 0 and refills:
+        if size <= 0:
+            continue
+        if not has_result:
+            if refills:
+                call_copy(get(context, _COPY_POSTED), stage + start, refill + start, size, ahead)
+        elif refills:
             call_refill(
                 get(context, _REFILL),
                 destination + start,
@@ -139,7 +120,7 @@ def _drain(context, call, place, refills):
                 size,
                 ahead,
             )
-        elif size > 0:
+        else:
             call_copy(get(context, _COPY_OUT), destination + start, stage + start, size, ahead)
     return OK
 
@@ -153,35 +134,24 @@ def stage_first_chunk(context, call):
 @inline
 def _fill_and_signal(context, call, place):
     _fill(context, call, place)
-    _signal_chunk(context, _FILLED, place)
-
-
-@inline
-def _wait_filled(context, place):
-    """Wait until every other rank has filled chunk `place`; return a status."""
-    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    for step in range(1, world_size):
-        status = _wait_chunk(context, _FILLED, place, (me + step) % world_size)
-        if status != OK:
-            return status
-    return OK
+    signal_chunk(context, FILLED, place)
 
 
 @inline
 def reduce_staged(context, call):
     """Reduce chunk by chunk, the first one being filled already; return a status."""
-    size_bytes, chunk_bytes = get(call, SIZE_BYTES), get(context, _CHUNK_BYTES)
+    size_bytes, chunk_bytes = get(call, SIZE_BYTES), get(context, CHUNK_BYTES)
     chunks = (size_bytes + chunk_bytes - 1) // chunk_bytes
-    _signal_chunk(context, _FILLED, 0)
+    signal_chunk(context, FILLED, 0)
     for place in range(1, min(chunks, layout.STAGES)):
         _fill_and_signal(context, call, place)
     for place in range(chunks + 1):
         if place < chunks:
-            status = _wait_filled(context, place)
+            status = wait_chunk_of_all(context, FILLED, place)
             if status != OK:
                 return status
             _reduce(context, call, place)
-            _signal_chunk(context, _REDUCED, place)
+            signal_chunk(context, READ, place)
         if place > 0:
             following = place - 1 + layout.STAGES
             refills = (following + 1) * chunk_bytes <= size_bytes  # whole chunks: slices match
@@ -189,8 +159,8 @@ def reduce_staged(context, call):
             if status != OK:
                 return status
             if refills:
-                _signal_chunk(context, _FILLED, following)
+                signal_chunk(context, FILLED, following)
             elif following < chunks:
                 _fill_and_signal(context, call, following)
-    put(context, _CHUNK, get(context, _CHUNK) + chunks)
+    count_chunks(context, chunks)
     return OK

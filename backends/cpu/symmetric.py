@@ -6,7 +6,7 @@ reduces, and stores the result to every rank's output. Offsets may differ from r
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_tables
+from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_for_all
 from gpucoll.control.calls import (
     EVENT,
     OK,
@@ -43,7 +43,7 @@ def slice_bytes(size_bytes, world_size):
 
 @inline
 def reduce_symmetric(context, call):
-    """Reduce my slice of everybody's arrays into everybody's; return when all have done theirs."""
+    """Reduce my slice of everybody's arrays for everybody; return when all have done theirs."""
     world_size, size_bytes = get(context, WORLD_SIZE), get(call, SIZE_BYTES)
     share = slice_bytes(size_bytes, world_size)
     start = get(context, RANK) * share
@@ -55,7 +55,7 @@ def reduce_symmetric(context, call):
             store64(sources + 8 * rank, base + posted_source(context, rank))
             store64(destinations + 8 * rank, base + posted_destination(context, rank))
         ahead = get(context, _PREFETCH_BYTES) if stop - start >= PREFETCH_MIN_BYTES else 0
-        reduce_tables(context, call, world_size, world_size, stop - start, ahead)
+        reduce_for_all(context, call, stop - start, ahead)
     signal_done(context)
     status = wait_all_done(context, get(context, SEQUENCE))
     # A peer that gave up may have used its memory anew while this rank still read it.

@@ -42,6 +42,8 @@ INTO_SLOT = CopyKind("read", None)
 """Private memory to my slot, whose lines this core still owns."""
 OUT_OF_SLOT = CopyKind("write", "write")
 """My slot to private memory: take the slot's lines back for the next turn."""
+OUT_OF_PEER = CopyKind("read", "write")
+"""A peer's memory to private memory: the peer writes there next."""
 
 
 def _touch(

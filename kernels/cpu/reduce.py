@@ -36,17 +36,17 @@ from gpucoll.kernels.cpu.elements import Element, elements
 from gpucoll.kernels.cpu.operations import OPERATIONS, Operation
 
 _UNROLL = 4
-_compile_lock = threading.Lock()
+compile_lock = threading.Lock()
 KERNEL_ARGUMENTS = (I64,) * 7
 
 
-def _element_at(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
+def element_at(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
     """Load entry `index` of a table of addresses."""
     entry = b.add(table, b.shl(index, I64(3)))
     return b.load(pointer(b, entry, I64), align=8, typ=I64)
 
 
-class _ReduceEmitter:
+class ReduceEmitter:
     """Emits the kernel of one (dtype, op); `fixed_sources` unrolls the walk over the sources."""
 
     def __init__(self, element: Element, operation: Operation, name: str) -> None:
@@ -101,24 +101,22 @@ class _ReduceEmitter:
         destinations, n_destinations, sources, n_sources = self.function.args[:4]
         offset = b.mul(first, I64(self.element.size_bytes))
         if parameter is not None and lanes > 1:
-            parameter = _splat(b, parameter, lanes)
+            parameter = splat(b, parameter, lanes)
 
         with counted_loop(b, I64(0), n_destinations if prefetches else I64(0), I64(1), []) as (
             index,
             _,
             _,
         ):
-            self._prefetch(b.add(_element_at(b, destinations, index), offset), lanes, unroll)
+            self._prefetch(b.add(element_at(b, destinations, index), offset), lanes, unroll)
 
-        values = self._load(
-            b.add(_element_at(b, sources, I64(0)), offset), lanes, unroll, parameter
-        )
+        values = self._load(b.add(element_at(b, sources, I64(0)), offset), lanes, unroll, parameter)
         with counted_loop(b, I64(1), n_sources, I64(1), values) as (index, before, after):
-            address = b.add(_element_at(b, sources, index), offset)
+            address = b.add(element_at(b, sources, index), offset)
             after[:] = self._combine(before, self._load(address, lanes, unroll, parameter))
         results = [self._finish(value, parameter) for value in values]
         with counted_loop(b, I64(0), n_destinations, I64(1), []) as (index, _, _):
-            self._store(b.add(_element_at(b, destinations, index), offset), results, lanes)
+            self._store(b.add(element_at(b, destinations, index), offset), results, lanes)
 
     def _combine(self, left: list[ir.Value], right: list[ir.Value]) -> list[ir.Value]:
         combine = self.operation.combine
@@ -156,14 +154,15 @@ class _ReduceEmitter:
             b.store(result, pointer(b, where, result.type), align=1)
 
 
-def _splat(b: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
+def splat(b: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
+    """Return a vector with the scalar in every lane."""
     kind = vector(scalar.type, lanes)
     one = b.insert_element(constant(kind, ir.Undefined), scalar, ir.IntType(32)(0))
     zeros = ir.Constant(ir.VectorType(ir.IntType(32), lanes), [0] * lanes)
     return b.shuffle_vector(one, ir.Constant(kind, ir.Undefined), zeros)
 
 
-class _ComplexProductEmitter(_ReduceEmitter):
+class ComplexProductEmitter(ReduceEmitter):
     """Complex multiplication, one (real, imaginary) pair a block."""
 
     def shapes(self) -> list[tuple[int, int]]:
@@ -176,6 +175,11 @@ class _ComplexProductEmitter(_ReduceEmitter):
         return [real, b.fadd(b.fmul(a, ci), b.fmul(ai, c))]
 
 
+def is_complex_product(dtype: str, operation: str) -> bool:
+    """Return whether parts cannot be reduced one by one."""
+    return operation == "prod" and elements()[dtype].kind == "c"
+
+
 @functools.cache
 def reduce_kernel(dtype: str, operation: str) -> int:
     """Return the address of the kernel for this dtype and operation, compiled on first need.
@@ -183,10 +187,9 @@ def reduce_kernel(dtype: str, operation: str) -> int:
     Cost: 10 to 30 ms once per process. For complex dtypes the kernel's count is of real and
     imaginary parts.
     """
-    with _compile_lock:
+    with compile_lock:
         element = elements()[dtype]
-        product_of_pairs = element.kind == "c" and operation == "prod"
-        emitter = _ComplexProductEmitter if product_of_pairs else _ReduceEmitter
+        emitter = ComplexProductEmitter if is_complex_product(dtype, operation) else ReduceEmitter
         name = f"reduce_{operation}_{dtype}"
         return compile_function(emitter(element, OPERATIONS[operation], name).emit())
 
@@ -202,12 +205,12 @@ def _callable(address: int) -> Any:
     return prototype(address)
 
 
-def parameter_for(dtype: str, value: float) -> npt.NDArray[Any]:
-    """Return a kernel's parameter as the one-element array that its address is taken of."""
+def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
+    """Return a kernel's parameters as the array that its address is taken of."""
     element = elements()[dtype]
     if element.kind in "iu":
-        return np.array([value], f"{element.kind}{element.size_bytes}")
-    return np.array([value], np.float64 if element.size_bytes == 8 else np.float32)
+        return np.array(values, f"{element.kind}{element.size_bytes}")
+    return np.array(values, np.float64 if element.size_bytes == 8 else np.float32)
 
 
 def reduce_arrays(
@@ -236,7 +239,7 @@ def reduce_arrays(
         np.array([array.ctypes.data for array in group], np.int64)
         for group in (destinations, sources)
     ]
-    held = parameter_for(dtype, parameter)
+    held = parameter_for(dtype, [parameter])
     kernel(
         tables[0].ctypes.data,
         len(destinations),

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import pickle
 import secrets
-import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -14,23 +13,23 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays import numpy_arrays
+from gpucoll.collectives import ArrayCollectives
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.control.members import join
 from gpucoll.description import Description
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
 from gpucoll.objects import ObjectCollectives
-from gpucoll.plan import Plan
+from gpucoll.planning import Planning
 from gpucoll.rendezvous.job import Job
-from gpucoll.transport.layout import Context, Status
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.transport.layout import Status
+from gpucoll.types import Collective
 from gpucoll.work import WorkQueue
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(ObjectCollectives):
+class Communicator(ArrayCollectives, Planning, ObjectCollectives):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
     Every rank makes the same calls in the same order. One thread at a time; for a second thread,
@@ -53,129 +52,8 @@ class Communicator(ObjectCollectives):
         self._channel = ControlChannel(group)
         self._queue = WorkQueue(group.set_pending)
         self._entering = threading.Lock()
-        self._direct_all_reduce = backend.direct_all_reduce.call
-        self._direct_broadcast = backend.direct_broadcast.call
+        self._open_roads()
         _open.add(self)
-
-    # --- collectives on arrays --------------------------------------------------------------------
-
-    def all_reduce(
-        self,
-        x: Any,
-        op: str | ReduceOp = "sum",
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Reduce x over all ranks; every rank gets the result.
-
-        Parameters
-        ----------
-        x : array or number
-            The same shape and dtype on every rank.
-        op : str or ReduceOp
-            "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor", or
-            ``ReduceOp.scaled_sum(factor)``.
-        out : array, optional
-            Where the result goes: x itself (in place) or an array of x's dtype and size that does
-            not overlap it. Default: a new array.
-        async_op : bool
-            Return a `Work` at once.
-        timeout_s : float, optional
-            Deadline of this call, in seconds.
-
-        Returns
-        -------
-        array or number
-            `out`, or a new array or number of x's kind; a `Work` with ``async_op=True``.
-
-        Raises
-        ------
-        ArgumentError, ArgumentTypeError
-            x, op or out cannot serve; nothing was sent.
-        MismatchError
-            The ranks did not make the same call; nothing was written.
-        DeadlineError, PeerLostError
-            A rank did not come in time, or is gone.
-
-        Notes
-        -----
-        Ranks are combined in order 0 to P-1, so the bits are the same on every rank, run after run,
-        whatever the size and placement. Half types are accumulated in float32 and rounded once.
-
-        Cost, per rank: small arrays one copy and one pass over P slots; larger private arrays twice
-        (P-1)/P of the size through shared memory; arrays of `empty` no copy at all.
-
-        Examples
-        --------
-        >>> comm.all_reduce(np.ones(3))  # on 4 ranks
-        array([4., 4., 4.])
-        """
-        if not async_op and timeout_s is None:
-            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-            result = self._direct_all_reduce(x, target, op)
-            if result is not None:
-                return result
-            self._raise_status(int(self._group.context[Context.STATUS]))
-        if type(op) is str and sys.intern(op) is not op:  # known by identity, see DirectCalls
-            return self.all_reduce(
-                x, sys.intern(op), out=out, async_op=async_op, timeout_s=timeout_s
-            )
-        parsed = ReduceOp.parse(op)
-        arguments = numpy_arrays.prepare(x, out)
-        call = self._backend.all_reduce(arguments.source, arguments.destination, parsed)
-        if type(x) is np.ndarray:
-            self._backend.learn_all_reduce(x.dtype, op, parsed)
-        return self._run(
-            "all_reduce", call.run, arguments.finish, async_op=async_op, timeout_s=timeout_s
-        )
-
-    def broadcast(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        out: Any = None,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-    ) -> Any:
-        """Give every rank the root's x.
-
-        Parameters
-        ----------
-        x : array or number
-            On the root, the data; on the others a template of the same shape and dtype.
-        root : int
-            Whose x.
-        out, async_op, timeout_s
-            As for `all_reduce`. ``out=x`` on every rank is the usual in-place broadcast.
-
-        Returns
-        -------
-        array or number
-            The root's x, on every rank.
-
-        Notes
-        -----
-        Small arrays do not synchronise: the root goes on before everybody has read. A mismatch is
-        then found within three calls; one in the very last calls before `close` may stay unseen
-        (end with a `barrier` where that matters).
-        """
-        if not async_op and timeout_s is None:
-            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-            result = self._direct_broadcast(x, target, root)
-            if result is not None:
-                return result
-            self._raise_status(int(self._group.context[Context.STATUS]))
-        self._check_root(root)
-        arguments = numpy_arrays.prepare(x, out)
-        if type(x) is np.ndarray:
-            self._backend.learn_broadcast(x.dtype, root)
-        call = self._backend.broadcast(arguments.source, arguments.destination, root)
-        return self._run(
-            "broadcast", call.run, arguments.finish, async_op=async_op, timeout_s=timeout_s
-        )
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when every rank has called it."""
@@ -185,38 +63,6 @@ class Communicator(ObjectCollectives):
                 return
             self._raise_status(status)
         self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s)
-
-    def plan_all_reduce(self, x: Any, op: str | ReduceOp = "sum", *, out: Any = None) -> Plan:
-        """Prepare an all_reduce that is done again and again on the same memory.
-
-        Parameters
-        ----------
-        x : ndarray
-            C-contiguous; read at every call.
-        op : str or ReduceOp
-            As for `all_reduce`.
-        out : ndarray, optional
-            C-contiguous; written at every call. Default: a new array, the same at every call.
-
-        Returns
-        -------
-        Plan
-            Calling it does the all_reduce and returns `out`. To the other ranks it is an ordinary
-            all_reduce, so not every rank needs a plan.
-        """
-        parsed = ReduceOp.parse(op)
-        arguments = numpy_arrays.prepare(x, out)
-        result = arguments.destination.owner
-        if not isinstance(x, np.ndarray) or arguments.source.address != x.ctypes.data:
-            raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
-        if out is not None and result is not out:
-            raise ArgumentError("a plan needs out to be C-contiguous: it is not copied")
-        call = self._backend.all_reduce(arguments.source, arguments.destination, parsed)
-
-        def run_slowly() -> None:
-            self._run("all_reduce", call.run, lambda: None)
-
-        return Plan(call.run_once, self._raise_status, run_slowly, result)
 
     # --- more communicators -----------------------------------------------------------------------
 
@@ -382,17 +228,6 @@ class Communicator(ObjectCollectives):
 
         self._run(collective.spelled, exchange, lambda: None, timeout_s=timeout_s)
         return parts
-
-    def _raise_status(self, status: int) -> None:
-        """Raise for a status of compiled code, unless it only leaves the call to Python."""
-        if status not in (Status.OK, Status.NOT_RUN):
-            self._group.raise_for(status)
-
-    def _check_root(self, root: int) -> None:
-        if isinstance(root, bool) or not isinstance(root, int | np.integer):
-            raise ArgumentTypeError(f"root must be an int; got {root!r}")
-        if not 0 <= root < self.world_size:
-            raise ArgumentError(f"root must be in 0..{self.world_size - 1}; got {root}")
 
 
 def create(

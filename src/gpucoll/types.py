@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import struct
@@ -53,6 +54,17 @@ class Collective(IntEnum):
     ALL_REDUCE_OBJECT = 8
     SPLIT = 9
     DUPLICATE = 10
+    REDUCE = 11
+    ALL_GATHER = 12
+    GATHER = 13
+    REDUCE_SCATTER = 14
+    SCATTER = 15
+    ALL_TO_ALL = 16
+    SCAN = 17
+    EXCLUSIVE_SCAN = 18
+    COUNTS = 19
+    SEND = 20
+    RECV = 21
 
     @property
     def spelled(self) -> str:
@@ -88,6 +100,7 @@ class ReduceOp:
     LXOR: ClassVar[ReduceOp]
 
     @staticmethod
+    @functools.lru_cache(maxsize=128, typed=True)  # one object per factor: known by identity
     def scaled_sum(factor: float) -> ReduceOp:
         """Return the op that multiplies every rank's input by `factor` before summing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -51,6 +52,7 @@ class CallBlock:
         words[Call.PARAMETER_BITS] = op.parameter_bits if op else 0
         words[Call.ITEM_BYTES] = item_bytes
         words[Call.PART_BYTES] = item_bytes
+        words[Call.SOURCE_PARTS] = words[Call.DESTINATION_PARTS] = words[Call.LARGEST_PARTS] = 1
         words[Call.BASE_DIGEST] = digest_of(
             tuple(
                 int(words[field])
@@ -64,21 +66,36 @@ class CallBlock:
             )
         )
 
+    def sign(self, *numbers: int) -> None:
+        """Make these numbers, on which all ranks must agree, part of the signature."""
+        digest = int(self.words[Call.BASE_DIGEST])
+        for number in numbers:
+            digest = mix_digest(digest, number)
+        self.words[Call.DIGEST] = digest
+
+    def show_shape(self, shape: tuple[int, ...]) -> None:
+        """Note the shape for the record of the call."""
+        words = self.words
+        words[Call.DIMENSIONS] = len(shape)
+        shown = shape[: layout.SHOWN_DIMENSIONS]
+        words[Call.DIMENSION : Call.DIMENSION + len(shown)] = shown
+
     def set_arrays(
         self, shape: tuple[int, ...], source: int, destination: int, keep: tuple[Any, ...] = ()
     ) -> None:
-        """Fill in the shape (part of the signature) and the addresses of the data."""
+        """Fill in the input's shape (also as the signature) and the addresses of the data."""
         words = self.words
         count = math.prod(shape)
         words[Call.COUNT] = count
         words[Call.SIZE_BYTES] = count * int(words[Call.ITEM_BYTES])
         words[Call.SOURCE] = source
         words[Call.DESTINATION] = destination
-        digest = mix_digest(int(words[Call.BASE_DIGEST]), len(shape))
-        for length in shape:
-            digest = mix_digest(digest, length)
-        words[Call.DIGEST] = digest
-        words[Call.DIMENSIONS] = len(shape)
-        shown = shape[: layout.SHOWN_DIMENSIONS]
-        words[Call.DIMENSION : Call.DIMENSION + len(shown)] = shown
+        self.sign(len(shape), *shape)
+        self.show_shape(shape)
         self.keep = (*self.keep, *keep)
+
+    def set_table(self, field: Call, values: Sequence[int]) -> None:
+        """Store numbers where compiled code finds them, and their address in a field."""
+        table = np.array(values, np.int64)
+        self.words[field] = table.ctypes.data
+        self.keep = (*self.keep, table)

@@ -55,7 +55,10 @@ SOURCE, DESTINATION, ROOT = int(Call.SOURCE), int(Call.DESTINATION), int(Call.RO
 OPERATION, DTYPE, COUNT = int(Call.OPERATION), int(Call.DTYPE), int(Call.COUNT)
 PARAMETER_BITS, DIMENSIONS = int(Call.PARAMETER_BITS), int(Call.DIMENSIONS)
 KERNEL, PARAMETER, PART_BYTES = int(Call.KERNEL), int(Call.PARAMETER), int(Call.PART_BYTES)
-SHOWN_DIMENSIONS = layout.SHOWN_DIMENSIONS
+N_COUNTS, COUNTS = int(Call.N_COUNTS), int(Call.COUNTS)
+ITEM_BYTES, IDENTITY = int(Call.ITEM_BYTES), int(Call.IDENTITY)
+LARGEST_BYTES = int(Call.LARGEST_BYTES)
+SHOWN_DIMENSIONS, SHOWN_COUNTS = layout.SHOWN_DIMENSIONS, layout.SHOWN_COUNTS
 
 _R_SEQUENCE, _R_COLLECTIVE = int(Record.SEQUENCE), int(Record.COLLECTIVE)
 _R_OPERATION, _R_DTYPE, _R_ROOT = int(Record.OPERATION), int(Record.DTYPE), int(Record.ROOT)
@@ -66,6 +69,7 @@ _R_PARAMETER, _R_START_NS, _R_END_NS = (
     int(Record.END_NS),
 )
 _R_DIMENSIONS = int(Record.DIMENSIONS)
+_R_N_COUNTS, _R_COUNTS = int(Record.N_COUNTS), int(Record.COUNTS)
 
 
 @inline
@@ -111,6 +115,9 @@ def _write_record(context, call, sequence):
     put(record, _R_START_NS, start_ns)
     for place in range(SHOWN_DIMENSIONS + 1):
         put(record, _R_DIMENSIONS + place, get(call, DIMENSIONS + place))
+    put(record, _R_N_COUNTS, get(call, N_COUNTS))
+    for place in range(min(get(call, N_COUNTS), SHOWN_COUNTS)):
+        put(record, _R_COUNTS + place, get(get(call, COUNTS), place))
     put(record, _R_SEQUENCE, sequence)
 
 

@@ -5,9 +5,9 @@ whose code reads the arrays itself costs a tenth. Two kinds are made (`gpucoll.t
 turns an address into a Python object):
 
 - *prepared*: no arguments, runs the call block in its capsule; returns a `Status`;
-- *direct*: ``(x, out, op)``, serves exact NumPy arrays that match an entry of its table (dtype and
-  op objects by identity), and returns `out`; everything else, errors too, it leaves to Python by
-  returning ``None``: `Context.STATUS` then says why.
+- *direct*: ``(x, out, op, root)``, serves exact NumPy arrays that match an entry of its table
+  (dtype, op and root objects by identity), and returns `out`; everything else, errors too, it
+  leaves to Python by returning ``None``: `Context.STATUS` then says why.
 
 What a Python signal handler raised in the middle of a wait is raised by either.
 """
@@ -26,7 +26,15 @@ from gpucoll.arrays.numpy_struct import (
     OBJECT_TYPE,
     WRITEABLE,
 )
-from gpucoll.control.calls import COUNT, DESTINATION, DIGEST, DIMENSIONS, SIZE_BYTES, SOURCE
+from gpucoll.control.calls import (
+    COUNT,
+    DESTINATION,
+    DIGEST,
+    DIMENSIONS,
+    LARGEST_BYTES,
+    SIZE_BYTES,
+    SOURCE,
+)
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_loop, get, load32_acquire, load64, put
 from gpucoll.transport.layout import SHOWN_DIMENSIONS, Call, Context, State, Status
@@ -37,7 +45,7 @@ TABLE_ARRAY_TYPE = 1
 TABLE_COUNT = 2
 TABLE_NONE = 3
 TABLE_ENTRIES = 4
-ENTRY_WORDS = 3  # dtype object, op object, call block
+ENTRY_WORDS = 4  # dtype object, op object, root object, call block
 MAX_ENTRIES = 16
 TABLE_WORDS = TABLE_ENTRIES + MAX_ENTRIES * ENTRY_WORDS
 
@@ -45,7 +53,10 @@ _STATE, _STATUS, _RAISED = int(Context.STATE), int(Context.STATUS), int(Context.
 _IDLE, _BUSY, _NEEDS_PYTHON = int(State.IDLE), int(State.BUSY), int(State.NEEDS_PYTHON)
 _OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
 _CONTEXT, _LOOP, _ITEM_BYTES = int(Call.CONTEXT), int(Call.LOOP), int(Call.ITEM_BYTES)
-_BASE_DIGEST = int(Call.BASE_DIGEST)
+_BASE_DIGEST, _SIGNS_COUNT = int(Call.BASE_DIGEST), int(Call.SIGNS_COUNT)
+_SOURCE_PARTS, _DESTINATION_PARTS = int(Call.SOURCE_PARTS), int(Call.DESTINATION_PARTS)
+_LARGEST_PARTS, _BLOCK_BYTES = int(Call.LARGEST_PARTS), int(Call.BLOCK_BYTES)
+_IN_PLACE_BLOCK = int(Call.IN_PLACE_BLOCK)
 
 _PENDING = int(Context.PENDING)
 
@@ -103,12 +114,12 @@ def queued_call(self, _):
 
 
 @inline
-def _find_call(table, dtype, operation):
-    """Return the call block of this dtype and op object, or 0."""
+def _find_call(table, dtype, operation, root):
+    """Return the call block of these objects, or 0."""
     for place in range(get(table, TABLE_COUNT)):
         entry = table + 8 * (TABLE_ENTRIES + place * ENTRY_WORDS)
-        if get(entry, 0) == dtype and get(entry, 1) == operation:
-            return get(entry, 2)
+        if get(entry, 0) == dtype and get(entry, 1) == operation and get(entry, 2) == root:
+            return get(entry, 3)
     return 0
 
 
@@ -121,10 +132,15 @@ def _count_elements(array):
 
 
 @inline
-def _take_shape(call, array):
-    """Write an array's shape and its digest into the call block."""
+def _sign(call, array, count):
+    """Write what the ranks must agree on, an array's shape or a block's count, into the call."""
     dimensions = load64(array + ARRAY_DIMENSIONS)
     n_dimensions = load32_acquire(array + ARRAY_N_DIMENSIONS)
+    if get(call, _SIGNS_COUNT):
+        put(call, DIMENSIONS, 1)
+        put(call, DIMENSIONS + 1, count)
+        put(call, DIGEST, _mix(_mix(get(call, _BASE_DIGEST), 1), count))
+        return
     digest = _mix(get(call, _BASE_DIGEST), n_dimensions)
     put(call, DIMENSIONS, n_dimensions)
     for place in range(n_dimensions):
@@ -136,47 +152,73 @@ def _take_shape(call, array):
 
 
 @inline
-def _prepare(table, x, out, operation):
-    """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
+def _divides(array, parts):
+    """Return whether the first dimension divides into equal blocks."""
+    if parts == 1:
+        return True
+    if load32_acquire(array + ARRAY_N_DIMENSIONS) == 0:
+        return False
+    return load64(load64(array + ARRAY_DIMENSIONS)) % parts == 0
+
+
+@inline
+def _is_usable(table, x, out):
+    """Return whether these are plain contiguous arrays of one dtype object, `out` writeable."""
     array_type = get(table, TABLE_ARRAY_TYPE)
     if load64(x + OBJECT_TYPE) != array_type or load64(out + OBJECT_TYPE) != array_type:
-        return 0
-    dtype = load64(x + ARRAY_DESCRIPTION)
-    if load64(out + ARRAY_DESCRIPTION) != dtype:
-        return 0
+        return False
+    if load64(out + ARRAY_DESCRIPTION) != load64(x + ARRAY_DESCRIPTION):
+        return False
     if not load32_acquire(x + ARRAY_FLAGS) & C_CONTIGUOUS:
-        return 0
+        return False
     needed = C_CONTIGUOUS | WRITEABLE
-    if load32_acquire(out + ARRAY_FLAGS) & needed != needed:
+    return load32_acquire(out + ARRAY_FLAGS) & needed == needed
+
+
+@inline
+def _prepare(table, x, out, operation, root):
+    """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
+    if not _is_usable(table, x, out):
         return 0
-    call = _find_call(table, dtype, operation)
+    call = _find_call(table, load64(x + ARRAY_DESCRIPTION), operation, root)
     if call == 0:
         return 0
+    source_parts, destination_parts = get(call, _SOURCE_PARTS), get(call, _DESTINATION_PARTS)
     count = _count_elements(x)
     size_bytes = count * get(call, _ITEM_BYTES)
+    block_bytes = size_bytes // source_parts
     source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
-    if x != out:
-        if _count_elements(out) != count:
+    if not _divides(x, source_parts):
+        return 0
+    if x != out or source_parts != destination_parts:
+        if _count_elements(out) * source_parts != count * destination_parts:
             return 0
-        if source != destination and abs(source - destination) < size_bytes:
+        ahead, behind = source - destination, destination - source
+        if (
+            ahead != get(call, _IN_PLACE_BLOCK) * block_bytes
+            and ahead < block_bytes * destination_parts
+            and behind < size_bytes
+        ):
             return 0
     put(call, COUNT, count)
     put(call, SIZE_BYTES, size_bytes)
+    put(call, _BLOCK_BYTES, block_bytes)
+    put(call, LARGEST_BYTES, block_bytes * get(call, _LARGEST_PARTS))
     put(call, SOURCE, source)
     put(call, DESTINATION, destination)
-    _take_shape(call, x)
+    _sign(call, x, count // source_parts)
     return call
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def direct_call(self, arguments, n_arguments):
-    """Built-in of ``(x, out, op)``; `self` is a capsule of the table."""
+    """Built-in of ``(x, out, op, root)``; `self` is a capsule of the table."""
     table = _capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
     put(context, _STATUS, _NOT_RUN)
-    if n_arguments == 3 and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
+    if n_arguments == 4 and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
         x, out = get(arguments, 0), get(arguments, 1)
-        call = _prepare(table, x, out, get(arguments, 2))
+        call = _prepare(table, x, out, get(arguments, 2), get(arguments, 3))
         if call != 0:
             status = _run_without_gil(context, call)
             if status == _OK:

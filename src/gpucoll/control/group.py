@@ -20,6 +20,7 @@ from gpucoll.control.members import Members
 from gpucoll.errors import GpucollError, StateError
 from gpucoll.kernels.cpu.copy import (
     INTO_SLOT,
+    OUT_OF_PEER,
     OUT_OF_SLOT,
     PLAIN,
     POSTED,
@@ -80,7 +81,7 @@ class HostGroup:
             Context.EVENT_LINE: base,
             Context.STATUS_LINES: base + place.status_lines,
             Context.FILLED: base + place.filled,
-            Context.REDUCED: base + place.reduced,
+            Context.READ: base + place.read,
             Context.RECORDS: base + place.records,
             Context.SLOTS: base + place.slots,
             Context.SLOT_STRIDE: place.slot_stride,
@@ -101,6 +102,7 @@ class HostGroup:
             Context.COPY_IN: copy_kernel(INTO_SLOT),
             Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
             Context.REFILL: refill_kernel(),
+            Context.COPY_TAKE: copy_kernel(OUT_OF_PEER),
         }
 
     def _set_timeout(self, timeout_s: float) -> None:

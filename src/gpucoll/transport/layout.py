@@ -5,8 +5,8 @@ cache lines in pairs)::
 
     event line      abort word, event word (mismatch generation)
     status lines    per rank: done word, closed | acknowledgements of events
-    chunk flags     per rank: filled word, per rank: reduced word (counters of staged chunks)
-    records         per rank: ring of RECORDS records, 128 bytes each
+    chunk flags     per rank: filled word, per rank: read word (counters of staged chunks)
+    records         per rank: ring of RECORDS records, 256 bytes each
     slots           ring of RING x P slots: a header line, and a payload of up to one_shot_bytes
     stages          ring of 3 x P stages of chunk_bytes each
 
@@ -22,12 +22,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 LINE_BYTES = 128
 RING = 4
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
 RECORDS = 16
-RECORD_BYTES = 128
+RECORD_BYTES = 256
 MAX_RANKS = 256
 HEADER_BYTES = 64
 INLINE_BYTES = 32
@@ -73,9 +73,12 @@ class Record(IntEnum):
     END_NS = 10
     DIMENSIONS = 11
     DIMENSION = 12  # four of them; further ones are in the digest only
+    N_COUNTS = 16
+    COUNTS = 17  # eight of them; further ones are in the digest only
 
 
 SHOWN_DIMENSIONS = 4
+SHOWN_COUNTS = 8
 
 
 class RecordState(IntEnum):
@@ -124,7 +127,7 @@ class Context(IntEnum):
     EVENT_LINE = 13
     STATUS_LINES = 14
     FILLED = 15
-    REDUCED = 16
+    READ = 16
     RECORDS = 17
     SLOTS = 18
     SLOT_STRIDE = 19
@@ -143,6 +146,7 @@ class Context(IntEnum):
     COPY_IN = 32
     COPY_OUT = 33
     REFILL = 34
+    COPY_TAKE = 52
     UNVERIFIED_COUNT = 35
     START_NS = 36
     TIMEOUT_NS = 37
@@ -170,7 +174,7 @@ class Call(IntEnum):
     DTYPE = 3
     ROOT = 4
     COUNT = 5
-    SIZE_BYTES = 6
+    SIZE_BYTES = 6  # of this rank's input
     DIGEST = 7
     SOURCE = 8
     DESTINATION = 9
@@ -183,9 +187,38 @@ class Call(IntEnum):
     DIMENSIONS = 16
     DIMENSION = 17  # four of them
     LOOP = 21  # address of the collective's compiled loop
+    # What a reduction gives to whom.
+    SCAN_KERNEL = 22
+    PARAMETER_STRIDE = 23  # between the parameters of successive ranks' results; 0: one for all
+    IDENTITY = 24  # address of the element that stands for no input at all
+    # Where the blocks of a movement lie.
+    FLOW = 25
+    IS_SPREAD = 26  # the input is one block for each rank
+    LANDS_APART = 27  # the output is one block from each rank
+    BLOCK_BYTES = 28
+    OFFSETS = 29  # address of the blocks' world_size + 1 offsets in bytes; 0: equal blocks
+    LANDINGS = 30  # all_to_all with counts: where each rank's block goes
+    PIECES = 31  # all_to_all with counts: bytes to each rank, then bytes from each rank
+    LARGEST_BYTES = 32  # the largest input of any rank
+    N_COUNTS = 33
+    COUNTS = 34  # address of the counts as the caller gave them
+    # How the compiled entry relates input and output.
+    SOURCE_PARTS = 35
+    DESTINATION_PARTS = 36
+    LARGEST_PARTS = 37
+    IN_PLACE_BLOCK = 38  # in place, the input begins so many blocks after the output
+    SIGNS_COUNT = 39  # the signature holds the block's count instead of the input's shape
 
 
-CALL_WORDS = 24
+CALL_WORDS = 40
+
+
+class Flow(IntEnum):
+    """Between whom the blocks of a movement go."""
+
+    ALL = 0
+    FROM_ROOT = 1
+    TO_ROOT = 2
 
 
 class Abort(IntEnum):
@@ -252,12 +285,12 @@ class SegmentLayout:
         return self.status_lines + self.world_size * LINE_BYTES
 
     @property
-    def reduced(self) -> int:
+    def read(self) -> int:
         return self.filled + self.world_size * LINE_BYTES
 
     @property
     def records(self) -> int:
-        return self.reduced + self.world_size * LINE_BYTES
+        return self.read + self.world_size * LINE_BYTES
 
     @property
     def slots(self) -> int:
@@ -265,7 +298,8 @@ class SegmentLayout:
 
     @property
     def slot_stride(self) -> int:
-        return round_up(HEADER_BYTES + self.tuning.one_shot_bytes, LINE_BYTES)
+        pieces_bytes = 16 * self.world_size  # of all_to_all with counts
+        return round_up(HEADER_BYTES + max(self.tuning.one_shot_bytes, pieces_bytes), LINE_BYTES)
 
     @property
     def stages(self) -> int:

@@ -245,7 +245,7 @@ def start_from(comm, sequence, cases):
 
 
 def lines_of(places):
-    return places.status_lines, places.filled, places.reduced
+    return places.status_lines, places.filled, places.read
 
 
 @pytest.mark.parametrize("start", [-9, -2, 2**31 - 9, 2**31 - 2, -(2**31)])

@@ -92,7 +92,7 @@ def test_reduce_kernels(processor):
     for dtype, op in covering(9):
         element = elements.elements()[dtype]
         is_product = element.kind == "c" and op == "prod"
-        emitter = reduce._ComplexProductEmitter if is_product else reduce._ReduceEmitter
+        emitter = reduce.ComplexProductEmitter if is_product else reduce.ReduceEmitter
         function = emitter(element, OPERATIONS[op], f"reduce_{op}_{dtype}").emit()
         text = str(function.module)
         check_kernel(text, processor, f"{dtype} {op}", is_vector=is_vectorised(dtype, op))
@@ -120,8 +120,8 @@ def test_every_pair_is_known_to_the_kernels():
 # --- Numba's loops ------------------------------------------------------------------------------
 
 LOOPS = (
-    ("gpucoll.backends.cpu.all_reduce", "all_reduce_loop"),
-    ("gpucoll.backends.cpu.broadcast", "broadcast_loop"),
+    ("gpucoll.backends.cpu.reductions", "reduction_loop"),
+    ("gpucoll.backends.cpu.movements", "movement_loop"),
     ("gpucoll.control.exchange", "exchange_loop"),
     ("gpucoll.transport.flags", "wait_long"),
     ("gpucoll.control.entry", "direct_call"),
@@ -178,4 +178,4 @@ def test_loops_for_arm(arm_loops, name):
 
 def test_arm_loops_signal_and_wait_by_futex(arm_loops):
     assert "@syscall(i64 98" in arm_loops["wait_long"]
-    assert "llvm.aarch64.hint" in arm_loops["all_reduce_loop"]
+    assert "llvm.aarch64.hint" in arm_loops["reduction_loop"]

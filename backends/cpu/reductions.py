@@ -1,0 +1,179 @@
+"""all_reduce, reduce, scan and exclusive_scan within a host: one-shot, staged or symmetric.
+
+They differ in which inputs make whose result (`tables.n_inputs`). Which way a call takes is decided
+alike on every rank: what a rank cannot know of the others (is their buffer in shared memory?) comes
+with their header, so after the arrival of all no further round is needed.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from gpucoll.backends.cpu.staged import reduce_staged, stage_first_chunk
+from gpucoll.backends.cpu.symmetric import reduce_symmetric
+from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
+from gpucoll.control.calls import (
+    ARENA_BYTES,
+    COLLECTIVE,
+    DESTINATION,
+    IDENTITY,
+    ITEM_BYTES,
+    NOT_SHARED,
+    OK,
+    PATH,
+    RANK,
+    ROOT,
+    SEQUENCE,
+    SIZE_BYTES,
+    SOURCE,
+    WORLD_SIZE,
+    arena_offset,
+    begin,
+    close_record,
+    leave_unverified,
+    payload_of,
+    post,
+    posted_destination,
+    posted_source,
+    signal_done,
+    slot_of,
+    wait_all_arrived,
+)
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
+from gpucoll.transport.layout import Context, Path
+from gpucoll.types import Collective
+
+_ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)
+_COPY_PLAIN, _PREFETCH_BYTES = int(Context.COPY_PLAIN), int(Context.PREFETCH_BYTES)
+_SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
+_LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
+_STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
+_REDUCE, _EXCLUSIVE_SCAN = int(Collective.REDUCE), int(Collective.EXCLUSIVE_SCAN)
+
+
+@inline
+def _fill_with_identity(context, call):
+    """Repeat the op's identity through the destination: the result of no input at all."""
+    size_bytes, destination = get(call, SIZE_BYTES), get(call, DESTINATION)
+    copy = get(context, _COPY_PLAIN)
+    filled = min(get(call, ITEM_BYTES), size_bytes)
+    call_copy(copy, destination, get(call, IDENTITY), filled, 0)
+    while filled < size_bytes:
+        step = min(filled, size_bytes - filled)
+        call_copy(copy, destination + filled, destination, step, 0)
+        filled += step
+
+
+@inline
+def _reduce_slots(context, call, count):
+    """Reduce the first `count` ranks' payloads of this call, in order, into the destination."""
+    size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
+    sources, me = get(context, SOURCES), get(context, RANK)
+    for rank in range(count):
+        store64(sources + 8 * rank, payload_of(slot_of(context, sequence, rank), size_bytes))
+    if me < count:
+        store64(sources + 8 * me, get(call, SOURCE))
+    store64(get(context, DESTINATIONS), get(call, DESTINATION))
+    reduce_inputs(context, call, get(context, DESTINATIONS), count, size_bytes, 0)
+
+
+@inline
+def _n_symmetric(context, call):
+    """Return how many ranks posted shared memory: their input and, if they have one, output."""
+    count = 0
+    one_result = get(call, COLLECTIVE) == _REDUCE
+    for rank in range(get(context, WORLD_SIZE)):
+        needs_destination = not one_result or rank == get(call, ROOT)
+        has_destination = posted_destination(context, rank) != NOT_SHARED
+        if posted_source(context, rank) != NOT_SHARED and (
+            has_destination or not needs_destination
+        ):
+            count += 1
+    return count
+
+
+@inline
+def _alone(context, call):
+    """Reduce over one rank: the op's preparation and finish, without any traffic."""
+    put(context, PATH, _LOCAL)
+    if get(call, COLLECTIVE) == _EXCLUSIVE_SCAN:
+        _fill_with_identity(context, call)
+        return
+    store64(get(context, SOURCES), get(call, SOURCE))
+    store64(get(context, DESTINATIONS), get(call, DESTINATION))
+    reduce_inputs(context, call, get(context, DESTINATIONS), 1, get(call, SIZE_BYTES), 0)
+
+
+@inline
+def _move(context, call, source, destination):
+    """Post, wait for the others and reduce on the way that all have chosen; return a status."""
+    size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
+    shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
+    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    if is_small and not shared:
+        slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
+        call_copy(
+            get(context, _COPY_POSTED),
+            payload_of(slot, size_bytes),
+            get(call, SOURCE),
+            size_bytes,
+            get(context, _PREFETCH_BYTES),
+        )
+    post(context, call, source, destination)
+    staged_ahead = not is_small and not shared
+    if staged_ahead:
+        stage_first_chunk(context, call)  # while the others arrive
+    elif is_small and count == 0 and get(call, COLLECTIVE) == _REDUCE:
+        put(context, PATH, _ONE_SHOT)
+        leave_unverified(context)  # the root has all that it needs
+        return OK
+    status = wait_all_arrived(context, call)
+    if status != OK:
+        return status
+    n_shared = _n_symmetric(context, call)
+    if n_shared == get(context, WORLD_SIZE):
+        put(context, PATH, _SYMMETRIC)
+        return reduce_symmetric(context, call)
+    if is_small and n_shared == 0:
+        put(context, PATH, _ONE_SHOT)
+        if count > 0:
+            _reduce_slots(context, call, count)
+        return OK
+    if not staged_ahead:
+        stage_first_chunk(context, call)
+    put(context, PATH, _STAGED)
+    return reduce_staged(context, call)
+
+
+@inline
+def _together(context, call):
+    size_bytes, kind = get(call, SIZE_BYTES), get(call, COLLECTIVE)
+    least_bytes = get(context, _SYMMETRIC_MIN_BYTES)
+    if kind == _REDUCE:  # small inputs go through slots, so that only the root has to wait
+        least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
+    source = destination = NOT_SHARED
+    if size_bytes >= least_bytes and get(context, ARENA_BYTES) > 0:
+        source = arena_offset(context, get(call, SOURCE), size_bytes)
+        destination = arena_offset(context, get(call, DESTINATION), size_bytes)
+    status = _move(context, call, source, destination)
+    if status == OK and kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0:
+        _fill_with_identity(context, call)
+    return status
+
+
+@compiled(types.int64(types.int64, types.int64))
+def reduction_loop(context, call):
+    """Run one reduction as the call block says; return a status."""
+    status = begin(context, call)
+    if status != OK:
+        return status
+    if get(context, WORLD_SIZE) == 1:
+        _alone(context, call)
+    else:
+        status = _together(context, call)
+        if status != OK:
+            return status
+    signal_done(context)
+    close_record(context)
+    return OK

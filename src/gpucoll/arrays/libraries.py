@@ -1,0 +1,109 @@
+"""Which module of this package serves arrays of which library: the one table.
+
+To add a library, write a module with the functions of `gpucoll.arrays.library.Library` and add a
+row. Its module is imported when the first of its arrays comes, so it may import the library.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import NoReturn, cast
+
+from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays.library import Library, kind_of, raise_not_an_array
+from gpucoll.errors import ArgumentTypeError
+
+NUMBERS = numpy_arrays.NUMBERS
+NUMPY = cast(Library, numpy_arrays)
+
+LIBRARIES = {
+    "cupy": "cupy_arrays",
+    "jax": "jax_arrays",
+    "jaxlib": "jax_arrays",
+    "numba": "numba_arrays",
+    "numpy": "numpy_arrays",
+    "torch": "torch_tensors",
+}
+"""Root module of a type, or of a class that it derives from -> the module here."""
+
+PROTOCOLS = ("__cuda_array_interface__", "__array_interface__", "__dlpack__")
+"""What arrays of other libraries say of themselves; `foreign_arrays` reads it."""
+
+REMEDIES = {
+    "dask": "compute it first: x.compute()",
+    "pandas": "pass x.to_numpy()",
+    "polars": "pass x.to_numpy()",
+    "pyarrow": "pass x.to_numpy()",
+    "scipy": "sparse arrays differ in structure from rank to rank: pass x.toarray(), or x.data "
+    "where all ranks have the same structure",
+    "tensorflow": "pass x.numpy()",
+    "xarray": "pass x.values",
+}
+"""Root module of a type that is refused -> what to do."""
+
+
+def library_of(x: object, what: str) -> Library:
+    """Return the module that serves x; ArgumentTypeError, with the remedy, if there is none."""
+    library = _find(x)
+    if library is None:
+        _raise_refused(x, what)
+    return library
+
+
+def is_array(x: object) -> bool:
+    """Return whether x is of a library that is served, and no number."""
+    return not isinstance(x, NUMBERS) and _find(x) is not None
+
+
+def library_of_dtype(dtype: object) -> Library:
+    """Return the module that serves the library whose dtype this is; NumPy's for a name."""
+    return _library_of_type(type(dtype)) or NUMPY
+
+
+def _find(x: object) -> Library | None:
+    library = _library_of_type(type(x))
+    if library is None and _is_buffer(x):
+        return _load("buffer_objects")
+    return library
+
+
+@functools.lru_cache(maxsize=256)
+def _library_of_type(kind: type) -> Library | None:
+    """Return the module that serves objects of this type, as far as the type tells."""
+    if issubclass(kind, NUMBERS):
+        return NUMPY
+    roots = _roots(kind)
+    if any(root in REMEDIES for root in roots):
+        return None
+    for root in roots:
+        if root in LIBRARIES:
+            return _load(LIBRARIES[root])
+    if any(hasattr(kind, protocol) for protocol in PROTOCOLS):
+        return _load("foreign_arrays")
+    return None
+
+
+def _roots(kind: type) -> list[str]:
+    return [base.__module__.partition(".")[0] for base in kind.__mro__]
+
+
+def _is_buffer(x: object) -> bool:
+    if any(root in REMEDIES for root in _roots(type(x))):
+        return False
+    try:
+        memoryview(x)  # type: ignore[arg-type]
+    except TypeError:
+        return False
+    return True
+
+
+def _load(name: str) -> Library:
+    return cast(Library, importlib.import_module(f"gpucoll.arrays.{name}"))
+
+
+def _raise_refused(x: object, what: str) -> NoReturn:
+    for root in _roots(type(x)):
+        if root in REMEDIES:
+            raise ArgumentTypeError(f"{what} is a {kind_of(x)}: {REMEDIES[root]}")
+    raise_not_an_array(x, what)

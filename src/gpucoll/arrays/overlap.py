@@ -1,0 +1,52 @@
+"""Whether two arrays share memory, told from their addresses alone: on any device."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.arrays.library import View
+
+_OVERLAP_WORK: Any = 10_000  # any number will do, but NumPy's types do not all say so
+
+
+def overlaps(a: View, b: View) -> bool:
+    """Return whether some byte belongs to both."""
+    first, second = _extent(a), _extent(b)
+    if first[0] >= second[1] or second[0] >= first[1]:
+        return False
+    if a.strides is None and b.strides is None:
+        return True
+    try:
+        return np.shares_memory(_stand_in(a), _stand_in(b), max_work=_OVERLAP_WORK)
+    except np.exceptions.TooHardError:
+        return True  # cannot be told in reasonable time: such views are not worth a risk
+
+
+def _extent(view: View) -> tuple[int, int]:
+    """Return the first address and the one behind the last; equal for an array of no elements."""
+    start = view.address
+    template = view.template
+    if view.strides is None or 0 in template.shape:
+        return start, start + template.size_bytes
+    reaches = [
+        (length - 1) * stride for length, stride in zip(template.shape, view.strides, strict=True)
+    ]
+    low = sum(reach for reach in reaches if reach < 0)
+    high = sum(reach for reach in reaches if reach > 0)
+    return start + low, start + high + template.item_bytes
+
+
+def _stand_in(view: View) -> npt.NDArray[Any]:
+    """Return an array that lies like the view, for arithmetic only: the memory may be a GPU's."""
+    interface = {
+        "version": 3,
+        "typestr": f"|V{view.template.item_bytes}",
+        "shape": view.template.shape,
+        "strides": view.strides,
+        "data": (view.address, True),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))

@@ -1,0 +1,207 @@
+"""How a call on arrays runs: the compiled road, the long way round, plans."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucoll.control.channel import ControlChannel
+from gpucoll.control.group import HostGroup
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.plan import Plan
+from gpucoll.preparation import Arguments, prepare
+from gpucoll.shapes import parse_counts
+from gpucoll.transport.layout import Context, Status
+from gpucoll.types import Collective, ReduceOp
+
+_Quick = Callable[[Any, Any, Any, Any], Any]
+
+
+class Calling:
+    """The part of `Communicator` that its methods on arrays stand on."""
+
+    rank: int
+    world_size: int
+    _group: HostGroup
+    _backend: Any
+    _channel: ControlChannel
+    _run: Callable[..., Any]
+
+    def _open_roads(self) -> None:
+        """Look the compiled entries up, once."""
+        road: Callable[[Collective], _Quick] = self._backend.direct
+        self._quick_all_reduce = road(Collective.ALL_REDUCE)
+        self._quick_reduce = road(Collective.REDUCE)
+        self._quick_reduce_scatter = road(Collective.REDUCE_SCATTER)
+        self._quick_scan = road(Collective.SCAN)
+        self._quick_exclusive_scan = road(Collective.EXCLUSIVE_SCAN)
+        self._quick_broadcast = road(Collective.BROADCAST)
+        self._quick_all_gather = road(Collective.ALL_GATHER)
+        self._quick_gather = road(Collective.GATHER)
+        self._quick_scatter = road(Collective.SCATTER)
+        self._quick_all_to_all = road(Collective.ALL_TO_ALL)
+
+    def _whole_like(self, x: Any) -> Any:
+        """Return a new array for everybody's x side by side; None for what is no NumPy array."""
+        if type(x) is not np.ndarray or x.ndim == 0:
+            return None
+        shape = x.shape
+        return np.empty((shape[0] * self.world_size, *shape[1:]), x.dtype)
+
+    def _block_like(self, x: Any) -> Any:
+        """Return a new array for one rank's block of x; None for what is no NumPy array."""
+        if type(x) is not np.ndarray or x.ndim == 0:
+            return None
+        shape = x.shape
+        return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
+
+    def _raise_quick(self) -> None:
+        """Raise what the compiled entry met, unless it only left the call to Python."""
+        self._raise_status(int(self._group.context[Context.STATUS]))
+
+    def _raise_status(self, status: int) -> None:
+        """Raise for a status of compiled code, unless it only leaves the call to Python."""
+        if status not in (Status.OK, Status.NOT_RUN):
+            self._group.raise_for(status)
+
+    # --- the long way -----------------------------------------------------------------------------
+
+    def _call(
+        self,
+        collective: Collective,
+        x: Any,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        **given: Any,
+    ) -> Any:
+        """Check everything, then run in turn; teach the compiled entry where it could serve."""
+        op, counts = given.get("op"), (given.get("counts"), given.get("receive_counts"))
+        if type(op) is str and sys.intern(op) is not op:  # known by identity, see DirectCalls
+            given["op"] = sys.intern(op)
+            method = getattr(self, collective.spelled)
+            return method(x, **given, async_op=async_op, timeout_s=timeout_s)
+        run = self._run_later if self._asks_for_counts(collective, *counts) else self._run_now
+        return run(collective, x, given, async_op, timeout_s)
+
+    def _run_now(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        arguments = self._parse(given)
+        prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        call = self._backend.prepare(prepared.request)
+        plain = x if x is not None else arguments.out
+        if type(plain) is np.ndarray and arguments.counts is None:
+            self._backend.learn(collective, plain.dtype, given.get("op"), given.get("root"))
+        return self._run(
+            collective.spelled, call.run, prepared.finish, async_op=async_op, timeout_s=timeout_s
+        )
+
+    def _parse(self, given: dict[str, Any]) -> Arguments:
+        """Return what the user gave, checked."""
+        found: dict[str, Any] = {"out": given.get("out")}
+        if "op" in given:
+            found["op"] = ReduceOp.parse(given["op"])
+        if "root" in given:
+            self._check_root(given["root"])
+            found["root"] = int(given["root"])
+        for name, spelled in (("counts", "counts"), ("receive_counts", "recv_counts")):
+            if given.get(name) is not None:
+                is_sent = name == "counts" and "receive_counts" in given
+                label = "send_counts" if is_sent else spelled
+                found[name] = parse_counts(given[name], self.world_size, label)
+        return Arguments(**found)
+
+    def _plan(self, collective: Collective, x: Any, **given: Any) -> Plan:
+        """Prepare a call that is made again and again on the same memory."""
+        arguments = self._parse(given)
+        prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        source, destination = prepared.request.source, prepared.request.destination
+        for name, array, buffer in (("x", x, source), ("out", arguments.out, destination)):
+            if buffer is None or (name == "out" and array is None):
+                continue
+            if getattr(array, "ctypes", None) is None or buffer.address != array.ctypes.data:
+                raise ArgumentError(
+                    f"a plan needs {name} to be a C-contiguous array: it is not copied"
+                )
+        call = self._backend.prepare(prepared.request)
+
+        def run_slowly() -> None:
+            self._run(collective.spelled, call.run, lambda: None)
+
+        return Plan(call.run_once, self._raise_status, run_slowly, prepared.finish())
+
+    # --- counts that the ranks have to ask each other for -----------------------------------------
+
+    def _asks_for_counts(self, collective: Collective, counts: Any, receive_counts: Any) -> bool:
+        if collective != Collective.ALL_TO_ALL:
+            return isinstance(counts, str) and counts == "auto"
+        if isinstance(counts, str) or (counts is None and receive_counts is not None):
+            raise ArgumentTypeError(
+                "all_to_all: send_counts says how many rows go to each rank; only recv_counts can "
+                'be "auto"'
+            )
+        return counts is not None and (
+            receive_counts is None or (isinstance(receive_counts, str) and receive_counts == "auto")
+        )
+
+    def _run_later(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Exchange the counts in the call's turn, and prepare it with them."""
+        mine = self._own_counts(collective, x, given)
+        finishing: list[Callable[[], Any]] = []
+
+        def task(timeout_s: float | None) -> None:
+            data = np.array(mine, np.int64).tobytes()
+            everyone = self._channel.all_gather_bytes(data, Collective.COUNTS, timeout_s=timeout_s)
+            rows = [np.frombuffer(part, np.int64).tolist() for part in everyone]
+            if collective == Collective.ALL_TO_ALL:
+                known = {"counts": mine, "receive_counts": [row[self.rank] for row in rows]}
+            else:
+                known = {"counts": [row[0] for row in rows]}
+            arguments = self._parse({**given, **known})
+            prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+            self._backend.prepare(prepared.request).run(timeout_s)
+            finishing.append(prepared.finish)
+
+        return self._run(
+            collective.spelled,
+            task,
+            lambda: finishing.pop()(),
+            async_op=async_op,
+            timeout_s=timeout_s,
+        )
+
+    def _own_counts(self, collective: Collective, x: Any, given: dict[str, Any]) -> list[int]:
+        """Return what this rank tells the others: its own rows, or those to each of them."""
+        if collective == Collective.ALL_TO_ALL:
+            return list(parse_counts(given["counts"], self.world_size, "send_counts"))
+        takes_out = collective in (Collective.SCATTER, Collective.REDUCE_SCATTER)
+        array, name = (given["out"], "out") if takes_out else (x, "x")
+        shape = getattr(array, "shape", ())
+        if not shape:
+            raise ArgumentError(
+                f'{collective.spelled}: counts="auto" takes the rows from {name}, which must be an '
+                "array with rows"
+            )
+        return [int(shape[0])]
+
+    def _check_root(self, root: Any) -> None:
+        if isinstance(root, bool) or not isinstance(root, int | np.integer):
+            raise ArgumentTypeError(f"root must be an int; got {root!r}")
+        if not 0 <= root < self.world_size:
+            raise ArgumentError(f"root must be in 0..{self.world_size - 1}; got {root}")

@@ -1,0 +1,139 @@
+"""From a user's arguments to a backend's request: every check that one rank can make alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.arguments import destination_of, ensure_host, source_of, template_of
+from gpucoll.arrays.library import Template
+from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.shapes import result_of
+from gpucoll.types import Collective, ReduceOp
+
+_TO_ROOT = (Collective.REDUCE, Collective.GATHER)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One call as its user made it, but for the input and what concerns its running.
+
+    Attributes
+    ----------
+    op, root, out
+        As in `Communicator`'s methods.
+    counts, receive_counts : tuple of int, optional
+        Checked, and exchanged where the user said "auto".
+    """
+
+    op: ReduceOp | None = None
+    root: int = NO_ROOT
+    out: Any = None
+    counts: tuple[int, ...] | None = None
+    receive_counts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request, and what makes the user's result of its output."""
+
+    request: Request
+    finish: Callable[[], Any]
+
+
+def prepare(
+    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+) -> Prepared:
+    """Check this rank's arguments and return the request.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        They cannot serve; the message says why.
+    """
+    is_root = arguments.root in (NO_ROOT, rank)
+    if collective == Collective.SCATTER and not is_root:
+        return _receive_block(x, arguments, rank, world_size)
+    source = source_of(x)
+    ensure_host(source.template)
+    if collective in _TO_ROOT and not is_root:
+        result = result_of(collective, source.template.shape, rank, world_size, arguments.counts)
+        request = _request(collective, source.buffer, None, arguments, result.row_count)
+        return Prepared(request, lambda: None)
+    result = result_of(
+        collective,
+        source.template.shape,
+        rank,
+        world_size,
+        arguments.counts,
+        arguments.receive_counts,
+    )
+    row_bytes = result.row_count * source.buffer.item_bytes
+    destination = destination_of(
+        source.template,
+        result.shape,
+        arguments.out,
+        x=x,
+        in_place_at=result.in_place_rows * row_bytes,
+    )
+    buffer = source.buffer
+    if arguments.receive_counts is not None and destination.buffer.address == buffer.address:
+        # In place, blocks of different sizes would be overwritten before they are sent.
+        buffer = source_of(np.copy(x)).buffer
+    request = _request(collective, buffer, destination.buffer, arguments, result.row_count)
+    return Prepared(request, destination.finish)
+
+
+def _request(
+    collective: Collective, source: Any, destination: Any, arguments: Arguments, row_count: int
+) -> Request:
+    return Request(
+        collective,
+        source,
+        destination,
+        arguments.op,
+        arguments.root,
+        arguments.counts,
+        arguments.receive_counts,
+        row_count,
+    )
+
+
+def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> Prepared:
+    """Prepare a scatter off its root: x is a template or None, then `out` says what comes."""
+    counts, out = arguments.counts, arguments.out
+    if x is not None:
+        template = template_of(x)
+        result = result_of(Collective.SCATTER, template.shape, rank, world_size, counts)
+        shape, row_count = result.shape, result.row_count
+    elif out is not None:
+        template = template_of(out, "out")
+        shape, row_count = template.shape, _row_count_of(template, counts, rank)
+    else:
+        raise ArgumentTypeError(
+            f"scatter on rank {rank} of {world_size} needs x (a template of the root's array) or "
+            "out, to know what comes"
+        )
+    ensure_host(template)
+    destination = destination_of(template, shape, out)
+    request = _request(Collective.SCATTER, None, destination.buffer, arguments, row_count)
+    return Prepared(request, destination.finish)
+
+
+def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int) -> int:
+    """Return the elements of a row of an output that holds ``counts[rank]`` rows."""
+    if counts is None:
+        return 1
+    rows, size = counts[rank], int(np.prod(template.shape))
+    if rows == 0:
+        return int(np.prod(template.shape[1:])) if template.shape else 1
+    if size % rows:
+        raise ArgumentError(
+            f"scatter: out has {size} elements (shape {template.shape}), but counts[{rank}] is "
+            f"{rows} rows"
+        )
+    return size // rows

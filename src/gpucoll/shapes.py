@@ -1,0 +1,106 @@
+"""Shapes and counts: what each collective makes of an input, before anything moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.types import Collective
+
+GATHERING = (Collective.ALL_GATHER, Collective.GATHER)
+SCATTERING = (Collective.SCATTER, Collective.REDUCE_SCATTER)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What comes out.
+
+    Attributes
+    ----------
+    shape : tuple of int
+        Of the result.
+    in_place_rows : int
+        In place, the input begins so many rows after the output.
+    row_count : int
+        Elements of a row.
+    """
+
+    shape: tuple[int, ...]
+    in_place_rows: int = 0
+    row_count: int = 1
+
+
+def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple[int, ...]:
+    """Return counts of rows per rank as a tuple; raise where they are none."""
+    if isinstance(counts, str) or not isinstance(counts, Sequence | np.ndarray):
+        raise ArgumentTypeError(
+            f'{name} must be one number of rows per rank, or "auto"; got {counts!r}'
+        )
+    for count in counts:
+        if isinstance(count, bool) or not isinstance(count, int | np.integer):
+            raise ArgumentTypeError(f"{name} must be whole numbers of rows; got {count!r}")
+    rows = tuple(int(count) for count in counts)
+    if len(rows) != world_size:
+        raise ArgumentError(f"{name} must have one entry per rank, {world_size}; got {len(rows)}")
+    if min(rows) < 0:
+        raise ArgumentError(f"{name} must not be negative; got {list(rows)}")
+    return rows
+
+
+def _check_axis(collective: Collective, shape: tuple[int, ...], rows: int, what: str) -> None:
+    if not shape:
+        raise ArgumentError(f"{collective.spelled} with counts needs an array with rows; x is 0-d")
+    if shape[0] != rows:
+        raise ArgumentError(
+            f"{collective.spelled}: x has {shape[0]} rows (shape {shape}), but {what} {rows}"
+        )
+
+
+def result_of(
+    collective: Collective,
+    shape: tuple[int, ...],
+    rank: int,
+    world_size: int,
+    counts: tuple[int, ...] | None = None,
+    receive_counts: tuple[int, ...] | None = None,
+) -> Result:
+    """Return the shape of this rank's result for an input of this shape.
+
+    Raises
+    ------
+    ArgumentError
+        The input does not fit: rows that do not divide by the ranks, or other rows than counted.
+    """
+    row_count = math.prod(shape[1:])
+    if collective in GATHERING:
+        if counts is None:
+            rows = shape[0] if shape else 1
+            return Result((world_size * rows, *shape[1:]), rank * rows, row_count)
+        _check_axis(collective, shape, counts[rank], f"counts[{rank}] is")
+        return Result((sum(counts), *shape[1:]), sum(counts[:rank]), row_count)
+    if collective in SCATTERING:
+        if counts is None:
+            rows = _equal_rows(collective, shape, world_size)
+            return Result((rows, *shape[1:]), -rank * rows, row_count)
+        _check_axis(collective, shape, sum(counts), "the counts add up to")
+        return Result((counts[rank], *shape[1:]), -sum(counts[:rank]), row_count)
+    if collective == Collective.ALL_TO_ALL:
+        if counts is None or receive_counts is None:
+            _equal_rows(collective, shape, world_size)
+            return Result(shape, 0, row_count)
+        _check_axis(collective, shape, sum(counts), "send_counts add up to")
+        return Result((sum(receive_counts), *shape[1:]), 0, row_count)
+    return Result(shape)
+
+
+def _equal_rows(collective: Collective, shape: tuple[int, ...], world_size: int) -> int:
+    if not shape or shape[0] % world_size:
+        raise ArgumentError(
+            f"{collective.spelled}: axis 0 of x must divide into {world_size} equal blocks; got "
+            f"shape {shape}. Pass counts for blocks of different sizes"
+        )
+    return shape[0] // world_size
