@@ -14,6 +14,7 @@
     ├── collectives    what each collective is called, moves and may be asked for
     ├── results        what was measured, and its JSON
     ├── table          ... as nccl-tests' table
+    ├── summary        ... and what the whole run comes to: medians, and where a peer wins
     ├── progress       the bar meanwhile
     ├── environment    the machine and the versions beside every figure
     └── report         JSON -> the tables of docs/performance.md

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_alone(options: Options) -> int:
     """Start the ranks of every library, measure, end them."""
     ranks = options.ranks or min(max(usable_cpu_count(), 2), 8)
-    check_root(options, ranks)
+    check_ranks(options, ranks)
     check_dtypes(options)
     check_json_path(options.json_path)
     located = [locate(name, place) for name, place in options.compare.items()]
@@ -81,7 +81,7 @@ def run_alone(options: Options) -> int:
         own = own_group(ranks, cpus, options.timeout_s)
         stack.callback(own.close)
         own.join(max(options.timeout_s, START_S))
-        return measure(options, own, peers, cpus)
+        return measure(options, own, [*peers], cpus)
 
 
 def run_launched(options: Options) -> int:
@@ -132,16 +132,17 @@ def start_peers(
     return groups
 
 
-def measure(options: Options, own: Group, peers: Sequence[Group], cpus: list[int]) -> int:
-    """Measure, printing as it goes; return the exit code."""
+def measure(options: Options, own: Group, peers: list[Group], cpus: list[int]) -> int:
+    """Measure one collective after the other, printing as it goes; return the exit code."""
     described = environment.describe(options, own.ranks, cpus, [own, *peers])
     results = Results(described)
-    say(table.header(options, own.ranks, described))
 
     def report(rows: list[Row], limit: Row | None) -> None:
         say(table.lines_of_size(rows, limit))
 
-    Bench(options, own, peers, results, report, complain).run()
+    for number, one in enumerate(options.each()):
+        say(table.header(one, own.ranks, None if number else described))
+        Bench(one, own, peers, results, report, complain).run()
     say(table.footer(results))
     if options.json_path is not None:
         results.write(options.json_path)
@@ -186,22 +187,27 @@ def check_launched(options: Options, ranks: int) -> None:
             f"--ranks {options.ranks}: the launcher has started {ranks} ranks; leave --ranks out, "
             "or start as many"
         )
-    check_root(options, ranks)
+    check_ranks(options, ranks)
     check_dtypes(options)
     check_json_path(options.json_path)
 
 
-def check_root(options: Options, ranks: int) -> None:
-    """Refuse a root that is none of the ranks."""
-    if options.traits.has_root and options.root >= ranks:
-        raise CannotMeasureError(
-            f"-r {options.root}: there are only {ranks} ranks, 0 to {ranks - 1}"
-        )
+def check_ranks(options: Options, ranks: int) -> None:
+    """Refuse a root that is none of the ranks, and fewer ranks than a collective needs."""
+    for one in options.each():
+        if one.traits.has_root and options.root >= ranks:
+            raise CannotMeasureError(
+                f"-r {options.root}: there are only {ranks} ranks, 0 to {ranks - 1}"
+            )
+        if ranks < one.traits.least_ranks:
+            raise CannotMeasureError(
+                f"{one.collective} is between two ranks at least: name others, or more --ranks"
+            )
 
 
 def check_dtypes(options: Options) -> None:
     """Refuse the dtypes that NumPy has through ml_dtypes alone, where that is missing."""
-    needing = {dtype for dtype, _ in options.combinations if dtype in STORAGE}
+    needing = {d for one in options.each() for d, _ in one.combinations if d in STORAGE}
     if needing and importlib.util.find_spec("ml_dtypes") is None:
         raise CannotMeasureError(
             f"-d {','.join(sorted(needing))} needs ml_dtypes, which is not installed: "
@@ -217,11 +223,12 @@ def check_json_path(path: Path | None) -> None:
 
 def check_memory(options: Options, ranks: int, peers: int) -> None:
     """Refuse a size that this machine has not the memory for."""
+    largest = options.asked_sizes_bytes[-1]
     needed = environment.needed_bytes(options, ranks, peers)
     available = environment.available_bytes()
     if available is not None and needed > MEMORY_MARGIN * available:
         raise CannotMeasureError(
-            f"-e {options.sizes_bytes[-1]} with {ranks} ranks and {1 + peers} libraries needs "
+            f"-e {largest} with {ranks} ranks and {1 + peers} libraries needs "
             f"{needed / 2**30:.1f} GiB for the arrays, and {available / 2**30:.1f} GiB are "
             "available: choose a smaller -e, fewer ranks or fewer peers"
         )

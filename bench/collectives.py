@@ -1,6 +1,7 @@
 """What the bench knows of each collective: one row each; dtypes and reductions are gpucoll's.
 
-A further collective is one more row here and one more line in `loop` of each library in `rank`.
+A further collective is one more row here, one more case in `rank.inputs.expected`, and one more
+line in the table of each library in `rank`.
 """
 
 from __future__ import annotations
@@ -23,30 +24,83 @@ class Collective:
 
     Attributes
     ----------
+    bus_factor : callable
+        Ranks -> bus over algorithm bandwidth: what makes a time comparable with the hardware. 1
+        where nccl-tests defines none.
     reduces, has_root, has_data : bool
         Whether it takes a reduction, a root, an array.
-    planned : bool
-        Whether `gpucoll.Communicator` has a plan for it.
-    bus_factor : callable
-        Ranks -> bus over algorithm bandwidth: what makes a time comparable with the hardware.
+    in_blocks : bool
+        Whether an array consists of a block for each rank. The size is that of the whole.
+    is_prefix : bool
+        Whether ranks reduce different numbers of inputs: the averages of some are not exact.
+    planned, listed : bool
+        Whether `gpucoll.Communicator` has a plan for it, and takes a list of arrays.
+    limited : bool
+        Whether the memory limit says something: see `rank.own.streaming`.
+    least_ranks : int
+        With how many ranks it begins to make sense.
     """
 
-    reduces: bool
-    has_root: bool
-    has_data: bool
-    planned: bool
     bus_factor: Callable[[int], float]
+    reduces: bool = False
+    has_root: bool = False
+    has_data: bool = True
+    in_blocks: bool = False
+    is_prefix: bool = False
+    planned: bool = True
+    listed: bool = False
+    limited: bool = False
+    least_ranks: int = 1
 
     def bandwidths(self, size_bytes: int, time_us: float, ranks: int) -> tuple[float, float]:
         """Return algorithm and bus bandwidth in GB/s (1e9 bytes) of one call."""
         algorithm = size_bytes / time_us / 1e3 if time_us > 0 else 0.0
         return algorithm, algorithm * self.bus_factor(ranks)
 
+    def elements(self, size_bytes: int, dtype: str, ranks: int) -> int:
+        """Return the elements in so many bytes, rounded down: at least one, or one a block."""
+        if not self.has_data:
+            return 0
+        least = ranks if self.in_blocks else 1
+        return max(1, size_bytes // item_bytes(dtype) // least) * least
+
+    def combinations(self, dtypes: list[str], redops: list[str]) -> tuple[tuple[str, str], ...]:
+        """Return what there is of these dtypes and reductions; "none" for what is not taken."""
+        if not self.has_data:
+            return (("none", "none"),)
+        if not self.reduces:
+            return tuple((dtype, "none") for dtype in dtypes)
+        redops = [redop for redop in redops if not (self.is_prefix and redop == "avg")]
+        return tuple((d, o) for d in dtypes for o in redops if allows(d, o))
+
+
+def whole(ranks: int) -> float:
+    """Return the bus factor where every byte passes the busiest link."""
+    return 1.0
+
+
+def without_own_block(ranks: int) -> float:
+    """Return the bus factor where all but one of a rank's blocks come from, or go to, others."""
+    return (ranks - 1) / ranks
+
 
 COLLECTIVES = {
-    "all_reduce": Collective(True, False, True, True, lambda ranks: 2 * (ranks - 1) / ranks),
-    "broadcast": Collective(False, True, True, False, lambda ranks: 1.0),
-    "barrier": Collective(False, False, False, False, lambda ranks: 0.0),
+    "all_reduce": Collective(
+        lambda ranks: 2 * (ranks - 1) / ranks, reduces=True, listed=True, limited=True
+    ),
+    "reduce": Collective(whole, reduces=True, has_root=True),
+    "broadcast": Collective(whole, has_root=True, listed=True, limited=True),
+    "all_gather": Collective(without_own_block, in_blocks=True),
+    "gather": Collective(without_own_block, has_root=True, in_blocks=True),
+    "reduce_scatter": Collective(without_own_block, reduces=True, in_blocks=True),
+    "scatter": Collective(without_own_block, has_root=True, in_blocks=True),
+    "all_to_all": Collective(without_own_block, in_blocks=True, limited=True),
+    "scan": Collective(whole, reduces=True, is_prefix=True, limited=True),
+    "exclusive_scan": Collective(whole, reduces=True, is_prefix=True, limited=True),
+    "send_recv": Collective(whole, planned=False, limited=True, least_ranks=2),
+    "ping_pong": Collective(whole, planned=False, least_ranks=2),
+    "stream": Collective(whole, planned=False, least_ranks=2),
+    "barrier": Collective(lambda ranks: 0.0, has_data=False, planned=False),
 }
 
 DTYPE_ALIASES = {"half": "float16", "float": "float32", "double": "float64"}

@@ -47,6 +47,7 @@ def describe(
         "pinned_cpus": cpus or None,
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "rounds": options.rounds,
+        "sample_s": options.sample_s,
         "timing": timing(options.rounds),
         "libraries": {group.name: group.versions for group in groups},
     }
@@ -58,7 +59,9 @@ def timing(rounds: int) -> str:
         "A sample is a loop of calls with nothing between them, no barrier either; one call and "
         "one barrier go before it. Its value is the loop's time divided by its calls. The "
         "libraries take turns, sample by sample, and so do in place and out of place. The time "
-        f"shown is the slowest rank's: the largest of the ranks' medians over {rounds} samples."
+        f"shown is the slowest rank's: the largest of the ranks' medians over {rounds} samples. "
+        "Where a call need not wait for other ranks (a small broadcast, reduce, gather, scatter), "
+        "ranks run ahead of each other, the peers' as well as gpucoll's."
     )
 
 
@@ -91,4 +94,5 @@ def available_bytes(path: Path = Path("/proc/meminfo")) -> int | None:
 def needed_bytes(options: Options, ranks: int, peers: int) -> int:
     """Return the memory of the largest size: an input and an output a rank, for every library."""
     placements = 1 + options.symmetric + peers
-    return 2 * max(options.sizes_bytes) * ranks * placements
+    largest = max(max(each.sizes_bytes) for each in options.each())
+    return 2 * largest * options.list_length * ranks * placements

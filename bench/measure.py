@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -16,7 +16,6 @@ from gpucoll.bench.results import Measurement, Results, Row
 
 __all__ = ["Bench", "Report"]
 
-SAMPLE_S = 0.015  # long beside a scheduler's tick, short beside a machine's moods
 PILOT_S = 0.003
 LEAST_REPS = 3
 MOST_REPS = 20_000
@@ -37,7 +36,7 @@ class Case:
 
     @property
     def variant(self) -> str:
-        """What is measured of the library: private, symmetric, plan, limit."""
+        """What is measured of the library: private, symmetric, plan, fused, limit."""
         return self.name.partition("/")[0]
 
     def measurement(self) -> Measurement:
@@ -46,16 +45,16 @@ class Case:
 
 
 class Bench:
-    """Measures gpucoll and its peers as the options say.
+    """Measures one collective of gpucoll and its peers as the options say.
 
     Parameters
     ----------
     options : Options
-        What to measure.
+        What to measure, with the collective at hand.
     own : Group
         gpucoll's ranks: if they fail, everything does.
-    peers : sequence of Group
-        The others: one that fails is ended and left out from there on.
+    peers : list of Group
+        The others: one that fails is ended, and taken out of the list.
     results : Results
         Takes what was measured.
     report : callable
@@ -68,14 +67,14 @@ class Bench:
         self,
         options: Options,
         own: Group,
-        peers: Sequence[Group],
+        peers: list[Group],
         results: Results,
         report: Report,
         complain: Callable[[str], None],
     ) -> None:
         self.options = options
         self.own = own
-        self.peers = list(peers)
+        self.peers = peers
         self.results = results
         self.report = report
         self.complain = complain
@@ -85,14 +84,13 @@ class Bench:
     def run(self) -> None:
         """Measure every size of every dtype and reduction."""
         for dtype, redop in self.options.combinations:
-            counts = [self.count_of(size, dtype) for size in self.options.sizes_bytes]
+            options = self.options
+            counts = [
+                options.traits.elements(size, dtype, self.own.ranks) for size in options.sizes_bytes
+            ]
             for count in dict.fromkeys(counts):
                 self.measure_size(dtype, redop, count)
         self.progress.clear()
-
-    def count_of(self, size_bytes: int, dtype: str) -> int:
-        """Return the elements in so many bytes: at least one, unless there are no arrays."""
-        return max(1, size_bytes // item_bytes(dtype)) if self.options.traits.has_data else 0
 
     def measure_size(self, dtype: str, redop: str, count: int) -> None:
         """Measure every library at one size, and report it."""
@@ -134,6 +132,7 @@ class Bench:
             root=self.options.root,
             count=count,
             variants=self.options.variants if group is self.own else ["private"],
+            list_length=self.options.list_length,
         )
         cases = [Case(group, name) for name in answers[0]["cases"]]
         for case in cases:
@@ -159,7 +158,7 @@ class Bench:
                 break
             reps = min(4 * reps, MOST_REPS)
         if options.reps is None:
-            case.reps = min(max(round(SAMPLE_S / call_s), LEAST_REPS), MOST_REPS)
+            case.reps = min(max(round(options.sample_s / call_s), LEAST_REPS), MOST_REPS)
 
     def sample(self, case: Case, reps: int) -> list[float]:
         """Return each rank's microseconds a call, over `reps` calls."""
@@ -188,6 +187,7 @@ class Bench:
                 self.options.root if traits.has_root else -1,
                 measured.get("out_of_place"),
                 measured.get("in_place"),
+                self.options.list_length,
             )
             for (library, placement), measured in sides.items()
         ]
@@ -217,4 +217,6 @@ def named(library: str, variant: str) -> tuple[str, str]:
         return "limit", "private"
     if variant == "plan":
         return f"{library}-plan", "private"
+    if variant == "fused":
+        return f"{library}-list", "private"
     return library, variant

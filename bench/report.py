@@ -17,16 +17,21 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from gpucoll.bench.estimates import Samples, ratio
-from gpucoll.bench.results import SIDES
-from gpucoll.bench.table import OWN, time_text
+from gpucoll.bench.results import OWN, SIDES
+from gpucoll.bench.summary import (
+    SIDE_TITLES,
+    Entry,
+    Side,
+    Summary,
+    grouped,
+    ratio_to_best,
+    size_text,
+    summaries,
+    title,
+)
+from gpucoll.bench.table import time_text
 
 __all__ = ["main"]
-
-Entry = dict[str, Any]  # of the JSON's results
-TITLES = {"out_of_place": "out of place", "in_place": "in place"}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -64,30 +69,33 @@ def markdown(content: dict[str, Any]) -> Iterator[str]:
         f"{environment['date'][:10]}. Microseconds; ratios are gpucoll's time over the best peer's "
         "with the 95 % interval of this run."
     )
-    for key, entries in grouped(content["results"]).items():
-        limits = grouped(content["limit"]).get(key, [])
+    yield from summary_table(list(summaries(content["results"])))
+    limits = grouped(content["limit"])
+    for call, entries in grouped(content["results"]).items():
         for side in SIDES:
             if any(entry[side] for entry in entries if entry["library"] in OWN):
-                words = [word for word in key if word != "none"]
                 yield ""
-                yield f"**{' '.join(words)}, {TITLES[side]}**"
+                yield f"**{call}, {SIDE_TITLES[side]}**"
                 yield ""
-                yield from side_table(entries, limits, side)
+                yield from side_table(entries, limits.get(call, []), side)
 
 
-def grouped(entries: list[Entry]) -> dict[tuple[str, str, str], list[Entry]]:
-    """Return the entries of each collective, dtype and reduction."""
-    groups: dict[tuple[str, str, str], list[Entry]] = {}
-    for entry in entries:
-        key = (entry["collective"], entry["type"], entry["redop"])
-        groups.setdefault(key, []).append(entry)
-    return groups
-
-
-def title(entry: Entry) -> str:
-    """Return what a row is called."""
-    library: str = entry["library"]
-    return library if entry["placement"] == "private" else f"{library} {entry['placement']}"
+def summary_table(found: list[Summary]) -> Iterator[str]:
+    """Return the table of medians over the sizes: nothing where there are no peers."""
+    if found:
+        yield ""
+        yield "| call | side | library | median ratio | sizes | interval wholly above 1.0 |"
+        yield "| --- | --- | --- | ---: | ---: | --- |"
+    for one in found:
+        cells = [
+            one.call,
+            one.side,
+            one.title,
+            f"{one.median:.2f}",
+            str(one.sizes),
+            one.slower_text,
+        ]
+        yield f"| {' | '.join(cells)} |"
 
 
 def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator[str]:
@@ -97,8 +105,10 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
     own = [name for name in titles if name.split()[0] in OWN]
     peers = [name for name in titles if name not in own]
     at_limit = {entry["size"]: entry[side] for entry in limits if entry[side]}
-    columns = ["bytes", *titles]
-    columns += [f"{name} / best" for name in own] if peers else []
+    ratios = {f"{name} / best": (name, peers) for name in own if peers}
+    if "gpucoll-list" in own:
+        ratios["gpucoll-list / gpucoll"] = ("gpucoll-list", ["gpucoll"])
+    columns = ["bytes", *titles, *ratios]
     columns += [f"limit / {name}" for name in own] if at_limit else []
     yield f"| {' | '.join(columns)} |"
     yield f"|{' ---: |' * len(columns)}"
@@ -106,38 +116,21 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
         found = {title(entry): entry[side] for entry in present if entry["size"] == size}
         cells = [size_text(size)]
         cells += [time_text(found[name]["time"]) if name in found else "" for name in titles]
-        if peers:
-            cells += [ratio_cell(found, name, peers) for name in own]
+        cells += [ratio_cell(found, name, others) for name, others in ratios.values()]
         if at_limit:
             cells += [part_cell(at_limit.get(size), found.get(name)) for name in own]
         yield f"| {' | '.join(cells)} |"
 
 
-def ratio_cell(found: dict[str, Entry], name: str, peers: list[str]) -> str:
-    """Return a ratio to the best peer, its interval, and who that is."""
-    others = [peer for peer in peers if peer in found]
-    if name not in found or not others:
-        return ""
-    best = min(others, key=lambda peer: float(found[peer]["time"]))
-    return f"{ratio(samples(found[name]), [samples(found[peer]) for peer in others])} {best}"
+def ratio_cell(found: dict[str, Side], name: str, others: list[str]) -> str:
+    """Return a ratio to the best of the others, its interval, and who that is."""
+    ratio = ratio_to_best(found, name, others)
+    return "" if ratio is None else f"{ratio[0]} {ratio[1]}"
 
 
-def part_cell(limit: Entry | None, side: Entry | None) -> str:
+def part_cell(limit: Side | None, side: Side | None) -> str:
     """Return the part of the memory limit that was reached."""
     return f"{limit['time'] / side['time']:.2f}" if limit and side else ""
-
-
-def samples(side: Entry) -> Samples:
-    """Return the samples of one side of an entry."""
-    return np.array(side["samples_us"], dtype=np.float64)
-
-
-def size_text(size_bytes: int) -> str:
-    """Return a size in powers of 1024."""
-    for power, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
-        if size_bytes >= 1 << power and size_bytes % (1 << power) == 0:
-            return f"{size_bytes >> power} {unit}"
-    return str(size_bytes)
 
 
 def plot(content: dict[str, Any], path: Path) -> None:
@@ -145,13 +138,13 @@ def plot(content: dict[str, Any], path: Path) -> None:
     pyplot = importlib.import_module("matplotlib.pyplot")
     groups = grouped(content["results"])
     panels, axes = pyplot.subplots(len(groups), 2, squeeze=False, figsize=(11, 4 * len(groups)))
-    for row, (key, entries) in zip(axes, groups.items(), strict=True):
+    for row, (call, entries) in zip(axes, groups.items(), strict=True):
         for axis, side in zip(row, SIDES, strict=True):
             for name in dict.fromkeys(title(entry) for entry in entries):
                 mine = [entry for entry in entries if title(entry) == name and entry[side]]
                 heights = [entry[side]["bus_bw"] for entry in mine]
                 axis.plot([entry["size"] for entry in mine], heights, marker="o", label=name)
-            axis.set(title=f"{' '.join(key)}, {TITLES[side]}", xscale="log", yscale="log",
+            axis.set(title=f"{call}, {SIDE_TITLES[side]}", xscale="log", yscale="log",
                      xlabel="bytes", ylabel="busbw (GB/s)")  # fmt: skip
             axis.legend()
     panels.tight_layout()

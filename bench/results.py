@@ -12,9 +12,11 @@ from typing import Any
 from gpucoll.bench.collectives import COLLECTIVES
 from gpucoll.bench.estimates import Samples, time_us
 
-__all__ = ["Measurement", "Results", "Row"]
+__all__ = ["OWN", "SIDES", "Measurement", "Results", "Row"]
 
 SIDES = ("out_of_place", "in_place")
+OWN = ("gpucoll", "gpucoll-plan", "gpucoll-list")
+"""What the table calls gpucoll's calls, as its peers are called by their names."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,10 @@ class Measurement:
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table: a library's call at one size, both sides of it where it has both."""
+    """One line of the table: a library's call at one size, both sides of it where it has both.
+
+    With a `list_length`, size and count are those of each array, and times of the whole list.
+    """
 
     library: str
     placement: str
@@ -56,6 +61,7 @@ class Row:
     root: int
     out_of_place: Measurement | None
     in_place: Measurement | None
+    list_length: int = 1
 
     @property
     def title(self) -> str:
@@ -74,7 +80,7 @@ class Row:
     def bandwidths(self, side: Measurement) -> tuple[float, float]:
         """Return algorithm and bus bandwidth in GB/s."""
         traits = COLLECTIVES[self.collective]
-        return traits.bandwidths(self.size_bytes, side.time_us, self.ranks)
+        return traits.bandwidths(self.size_bytes * self.list_length, side.time_us, self.ranks)
 
     def as_json(self) -> dict[str, Any]:
         """Return the entry of ``results``."""
@@ -88,6 +94,7 @@ class Row:
             "type": self.dtype,
             "redop": self.redop,
             "root": self.root,
+            "list_length": self.list_length,
             "out_of_place": self._side_as_json(self.out_of_place),
             "in_place": self._side_as_json(self.in_place),
         }
@@ -141,13 +148,17 @@ class Results:
                     found.setdefault(row.title, []).append(row.bandwidths(side)[1])
         return {title: sum(values) / len(values) for title, values in found.items()}
 
-    def write(self, path: Path) -> None:
-        """Write the JSON file, whole or not at all."""
-        content = {
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of the JSON file."""
+        return {
             "results": [row.as_json() for row in self.rows],
             "limit": [row.as_json() for row in self.limits],
             "environment": {**self.environment, "failures": self.failures},
         }
+
+    def write(self, path: Path) -> None:
+        """Write the JSON file, whole or not at all."""
+        content = self.as_json()
         handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "w", encoding="utf-8") as file:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.estimates import ratio
 from gpucoll.bench.peers import PEERS
-from gpucoll.bench.results import SIDES, Measurement, Results, Row
+from gpucoll.bench.results import OWN, SIDES, Measurement, Results, Row
+from gpucoll.bench.summary import summaries
 
 __all__ = ["footer", "header", "lines_of_size"]
 
@@ -15,11 +16,12 @@ WIDTHS = "{:>12}  {:>12}  {:>10}  {:>6}  {:>6}"
 SIDE_WIDTHS = "  {:>8}  {:>6}  {:>6}  {:>6}"
 BEFORE_SIDES = len(WIDTHS.format(*[""] * 5))
 SIDE_WIDTH = len(SIDE_WIDTHS.format(*[""] * 4))
-OWN = ("gpucoll", "gpucoll-plan")
 
 
-def header(options: Options, ranks: int, environment: dict[str, object]) -> Iterator[str]:
-    """Return the lines above the results: what is measured, on what, and how."""
+def header(
+    options: Options, ranks: int, environment: dict[str, object] | None = None
+) -> Iterator[str]:
+    """Return the lines above the results of a collective; of the first, with the environment."""
     warmup, reps = (
         "by time" if given is None else given for given in (options.warmup, options.reps)
     )
@@ -28,7 +30,25 @@ def header(options: Options, ranks: int, environment: dict[str, object]) -> Iter
         f"{options.sizes_bytes[-1]} step: {options.step} warmup iters: {warmup} "
         f"iters: {reps} rounds: {options.rounds} validation: {int(options.check)}"
     )
+    if options.list_length > 1:
+        yield (
+            f"# {options.list_length} arrays of each size: gpucoll-list has them in one call, "
+            "the others in a call each"
+        )
     yield "#"
+    if environment is not None:
+        yield from machine(ranks, environment)
+    side = "{:^" + str(SIDE_WIDTH) + "}"
+    yield "#" + " " * (BEFORE_SIDES - 1) + side.format("out-of-place") + side.format("in-place")
+    names = ("time", "algbw", "busbw", "#wrong")
+    units = ("(us)", "(GB/s)", "(GB/s)", "")
+    columns = WIDTHS.format("size", "count", "type", "redop", "root")
+    yield "#" + columns[1:] + 2 * SIDE_WIDTHS.format(*names) + "  library"
+    yield "#" + WIDTHS.format("(B)", "(elements)", "", "", "")[1:] + 2 * SIDE_WIDTHS.format(*units)
+
+
+def machine(ranks: int, environment: dict[str, object]) -> Iterator[str]:
+    """Return the lines on what was measured, on what, and how."""
     cpus = environment["pinned_cpus"]
     where = "not pinned"
     if isinstance(cpus, list):
@@ -45,13 +65,6 @@ def header(options: Options, ranks: int, environment: dict[str, object]) -> Iter
     yield "#"
     yield from wrapped(str(environment["timing"]))
     yield "#"
-    side = "{:^" + str(SIDE_WIDTH) + "}"
-    yield "#" + " " * (BEFORE_SIDES - 1) + side.format("out-of-place") + side.format("in-place")
-    names = ("time", "algbw", "busbw", "#wrong")
-    units = ("(us)", "(GB/s)", "(GB/s)", "")
-    columns = WIDTHS.format("size", "count", "type", "redop", "root")
-    yield "#" + columns[1:] + 2 * SIDE_WIDTHS.format(*names) + "  library"
-    yield "#" + WIDTHS.format("(B)", "(elements)", "", "", "")[1:] + 2 * SIDE_WIDTHS.format(*units)
 
 
 def wrapped(text: str, width: int = 110) -> Iterator[str]:
@@ -76,6 +89,8 @@ def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
                 yield ratio_line(f"{row.title} / {peer.title}", row, [peer])
             if len(peers) > 1:
                 yield ratio_line(f"{row.title} / best", row, peers)
+            if row.library == "gpucoll-list":
+                yield ratio_line("gpucoll-list / gpucoll", row, rows[:1])
             if limit is not None:
                 yield ratio_line(f"limit / {row.title}", limit, [row])
 
@@ -121,9 +136,11 @@ def footer(results: Results) -> Iterator[str]:
     """Return the lines below the results, the first two as nccl-tests has them."""
     wrong = results.wrong
     yield f"# Out of bounds values : {wrong} {'FAILED' if wrong else 'OK'}"
-    averages = results.bus_bandwidths()
-    for title, average in averages.items():
-        whose = "" if title == "gpucoll" else f" ({title})"
-        yield f"# Avg bus bandwidth    : {average:.6g}{whose}"
+    if len({row.collective for row in results.rows}) == 1:  # others are not to be averaged with it
+        for title, average in results.bus_bandwidths().items():
+            whose = "" if title == "gpucoll" else f" ({title})"
+            yield f"# Avg bus bandwidth    : {average:.6g}{whose}"
+    for summary in summaries(results.as_json()["results"]):
+        yield from wrapped(str(summary))
     for failure in results.failures:
         yield f"# Given up: {failure.splitlines()[0]}"

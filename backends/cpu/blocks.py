@@ -36,6 +36,8 @@ MOVEMENTS = {
     Collective.ALL_TO_ALL: Movement(Flow.ALL, True, True),
     Collective.REDUCE_SCATTER: Movement(Flow.ALL, True, False),
 }
+UNKNOWN_BYTES = 1 << 62
+"""Instead of the largest input, where no rank knows the others': not small."""
 SCANS = (Collective.SCAN, Collective.EXCLUSIVE_SCAN)
 
 
@@ -163,6 +165,7 @@ class BlockMaker:
         if request.receive_counts is None:
             block.sign(request.row_count, *counts)
             return
+        words[Call.LARGEST_BYTES] = UNKNOWN_BYTES
         block.sign(request.row_count)
         received = [row_bytes * count for count in request.receive_counts]
         block.set_table(Call.LANDINGS, [0, *accumulate(received)])

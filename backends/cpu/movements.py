@@ -17,16 +17,19 @@ from gpucoll.backends.cpu.pieces import (
     IS_SPREAD,
     PIECES,
     landing,
+    largest_piece_bytes,
     piece_bytes,
     piece_offset,
     pieces_agree,
     posted_pieces,
 )
+from gpucoll.backends.cpu.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.staged_movement import move_staged
 from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_inputs
 from gpucoll.control.calls import (
     DESTINATION,
     EVENT,
+    HEADER_ADDRESS,
     KERNEL,
     LARGEST_BYTES,
     LINE,
@@ -51,6 +54,7 @@ from gpucoll.control.calls import (
     leave_unverified,
     payload_of,
     post,
+    posted_address,
     posted_destination,
     posted_source,
     signal_done,
@@ -63,12 +67,17 @@ from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.flags import event_pending, wait, wait_header
 from gpucoll.transport.layout import Call, Context, Flow, Path
 
-_ONE_SHOT_BYTES = int(Context.ONE_SHOT_BYTES)
+_ONE_SHOT_BYTES, _ROOTED_BYTES = int(Context.ONE_SHOT_BYTES), int(Context.ROOTED_BYTES)
 _COPY_PLAIN, _COPY_POSTED = int(Context.COPY_PLAIN), int(Context.COPY_POSTED)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 _SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
 _ONE_SHOT, _LOCAL = int(Path.ONE_SHOT), int(Path.LOCAL)
 _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
+_SINGLE_COPY = int(Path.SINGLE_COPY)
+_SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
+_SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
+_IN_PLACE = 0
+"""In place of a destination's offset: it is the input's."""
 _FLOW, _ALL = int(Call.FLOW), int(Flow.ALL)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 
@@ -88,6 +97,13 @@ def _receives(context, call):
 
 
 @inline
+def _is_small(context, call):
+    """Return whether inputs go through slots. Alike on all ranks."""
+    limit = _ONE_SHOT_BYTES if get(call, _FLOW) == _ALL else _ROOTED_BYTES
+    return get(call, LARGEST_BYTES) <= get(context, limit)
+
+
+@inline
 def _take_own(context, call):
     """Copy the piece that this rank sends to itself, unless it is in place already."""
     me = get(context, RANK)
@@ -99,21 +115,23 @@ def _take_own(context, call):
 
 
 @inline
-def _input_of(context, call, rank, in_arenas):
-    """Return where the piece of `rank` for this rank can be read: in its arena or in its slot."""
+def _input_of(context, call, rank, way):
+    """Return where the piece of `rank` for this rank lies: in its slot, its arena, its process."""
     offset = piece_offset(context, call, rank, get(context, RANK))
-    if in_arenas:
+    if way == _SINGLE_COPY:
+        return posted_address(context, rank) + offset
+    if way == _SYMMETRIC:
         return arena_of(context, rank) + posted_source(context, rank) + offset
     slot = slot_of(context, get(context, SEQUENCE), rank)
     return payload_of(slot, get(call, LARGEST_BYTES)) + offset
 
 
 @inline
-def _reduce_pieces(context, call, in_arenas):
+def _reduce_pieces(context, call, way):
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
     sources = get(context, SOURCES)
     for rank in range(world_size):
-        store64(sources + 8 * rank, _input_of(context, call, rank, in_arenas))
+        store64(sources + 8 * rank, _input_of(context, call, rank, way))
     store64(sources + 8 * me, get(call, SOURCE) + piece_offset(context, call, me, me))
     store64(get(context, DESTINATIONS), get(call, DESTINATION))
     size_bytes = piece_bytes(context, call, me, me)
@@ -121,37 +139,40 @@ def _reduce_pieces(context, call, in_arenas):
 
 
 @inline
-def _take(context, call, in_arenas):
-    """Take this rank's pieces out of everybody's arenas or slots."""
+def _take(context, call, way):
+    """Take this rank's pieces out of everybody's slots, arenas or processes; return a status."""
     if get(call, KERNEL) != 0:
-        _reduce_pieces(context, call, in_arenas)
-        return
+        _reduce_pieces(context, call, way)
+        return OK
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
     for step in range(1, world_size):
         rank = (me + step) % world_size
         if get(call, _FLOW) == _FROM_ROOT and rank != get(call, ROOT):
             continue
-        call_copy(
-            get(context, _COPY_PLAIN),
-            get(call, DESTINATION) + landing(call, rank),
-            _input_of(context, call, rank, in_arenas),
-            piece_bytes(context, call, rank, me),
-            0,
-        )
+        destination = get(call, DESTINATION) + landing(call, rank)
+        source = _input_of(context, call, rank, way)
+        size_bytes = piece_bytes(context, call, rank, me)
+        if way == _SINGLE_COPY:
+            status = read_from(context, rank, destination, source, size_bytes)
+            if status != OK:
+                return status
+        else:
+            call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
+    return OK
 
 
 @inline
 def _post_input(context, call):
     """Post this rank's header, with its small input in the slot or its arena offset."""
     sends, size_bytes = _sends(context, call), get(call, SIZE_BYTES)
-    is_small = get(call, LARGEST_BYTES) <= get(context, _ONE_SHOT_BYTES)
+    is_small = _is_small(context, call)
     source = destination = NOT_SHARED
     # Small rooted ones go through slots, so that senders need not wait.
     may_share = get(call, _FLOW) == _ALL or not is_small
     if sends and may_share and get(call, LARGEST_BYTES) >= get(context, _SYMMETRIC_MIN_BYTES):
         source = arena_offset(context, get(call, SOURCE), size_bytes)
-        if get(call, DESTINATION) == get(call, SOURCE):
-            destination = source
+    if get(call, DESTINATION) == get(call, SOURCE):
+        destination = _IN_PLACE
     slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
     if get(call, PIECES) != 0:
         table_bytes = 16 * get(context, WORLD_SIZE)
@@ -165,32 +186,67 @@ def _post_input(context, call):
             size_bytes,
             get(context, _PREFETCH_BYTES),
         )
+    if not is_small:
+        store64(slot + HEADER_ADDRESS, get(call, SOURCE))
     post(context, call, source, destination)
 
 
 @inline
-def _n_shared(context, call):
-    """Return how many ranks' inputs can be read where they lie; one that sends nothing counts.
+def _total_bytes(context, call):
+    """Return the size of the largest input, estimated where no rank knows it. Alike on all."""
+    if get(call, PIECES) == 0:
+        return get(call, LARGEST_BYTES)
+    return largest_piece_bytes(context, call) * get(context, WORLD_SIZE)
 
-    In an all_to_all in place, inputs are overwritten while others may still read: not shared.
+
+@inline
+def _copies_once(context, call):
+    """Return whether reading straight from processes is the faster way. Alike on all ranks.
+
+    One reader per piece (spread inputs) always gains. Several readers of one input slow each other
+    down, and where there is a single one of a large input two processes copy faster than one.
     """
-    count, in_place_harms = 0, get(call, IS_SPREAD) and get(call, KERNEL) == 0
+    if get(call, KERNEL) != 0:
+        return False
+    size_bytes = _total_bytes(context, call)
+    if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
+        return False
+    return get(call, IS_SPREAD) != 0 or size_bytes <= get(context, _SINGLE_COPY_MAX_BYTES)
+
+
+@inline
+def _overwrites(context, call):
+    """Return whether a rank's input is overwritten while others may still need it. Alike on all.
+
+    So it is in an all_to_all in place: it must go through the stages.
+    """
+    if get(call, KERNEL) != 0 or not get(call, IS_SPREAD) or get(call, _FLOW) != _ALL:
+        return False
     for rank in range(get(context, WORLD_SIZE)):
-        flow, is_root = get(call, _FLOW), rank == get(call, ROOT)
-        if flow != _ALL and is_root != (flow == _FROM_ROOT):
+        if posted_destination(context, rank) == _IN_PLACE:
+            return True
+    return False
+
+
+@inline
+def _n_shared(context, call):
+    """Return how many ranks' inputs lie in shared memory; one that sends nothing counts."""
+    count, flow = 0, get(call, _FLOW)
+    for rank in range(get(context, WORLD_SIZE)):
+        sends = flow == _ALL or (rank == get(call, ROOT)) == (flow == _FROM_ROOT)
+        if not sends or posted_source(context, rank) != NOT_SHARED:
             count += 1
-        elif posted_source(context, rank) != NOT_SHARED:
-            in_place = posted_destination(context, rank) != NOT_SHARED
-            if not (flow == _ALL and in_place and in_place_harms):
-                count += 1
     return count
 
 
 @inline
-def _take_from_arenas(context, call):
+def _take_where_it_lies(context, call, way):
     """Take pieces where they lie; return when nobody reads this rank's input any more."""
+    put(context, PATH, way)
     if _receives(context, call):
-        _take(context, call, True)
+        status = _take(context, call, way)
+        if status != OK:
+            return status
     signal_done(context)
     status, sequence = OK, get(context, SEQUENCE)
     if get(call, _FLOW) == _TO_ROOT and get(context, RANK) != get(call, ROOT):
@@ -221,12 +277,11 @@ def _move_small(context, call):
             status = wait_all_arrived(context, call)  # the error names every odd rank
         if status != OK:
             return status
-        _take(context, call, False)
         leave_unverified(context)
-        return OK
+        return _take(context, call, _ONE_SHOT)
     status = wait_all_arrived(context, call)
     if status == OK:
-        _take(context, call, False)
+        _take(context, call, _ONE_SHOT)
         _take_own(context, call)
     return status
 
@@ -235,7 +290,7 @@ def _move_small(context, call):
 def _move(context, call):
     """Post, wait for the others and move on the way that all have chosen; return a status."""
     _post_input(context, call)
-    is_small = get(call, LARGEST_BYTES) <= get(context, _ONE_SHOT_BYTES)
+    is_small = _is_small(context, call)
     if is_small and get(call, _FLOW) != _ALL:
         return _move_small(context, call)
     status = wait_all_arrived(context, call)
@@ -249,13 +304,14 @@ def _move(context, call):
     ):
         _take_own(context, call)
     n_shared = _n_shared(context, call)
-    if n_shared == get(context, WORLD_SIZE):
-        put(context, PATH, _SYMMETRIC)
-        return _take_from_arenas(context, call)
     if is_small and n_shared == 0 and get(call, PIECES) == 0:
         put(context, PATH, _ONE_SHOT)
-        _take(context, call, False)
-        return OK
+        return _take(context, call, _ONE_SHOT)
+    if not _overwrites(context, call):
+        if n_shared == get(context, WORLD_SIZE):
+            return _take_where_it_lies(context, call, _SYMMETRIC)
+        if not is_small and _copies_once(context, call) and can_copy_once(context):
+            return _take_where_it_lies(context, call, _SINGLE_COPY)
     put(context, PATH, _STAGED)
     return move_staged(context, call, _sends(context, call), _receives(context, call))
 

@@ -26,13 +26,12 @@ from gpucoll.backends.cpu.pieces import (
     piece_offset,
 )
 from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, reduce_inputs
+from gpucoll.backends.cpu.tuning import LANE_BYTES
 from gpucoll.control.calls import DESTINATION, KERNEL, OK, RANK, ROOT, SOURCE, WORLD_SIZE
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, get, store64
 from gpucoll.transport import layout
 from gpucoll.transport.layout import Call, Context, Flow
-
-LANE_ALIGNMENT = 256
 
 _COPY_POSTED, _COPY_TAKE = int(Context.COPY_POSTED), int(Context.COPY_TAKE)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
@@ -46,7 +45,7 @@ def _lane_bytes(context, call):
     if not get(call, IS_SPREAD):
         return get(context, CHUNK_BYTES)
     share = get(context, CHUNK_BYTES) // get(context, WORLD_SIZE)
-    return share & ~(LANE_ALIGNMENT - 1)
+    return share & ~(LANE_BYTES - 1)
 
 
 @inline

@@ -10,9 +10,11 @@ from typing import Any
 from gpucoll import config
 from gpucoll.errors import ArgumentError
 from gpucoll.topology import cpu_quota
-from gpucoll.transport.layout import Tuning
+from gpucoll.transport.layout import Tuning, round_up
 
 KIB = 1024
+LANE_BYTES = 256
+"""The least part of a chunk for each rank."""
 
 
 def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
@@ -31,6 +33,9 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "one_shot_bytes": (16 if crowded else 32) * KIB,
         "chunk_bytes": max(64, 4 * world_size) * KIB if world_size > 2 else 128 * KIB,
         "symmetric_min_bytes": (8 if crowded else 2) * KIB,
+        "rooted_bytes": min(64 * KIB, max(16 * KIB, 4096 * KIB // world_size)),
+        "single_copy_min_bytes": 64 * KIB,
+        "single_copy_max_bytes": 0 if crowded else 1024 * KIB,
         "prefetch_bytes": 1024,
         "initial_sequence": 0,
     }
@@ -40,12 +45,18 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
                 f"{config.CPU_TUNING} names {name!r}; there are {', '.join(values)}"
             )
         values[name] = value
-    if values["chunk_bytes"] % 4096 or values["chunk_bytes"] <= 0:
-        raise ArgumentError(f"{config.CPU_TUNING}: chunk_bytes must be a multiple of 4096")
-    if not 64 <= values["one_shot_bytes"] <= 1 << 20 or values["one_shot_bytes"] % 64:
+    values["rooted_bytes"] = max(values["rooted_bytes"], values["one_shot_bytes"])
+    least_chunk_bytes = round_up(max(4096, LANE_BYTES * world_size), 4096)
+    if values["chunk_bytes"] % 4096 or values["chunk_bytes"] < least_chunk_bytes:
         raise ArgumentError(
-            f"{config.CPU_TUNING}: one_shot_bytes must be a multiple of 64 in 64..{1 << 20}"
+            f"{config.CPU_TUNING}: chunk_bytes must be a multiple of 4096, for {world_size} ranks "
+            f"{least_chunk_bytes} or more"
         )
+    for name in ("one_shot_bytes", "rooted_bytes"):
+        if not 64 <= values[name] <= 1 << 20 or values[name] % 64:
+            raise ArgumentError(
+                f"{config.CPU_TUNING}: {name} must be a multiple of 64 in 64..{1 << 20}"
+            )
     if not 0 <= values["initial_sequence"] < 2**31:  # flags start at 0, which must lie behind it
         raise ArgumentError(f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - 1}")
     return Tuning(**values)

@@ -16,6 +16,8 @@ __all__ = [
     "encode",
     "expected",
     "fill",
+    "in_place_pair",
+    "lengths",
     "one",
     "poison",
     "storage",
@@ -76,15 +78,73 @@ def values(redop: str, dtype: str, rank: int, ranks: int) -> Array:
     return real + 1j * real[::-1] if dtype.startswith("complex") else real
 
 
-def expected(collective: str, redop: str, dtype: str, root: int, ranks: int) -> Array:
-    """Return one period of the result, the same on every rank, in a wide dtype."""
-    if collective == "broadcast":
-        return values("sum", dtype, root, ranks)
-    fold = FOLDS[redop]
-    result = values(redop, dtype, 0, ranks)
-    for rank in range(1, ranks):
-        result = fold(result, values(redop, dtype, rank, ranks))
+def lengths(collective: str, count: int, ranks: int) -> tuple[int, int]:
+    """Return how many elements a rank's input and output have: `count`, or a block of them.
+
+    The same on every rank, though off the root one of the two may lie idle.
+    """
+    block = count // ranks
+    return (
+        block if collective in ("all_gather", "gather") else count,
+        block if collective in ("reduce_scatter", "scatter") else count,
+    )
+
+
+def in_place_pair(source: Array, destination: Array, block: int) -> tuple[Array, Array]:
+    """Return input and output in the larger array alone, where the smaller one is a `block`."""
+    if source.size == destination.size:
+        return source, source
+    small, large = sorted((source, destination), key=len)
+    part = large[block * small.size : (block + 1) * small.size]
+    return (large, part) if large is source else (part, large)
+
+
+def expected(
+    collective: str, redop: str, dtype: str, root: int, rank: int, ranks: int, size: int
+) -> list[Array]:
+    """Return what a rank's output of `size` elements consists of.
+
+    One period, in a wide dtype, for each of the equal parts of the output; none where the rank gets
+    nothing, or (rank 0 of an exclusive scan in MPI) nothing that is defined.
+    """
+    given = [values("sum" if redop == "none" else redop, dtype, one, ranks) for one in range(ranks)]
+    match collective:
+        case "all_reduce":
+            return [folded(redop, dtype, given)]
+        case "reduce":
+            return [folded(redop, dtype, given)] if rank == root else []
+        case "reduce_scatter":
+            return [np.roll(folded(redop, dtype, given), -rank * size)]
+        case "scan":
+            return [folded(redop, dtype, given[: rank + 1])]
+        case "exclusive_scan":
+            return [folded(redop, dtype, given[:rank])] if rank else []
+        case "broadcast":
+            return [given[root]]
+        case "scatter":
+            return [np.roll(given[root], -rank * size)]
+        case "all_gather":
+            return given
+        case "gather":
+            return given if rank == root else []
+        case "all_to_all":
+            return [np.roll(one, -rank * (size // ranks)) for one in given]
+        case "send_recv":
+            return [given[rank - 1]]
+        case "ping_pong":
+            return [given[1 - rank]] if rank < 2 else []
+        case "stream":
+            return [given[0]] if rank == 1 else []
+    raise ValueError(f"nothing is known of the results of {collective}")
+
+
+def folded(redop: str, dtype: str, given: list[Array]) -> Array:
+    """Return one period of the reduction of the ranks' inputs."""
+    result = given[0]
+    for one in given[1:]:
+        result = FOLDS[redop](result, one)
     if redop == "avg":
+        ranks = len(given)
         result = result / ranks if dtype.startswith("complex") else result // ranks
     if redop in LOGICAL:
         result = result.astype(bool)
@@ -119,8 +179,13 @@ def poison(array: Array) -> None:
     array.view(np.uint8)[:] = 0xA5 if array.dtype != np.bool_ else 0
 
 
-def count_wrong(array: Array, period: Array) -> int:
-    """Return how many elements of `array` are not those of the repeated `period`."""
-    whole = array.size // PERIOD * PERIOD
-    wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != period)
-    return int(wrong + np.count_nonzero(array[whole:] != period[: array.size - whole]))
+def count_wrong(array: Array, periods: list[Array]) -> int:
+    """Return how many elements of `array` are wrong; each of its parts repeats one period."""
+    if not periods:
+        return 0
+    wrong = 0
+    for part, period in zip(array.reshape(len(periods), -1), periods, strict=True):
+        whole = part.size // PERIOD * PERIOD
+        wrong += int(np.count_nonzero(part[:whole].reshape(-1, PERIOD) != period))
+        wrong += int(np.count_nonzero(part[whole:] != period[: part.size - whole]))
+    return wrong

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import repeat
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-__all__ = ["Array", "Call", "Library", "Loop", "repeated"]
+__all__ = ["Array", "Call", "Library", "Loop"]
 
 Array = Any  # numpy's generic array types say nothing here: the dtype is known at run time only
 
@@ -21,8 +19,10 @@ class Call:
     """A collective with everything that it is called with.
 
     `source` and `destination` are arrays in the bench's storage of `dtype` (see `inputs.STORAGE`),
-    and the same array in place. `variant` is what a library has beside its plain call on ordinary
-    arrays ("private"): "symmetric", "plan", "limit".
+    as long as `inputs.lengths` says on every rank; in place they are the same array, or the smaller
+    is a block of the larger one. `variant` is what a library has beside its plain call on ordinary
+    arrays ("private"): "symmetric", "plan", "fused", "limit". With a `list_length` the arrays are
+    so many of equal size, one after another, and the call is made on each of them.
     """
 
     collective: str
@@ -32,18 +32,36 @@ class Call:
     root: int
     source: Array
     destination: Array
+    in_place: bool
+    list_length: int = 1
 
-    @property
-    def in_place(self) -> bool:
-        """Whether the result goes where the input was."""
-        return self.source is self.destination
+    def pieces(self) -> list[Call]:
+        """Return the call on each array of the list; on one array, this call."""
+        if self.list_length == 1:
+            return [self]
+        sources = list(self.source.reshape(self.list_length, -1))
+        same = self.source is self.destination
+        destinations = sources if same else list(self.destination.reshape(self.list_length, -1))
+        return [
+            replace(self, source=source, destination=destination, list_length=1)
+            for source, destination in zip(sources, destinations, strict=True)
+        ]
 
 
 class Library(Protocol):
-    """One library, joined to its other ranks already."""
+    """One library, joined to its other ranks already.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        As the library itself numbers its ranks.
+    reduce_scatter_block : int
+        The block of its input where an in-place reduce_scatter leaves its result.
+    """
 
     rank: int
     world_size: int
+    reduce_scatter_block: int
 
     def versions(self) -> dict[str, str]:
         """Return what to note about the library: its version, and what decides about its speed."""
@@ -64,33 +82,3 @@ class Library(Protocol):
     def close(self) -> None:
         """Leave the other ranks in good order."""
         ...
-
-
-def repeated(function: Any, *arguments: Any) -> Loop:
-    """Return the loop that calls `function` with none, two or three positional arguments.
-
-    Each count is written out: unpacking a tuple would cost as much as a tenth of the quickest call.
-    """
-    now = time.perf_counter
-
-    def run_0(reps: int) -> float:
-        started = now()
-        for _ in repeat(None, reps):
-            function()
-        return now() - started
-
-    def run_2(reps: int) -> float:
-        first, second = arguments
-        started = now()
-        for _ in repeat(None, reps):
-            function(first, second)
-        return now() - started
-
-    def run_3(reps: int) -> float:
-        first, second, third = arguments
-        started = now()
-        for _ in repeat(None, reps):
-            function(first, second, third)
-        return now() - started
-
-    return {0: run_0, 2: run_2, 3: run_3}[len(arguments)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from gpucoll.bench.rank.inputs import storage
-from gpucoll.bench.rank.library import Array, Call, Loop, repeated
+from gpucoll.bench.rank.library import Array, Call, Loop
+from gpucoll.bench.rank.loops import ping_pong, repeated, stream
 
 __all__ = ["MessagePassing"]
 
@@ -25,11 +27,16 @@ OPERATIONS = {
     "band": "BAND", "bor": "BOR", "bxor": "BXOR", "land": "LAND", "lor": "LOR", "lxor": "LXOR",
 }  # fmt: skip
 
-BOOL_OPERATIONS = ("land", "lor", "lxor")  # the others are not defined on MPI_C_BOOL
+LOGICAL = ("land", "lor", "lxor")  # defined on integers and MPI_C_BOOL, which has no others
+
+
+OUT_OF_PLACE = ("send_recv", "ping_pong", "stream")
 
 
 class MessagePassing:
     """The MPI of this environment, in MPI_COMM_WORLD."""
+
+    reduce_scatter_block = 0
 
     def __init__(self) -> None:
         # Initialises MPI as every user of mpi4py gets it; MPI4PY_RC_THREAD_LEVEL changes that.
@@ -59,21 +66,50 @@ class MessagePassing:
         if call.variant != "private":
             return None
         if call.collective == "barrier":
-            return repeated(self.comm.Barrier)
-        if call.dtype not in DATATYPES:
+            return repeated(partial(self.comm.Barrier))
+        if call.dtype not in DATATYPES or not defined(call):
             return None
+        if call.collective in ("ping_pong", "stream"):
+            return self.messages(call)
+        return repeated(*[self.method(piece) for piece in call.pieces()])
+
+    def method(self, call: Call) -> partial[Any]:
+        """Return the communicator's method with its arguments."""
+        comm, root, in_place = self.comm, call.root, self.mpi.IN_PLACE
         source = self.described(call.source, call)
         destination = self.described(call.destination, call)
-        if call.collective == "broadcast":
-            return repeated(self.comm.Bcast, source, call.root) if call.in_place else None
-        if call.redop not in OPERATIONS:
-            return None
-        if call.dtype == "bool" and call.redop not in BOOL_OPERATIONS:
-            return None
-        operation = getattr(self.mpi, OPERATIONS[call.redop])
-        if call.in_place:
-            source = self.mpi.IN_PLACE
-        return repeated(self.comm.Allreduce, source, destination, operation)
+        sent, reduced = (in_place, source) if call.in_place else (source, destination)
+        to_root: tuple[Any, Any] = (source, None)
+        from_root: tuple[Any, Any] = (None, destination)
+        if self.rank == root:
+            to_root = (sent, destination)
+            from_root = (source, in_place if call.in_place else destination)
+        redop = getattr(self.mpi, OPERATIONS.get(call.redop, "OP_NULL"))
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        methods: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (comm.Allreduce, sent, destination, redop),
+            "reduce": (comm.Reduce, *to_root, redop, root),
+            "broadcast": (comm.Bcast, source, root),
+            "all_gather": (comm.Allgather, sent, destination),
+            "gather": (comm.Gather, *to_root, root),
+            "reduce_scatter": (comm.Reduce_scatter_block, sent, reduced, redop),
+            "scatter": (comm.Scatter, *from_root, root),
+            "all_to_all": (comm.Alltoall, sent, destination),
+            "scan": (comm.Scan, sent, destination, redop),
+            "exclusive_scan": (comm.Exscan, sent, destination, redop),
+            "send_recv": (comm.Sendrecv, source, after, 0, destination, before),
+        }
+        method, *arguments = methods[call.collective]
+        return partial(method, *arguments)
+
+    def messages(self, call: Call) -> Loop:
+        """Return the loop of messages from rank 0 to rank 1."""
+        arrays = (call.source, call.destination, call.destination[:1])
+        source, destination, reply = (self.described(array, call) for array in arrays)
+        ends = (self.rank, self.comm.Send, self.comm.Recv, source, destination)
+        if call.collective == "ping_pong":
+            return ping_pong(*ends)
+        return stream(*ends, reply)
 
     def described(self, array: Array, call: Call) -> list[Any]:
         """Return the quickest of mpi4py's buffer descriptions: it need not ask NumPy again."""
@@ -87,3 +123,17 @@ class MessagePassing:
     def close(self) -> None:
         """Finalize, together with the other ranks."""
         self.mpi.Finalize()
+
+
+def defined(call: Call) -> bool:
+    """Return whether MPI has the call: this way round, and this reduction on this datatype."""
+    if call.in_place and call.collective in OUT_OF_PLACE:
+        return False
+    if not call.in_place and call.collective == "broadcast":
+        return False
+    if call.redop == "none":
+        return True
+    logical = call.redop in LOGICAL
+    if call.dtype == "bool":
+        return logical
+    return call.redop in OPERATIONS and not (logical and call.dtype.startswith(("f", "c")))

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
 from gpucoll.bench.rank.inputs import STORAGE, storage
-from gpucoll.bench.rank.library import Array, Call, Loop, repeated
+from gpucoll.bench.rank.library import Array, Call, Loop
+from gpucoll.bench.rank.loops import ping_pong, repeated, stream
 
 __all__ = ["Own"]
+
+OUT_OF_PLACE = ("send_recv", "ping_pong", "stream")
 
 
 class Own:
@@ -30,6 +32,7 @@ class Own:
         self.comm = comm
         self.rank: int = comm.rank
         self.world_size: int = comm.world_size
+        self.reduce_scatter_block = self.rank
 
     def versions(self) -> dict[str, str]:
         """Return the versions of gpucoll and of what its kernels come from."""
@@ -49,18 +52,55 @@ class Own:
 
     def loop(self, call: Call) -> Loop | None:
         """Return the loop around the method, the plan, or the kernel alone (the memory limit)."""
+        if call.in_place and call.collective in OUT_OF_PLACE:
+            return None
         if call.variant == "limit":
             return streaming(call)
         if call.collective == "barrier":
-            return repeated(self.comm.barrier)
-        source = typed(call.source, call.dtype)
-        destination = source if call.in_place else typed(call.destination, call.dtype)
-        redop = sys.intern(call.redop)  # the very object that a literal in a program is
+            return repeated(partial(self.comm.barrier))
+        if call.collective in ("ping_pong", "stream"):
+            return self.messages(call)
         if call.variant == "plan":
-            return repeated(self.comm.plan_all_reduce(source, redop, out=destination))
-        if call.collective == "broadcast":
-            return into(self.comm.broadcast, source, call.root, destination)
-        return into(self.comm.all_reduce, source, redop, destination)
+            return repeated(partial(self.method(call, "plan_")()))
+        calls = [self.method(piece) for piece in call.pieces()]
+        if call.variant == "fused":
+            arrays, outs = [one.args[0] for one in calls], [one.keywords["out"] for one in calls]
+            return repeated(partial(calls[0].func, arrays, *calls[0].args[1:], out=outs))
+        return repeated(*calls)
+
+    def method(self, call: Call, prefix: str = "") -> partial[Any]:
+        """Return the communicator's method with its arguments: a collective, or how it is planned.
+
+        Off the root of a rooted call, what is not needed there is not given.
+        """
+        x = typed(call.source, call.dtype)
+        out = x if call.source is call.destination else typed(call.destination, call.dtype)
+        redop = sys.intern(call.redop)  # the very object that a literal in a program is
+        root, at_root = call.root, call.root == self.rank
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        arguments: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (out, x, redop),
+            "reduce": (out if at_root else None, x, redop, root),
+            "broadcast": (out, x, root),
+            "all_gather": (out, x),
+            "gather": (out if at_root else None, x, root),
+            "reduce_scatter": (out, x, redop),
+            "scatter": (out, x if at_root else None, root),
+            "all_to_all": (out, x),
+            "scan": (out, x, redop),
+            "exclusive_scan": (out, x, redop),
+            "send_recv": (out, x, after, before),
+        }
+        out, *positional = arguments[call.collective]
+        return partial(getattr(self.comm, prefix + call.collective), *positional, out=out)
+
+    def messages(self, call: Call) -> Loop:
+        """Return the loop of messages from rank 0 to rank 1."""
+        source, destination = typed(call.source, call.dtype), typed(call.destination, call.dtype)
+        ends = (self.rank, self.comm.send, self.comm.recv, source, destination)
+        if call.collective == "ping_pong":
+            return ping_pong(*ends)
+        return stream(*ends, destination[:1])
 
     def barrier(self) -> None:
         """Return when every rank has come here."""
@@ -87,29 +127,17 @@ def typed(array: Array, dtype: str) -> Array:
     return array.view(getattr(ml_dtypes, dtype))
 
 
-def into(method: Any, source: Array, second: str | int, destination: Array) -> Loop:
-    """Return the loop that calls ``method(source, second, out=destination)``."""
-    now = time.perf_counter
-
-    def run(reps: int) -> float:
-        started = now()
-        for _ in repeat(None, reps):
-            method(source, second, out=destination)
-        return now() - started
-
-    return run
-
-
 PREFETCH_BYTES = 1024
 """Lines are taken for writing this far ahead: without it a copy of 64 MiB takes a fifth longer."""
 
 
 def streaming(call: Call) -> Loop:
-    """Return the loop that moves the bytes which no all_reduce can do without, and nothing else.
+    """Return the loop that moves the bytes which no such call can do without, and nothing else.
 
     A rank must read as many bytes as its input has and write as many as its output has: in place
     ``x = x + x``, out of place a copy; in float32 or bytes whatever the dtype, for it is the
-    memory's limit.
+    memory's limit. That holds where both are of one size on every rank: what a root alone must move
+    is no limit of the others, nor is a block that one of a rank's arrays consists of.
     """
     from gpucoll.kernels.cpu.reduce import KERNEL_ARGUMENTS, reduce_kernel
 
@@ -123,7 +151,7 @@ def streaming(call: Call) -> Loop:
     addresses = (destinations.ctypes.data, 1, sources.ctypes.data, len(sources))
     count = source.nbytes // narrow.itemsize
 
-    def stream(_held: object = (destinations, sources)) -> None:
+    def move(_held: object = (destinations, sources)) -> None:
         kernel(*addresses, count, 0, PREFETCH_BYTES)
 
-    return repeated(stream)
+    return repeated(partial(move))

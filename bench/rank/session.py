@@ -64,22 +64,29 @@ class Session:
         }
 
     def prepare(
-        self, collective: str, dtype: str, redop: str, root: int, count: int, variants: list[str]
+        self,
+        collective: str,
+        dtype: str,
+        redop: str,
+        root: int,
+        count: int,
+        variants: list[str],
+        list_length: int = 1,
     ) -> dict[str, Any]:
         """Allocate and touch the arrays, build the loops; return the cases that there are."""
         self.release()
         if dtype == "none":  # a barrier: nothing to allocate, and no other side of it
-            call = Call(collective, "private", dtype, redop, root, None, None)
+            call = Call(collective, "private", dtype, redop, root, None, None, in_place=False)
             self.add("private/out_of_place", call)
             return {"cases": list(self.loops)}
-        arrays: dict[str, tuple[Any, Any]] = {}
+        sides: dict[str, dict[str, tuple[Any, Any]]] = {}
         for variant in variants:
             placement = "symmetric" if variant == "symmetric" else "private"
-            if placement not in arrays:
-                arrays[placement] = self.touched_pair(placement, count, dtype)
-            source, destination = arrays[placement]
-            for side, target in (("out_of_place", destination), ("in_place", source)):
-                call = Call(collective, variant, dtype, redop, root, source, target)
+            if placement not in sides:
+                sides[placement] = self.arrays(placement, collective, count * list_length, dtype)
+            for side, pair in sides[placement].items():
+                in_place = side == "in_place"
+                call = Call(collective, variant, dtype, redop, root, *pair, in_place, list_length)
                 self.add(f"{variant}/{side}", call)
         return {"cases": list(self.loops)}
 
@@ -90,28 +97,40 @@ class Session:
             self.calls[case] = call
             self.loops[case] = loop
 
-    def touched_pair(self, placement: str, count: int, dtype: str) -> tuple[Any, Any]:
-        """Return two arrays of ones."""
-        pair = (
-            self.library.allocate(placement, count, dtype),
-            self.library.allocate(placement, count, dtype),
+    def arrays(
+        self, placement: str, collective: str, count: int, dtype: str
+    ) -> dict[str, tuple[Any, Any]]:
+        """Return input and output, of ones, out of place and in place."""
+        library = self.library
+        source, destination = (
+            library.allocate(placement, length, dtype)
+            for length in inputs.lengths(collective, count, library.world_size)
         )
-        for array in pair:
+        for array in (source, destination):
             array[:] = inputs.one(dtype)
-        return pair
+        reduce_scatter = collective == "reduce_scatter"
+        block = library.reduce_scatter_block if reduce_scatter else library.rank
+        return {
+            "out_of_place": (source, destination),
+            "in_place": inputs.in_place_pair(source, destination, block),
+        }
 
     def check(self, case: str) -> dict[str, Any]:
         """Make the call once on inputs whose result is known; return how many elements differ."""
         call, rank, ranks = self.calls[case], self.library.rank, self.library.world_size
-        redop = "sum" if call.collective == "broadcast" else call.redop
+        redop = "sum" if call.redop == "none" else call.redop
         given = inputs.encode(inputs.values(redop, call.dtype, rank, ranks), call.dtype)
-        wide = inputs.expected(call.collective, call.redop, call.dtype, call.root, ranks)
+        size = call.destination.size
+        parts = inputs.expected(
+            call.collective, call.redop, call.dtype, call.root, rank, ranks, size
+        )
         inputs.poison(call.destination)
         inputs.fill(call.source, given)
         self.loops[case](1)
-        wrong = inputs.count_wrong(call.destination, inputs.encode(wide, call.dtype))
+        periods = [inputs.encode(part, call.dtype) for part in parts]
+        wrong = inputs.count_wrong(call.destination, periods)
         if not call.in_place:
-            wrong += inputs.count_wrong(call.source, given)  # an input that was written to
+            wrong += inputs.count_wrong(call.source, [given])  # an input that was written to
         call.source[:] = inputs.one(call.dtype)
         return {"wrong": wrong}
 

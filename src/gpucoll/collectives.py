@@ -447,7 +447,7 @@ class ArrayCollectives(Calling):
         ----------
         x : array, optional
             On the root, shape (P m, ...) or (sum(counts), ...). On the others a template of it, or
-            nothing where `out` is given.
+            nothing where `out` is given (with no rows of its own, `out` has the others' row shape).
         root : int
             Whose x.
         counts : sequence of int or "auto", optional
@@ -469,9 +469,11 @@ class ArrayCollectives(Calling):
         --------
         >>> rows = comm.scatter(x if comm.rank == 0 else None, out=np.empty((5, 3)))
         """
-        if counts is None and not async_op and timeout_s is None:
+        is_root = self.rank == root
+        plain = counts is None and (is_root or x is None)
+        if plain and not async_op and timeout_s is None:
             target = self._block_like(x) if out is None else out
-            mine = x if self.rank == root else target
+            mine = x if is_root else target
             result = self._quick_scatter(mine, target, None, root)
             if result is not None:
                 return result

@@ -72,6 +72,16 @@ class Collective(IntEnum):
         return self.name.lower()
 
 
+WITH_COUNTS = (
+    Collective.ALL_GATHER,
+    Collective.GATHER,
+    Collective.REDUCE_SCATTER,
+    Collective.SCATTER,
+    Collective.ALL_TO_ALL,
+)
+"""Collectives whose blocks may have different sizes."""
+
+
 @dataclass(frozen=True)
 class ReduceOp:
     """How values of all ranks become one.

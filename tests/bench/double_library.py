@@ -1,4 +1,4 @@
-"""A library for the bench to measure that is none: its ranks meet in named pipes, rank 0 reduces.
+"""A library for the bench to measure that is none: its ranks meet in named pipes, at rank 0.
 
 A rank takes it when it is told this file's path instead of a library's name. ``BENCH_DOUBLE`` in
 the environment, ``fault:rank``, makes one rank of it misbehave in its first call.
@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from functools import reduce
 from pathlib import Path
 
 import numpy as np
 
 from gpucoll.bench.rank.inputs import FOLDS
+from gpucoll.bench.rank.loops import timed
 
 
 def join(rank, world_size, store):
@@ -25,6 +25,7 @@ class Double:
     def __init__(self, rank, world_size, store):
         self.rank = rank
         self.world_size = world_size
+        self.reduce_scatter_block = rank
         fault, _, where = os.environ.get("BENCH_DOUBLE", "").partition(":")
         self.fault = fault if where == str(rank) else ""
         if self.fault == "absent":
@@ -50,43 +51,39 @@ class Double:
 
     def loop(self, call):
         if call.variant == "limit":
-            return self.timed(lambda: np.add(call.source, call.source, out=call.destination))
+            return timed(
+                "move()", move=lambda: np.add(call.source, call.source, out=call.destination)
+            )
         if call.collective == "barrier":
-            return self.timed(self.barrier)
-        if call.collective == "broadcast":
-            return self.timed(lambda: self.broadcast(call))
-        return self.timed(lambda: self.all_reduce(call))
+            return timed("barrier()", barrier=self.barrier)
+        pieces = call.pieces()
+        if call.variant == "fused":
+            pieces = [call]
+        return timed(
+            "for piece in pieces: collective(piece)", pieces=pieces, collective=self.collective
+        )
 
-    def timed(self, function):
-        def run(reps):
-            started = time.perf_counter()
-            for _ in range(reps):
-                function()
-            return time.perf_counter() - started
-
-        return run
-
-    def all_reduce(self, call):
+    def collective(self, call):
         self.misbehave()
-        call.destination[:] = self.exchange(call.source, lambda inputs: fold(inputs, call.redop))
-        if self.fault == "wrong":
-            call.destination[-1] += 1
-
-    def broadcast(self, call):
-        call.destination[:] = self.exchange(call.source, lambda inputs: inputs[call.root])
+        result = result_of(call, self.exchange(call.source), self.rank)
+        if result is not None:
+            call.destination[:] = result
+            if self.fault == "wrong":
+                call.destination[-1] += 1
 
     def barrier(self):
-        self.exchange(np.zeros(1, np.uint8), lambda inputs: inputs[0])
+        self.exchange(np.zeros(1, np.uint8))
 
-    def exchange(self, mine, fold):
+    def exchange(self, mine):
+        """Return every rank's array."""
         if self.rank:
             self.ups[0].write(mine.tobytes())
-            return np.frombuffer(read(self.downs[0], mine.nbytes), mine.dtype)
-        given = [np.frombuffer(read(up, mine.nbytes), mine.dtype) for up in self.ups]
-        result = fold([mine, *given])
-        for down in self.downs:
-            down.write(result.tobytes())
-        return result
+            everything = read(self.downs[0], mine.nbytes * self.world_size)
+        else:
+            everything = mine.tobytes() + b"".join(read(up, mine.nbytes) for up in self.ups)
+            for down in self.downs:
+                down.write(everything)
+        return np.frombuffer(everything, mine.dtype).reshape(self.world_size, -1)
 
     def misbehave(self):
         if self.fault == "die":
@@ -100,6 +97,34 @@ class Double:
     def close(self):
         for pipe in (*self.ups, *self.downs):
             pipe.close()
+
+
+def result_of(call, inputs, rank):
+    """Return a rank's result, or None where it gets none."""
+    ranks, name, at_root = len(inputs), call.collective, call.root == rank
+
+    def block_of(whole):
+        return whole.reshape(ranks, -1)[rank]
+
+    if name in ("ping_pong", "stream"):
+        is_sent_to = rank == 1 or (rank == 0 and name == "ping_pong")
+        return inputs[1 - rank] if is_sent_to else None
+    if name == "exclusive_scan" and rank == 0:
+        return None
+    results = {
+        "all_reduce": lambda: fold(inputs, call.redop),
+        "reduce": lambda: fold(inputs, call.redop) if at_root else None,
+        "reduce_scatter": lambda: block_of(fold(inputs, call.redop)),
+        "scan": lambda: fold(inputs[: rank + 1], call.redop),
+        "exclusive_scan": lambda: fold(inputs[:rank], call.redop),
+        "broadcast": lambda: inputs[call.root],
+        "scatter": lambda: block_of(inputs[call.root]),
+        "all_gather": lambda: inputs.ravel(),
+        "gather": lambda: inputs.ravel() if at_root else None,
+        "all_to_all": lambda: np.concatenate([block_of(one) for one in inputs]),
+        "send_recv": lambda: inputs[rank - 1],
+    }
+    return results[name]()
 
 
 def fold(inputs, redop):

@@ -4,6 +4,7 @@ import pytest
 
 from gpucoll.bench.argument_types import size, sizes
 from gpucoll.bench.arguments import parse
+from gpucoll.bench.collectives import COLLECTIVES
 
 
 @pytest.mark.parametrize(
@@ -42,9 +43,17 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["-o", "mean"], "'mean' is none of"),
         (["-d", "float32", "-o", "bxor"], "not defined on"),
         (["-d", "complex64", "-o", "min,max"], "not defined on"),
-        (["all_gadder"], "invalid choice"),
+        (["all_gadder"], "'all_gadder' is none of"),
+        (["all_reduce,all_gadder"], "'all_gadder' is none of"),
+        (["scan", "-o", "avg"], "scan: -o avg is not defined on"),
+        (["gather", "--limit"], "--limit: no memory limit is known of gather"),
+        (["gather", "--list", "5"], "--list is for all_reduce and broadcast, not for gather"),
+        (["all_reduce", "--list", "1"], "at least 2"),
+        (["all_reduce", "--list", "5", "--plan"], "leave --symmetric, --plan and --limit out"),
+        (["stream,ping_pong", "--plan"], "stream, ping_pong has no plan"),
+        (["--sample", "0"], "above 0"),
         (["barrier", "--symmetric"], "has no arrays"),
-        (["broadcast", "--plan"], "has no plan"),
+        (["barrier", "--plan"], "has no plan"),
         (["broadcast", "--ranks", "2", "-r", "2"], "one of the 2 ranks"),
         (["--compare", "lammpi"], "'lammpi' is none of"),
         (["--compare", "mpich="], "must follow the ="),
@@ -99,6 +108,26 @@ def test_what_a_collective_does_not_take_is_not_asked_for():
     assert parse(["broadcast", "-o", "max"]).combinations == (("float32", "none"),)
     barrier = parse(["barrier"])
     assert (barrier.combinations, barrier.sizes_bytes) == ((("none", "none"),), (0,))
+
+
+def test_several_collectives_each_with_what_it_takes():
+    options = parse(["all", "--symmetric", "--plan", "--limit", "-o", "max,avg", "-r", "1"])
+    each = {one.collective: one for one in options.each()}
+    assert list(each) == list(COLLECTIVES)
+    assert each["all_reduce"].variants == ["private", "symmetric", "plan", "limit"]
+    assert each["gather"].variants == ["private", "symmetric", "plan"]
+    assert each["stream"].variants == ["private", "symmetric"]
+    assert each["barrier"].variants == ["private"]
+    assert each["barrier"].sizes_bytes == (0,)
+    assert each["reduce"].combinations == (("float32", "max"), ("float32", "avg"))
+    assert each["scan"].combinations == (("float32", "max"),)
+    assert [one.collective for one in parse(["scan,gather,scan"]).each()] == ["scan", "gather"]
+
+
+def test_a_list_is_measured_in_one_call_and_in_many():
+    options = parse(["all_reduce,broadcast", "--list", "500"])
+    assert [one.variants for one in options.each()] == [["private", "fused"]] * 2
+    assert options.list_length == 500
 
 
 @pytest.mark.parametrize(

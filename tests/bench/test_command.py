@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpucoll.bench import cli, peers
+from gpucoll.bench.collectives import COLLECTIVES
 
 SHORT = ["--ranks", "2", "-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
 
@@ -69,6 +70,63 @@ def test_other_collectives(on_double, collective, root, capfd):
     rows = results(capfd.readouterr().out)
     assert {row[4] for row in rows} == {root}
     assert len(rows) == (3 if collective == "broadcast" else 1)
+
+
+@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+def test_every_collective(on_double, collective, capfd):
+    arguments = ["--ranks", "3", "-b", "4", "-e", "8K", "-f", "64", "-n", "1", "--rounds", "1"]
+    assert cli.main([collective, *arguments, "-d", "int32,float16", "-r", "1"]) == 0
+    rows = results(capfd.readouterr().out)
+    in_blocks = COLLECTIVES[collective].in_blocks
+    assert [row[1] for row in rows[:2]] == (["3", "63"] if in_blocks else ["1", "64"])
+    assert all(row[8] == row[12] == "0" for row in rows)
+
+
+@pytest.mark.parametrize("collective", ["gather", "all_to_all", "exclusive_scan", "stream"])
+def test_a_wrong_element_is_counted_in_every_collective(on_double, collective, capfd):
+    on_double("wrong:1")
+    assert cli.main([collective, *SHORT, "-r", "1"]) == 1
+    assert all(row[8] == "1" for row in results(capfd.readouterr().out))
+
+
+def test_several_collectives_in_one_run(on_double, double_peer, tmp_path, capfd):
+    double_peer("gloo")
+    path = tmp_path / "result.json"
+    names = ["scatter", "barrier", "ping_pong"]
+    arguments = [",".join(names), *SHORT, "--compare", "gloo", "--json", str(path)]
+    assert cli.main(arguments) == 0
+    out = capfd.readouterr().out
+    assert [line.split()[1] for line in out.splitlines() if " nRanks " in line] == names
+    assert out.count("A sample is a loop") == 1
+    assert "Avg bus bandwidth" not in out
+    assert "# scatter float32, in place: gpucoll / best " in out
+    found = [entry["collective"] for entry in json.loads(path.read_text())["results"]]
+    assert list(dict.fromkeys(found)) == names
+
+
+def test_a_peer_given_up_is_left_out_of_the_collectives_that_follow(on_double, double_peer, capfd):
+    double_peer("gloo", "raise:1")
+    assert cli.main(["gather,scatter", *SHORT, "--compare", "gloo"]) == 1
+    captured = capfd.readouterr()
+    assert [row[-1] for row in results(captured.out)] == ["gpucoll"] * 6
+    assert captured.err.count("is left out from here on") == 1
+
+
+def test_a_list_in_one_call_beside_many(on_double, double_peer, tmp_path, capfd):
+    double_peer("gloo")
+    path = tmp_path / "result.json"
+    arguments = [*SHORT, "--list", "5", "--compare", "gloo", "--json", str(path)]
+    assert cli.main(arguments) == 0
+    out = capfd.readouterr().out
+    assert [row[-1] for row in results(out)] == ["gpucoll", "gpucoll-list", "gloo"] * 3
+    assert "# 5 arrays of each size: gpucoll-list has them in one call" in out
+    assert out.count("gpucoll-list / gpucoll ") == 3
+    assert {entry["list_length"] for entry in json.loads(path.read_text())["results"]} == {5}
+
+
+def test_messages_need_two_ranks(on_double, capfd):
+    assert cli.main(["scan,ping_pong", *SHORT, "--ranks", "1"]) == 2
+    assert "ping_pong is between two ranks at least" in capfd.readouterr().err
 
 
 def test_a_root_that_is_none_of_the_ranks(on_double, monkeypatch, capfd):

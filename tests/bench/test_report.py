@@ -18,6 +18,11 @@ ENVIRONMENT = {
 }
 
 TABLES = """\
+| call | side | library | median ratio | sizes | interval wholly above 1.0 |
+| --- | --- | --- | ---: | ---: | --- |
+| all_reduce float32 sum | out of place | gpucoll | 0.50 | 1 | none |
+| all_reduce float32 sum | out of place | gpucoll symmetric | 0.25 | 1 | none |
+
 **all_reduce float32 sum, out of place**
 
 | bytes | gpucoll | gpucoll symmetric | mpich | gpucoll / best | gpucoll symmetric / best | limit / gpucoll | limit / gpucoll symmetric |
@@ -45,6 +50,24 @@ def test_markdown(tmp_path, capsys):
     assert text.endswith(TABLES)
     assert "`gpucoll-bench --compare mpich=PYTHON,gloo --json FILE -b 4`" in text
     assert "gpucoll 1, MPICH 5; 2030-01-02" in text
+
+
+def test_a_list_beside_as_many_calls(tmp_path, capsys):
+    side = {name: Measurement(np.full((2, 3), time_us), 5, 0) for name, time_us in
+            (("gpucoll", 8.0), ("gpucoll-list", 1.0))}  # fmt: skip
+    where = ("private", "all_reduce", 2, 4096, 1024, "float32", "sum", -1)
+    rows = [Row(name, *where, one, None, list_length=500) for name, one in side.items()]
+    path = tmp_path / "result.json"
+    Results(ENVIRONMENT, rows).write(path)
+    assert report.main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-5:] == [
+        "**all_reduce float32 sum, list of 500, out of place**",
+        "",
+        "| bytes | gpucoll | gpucoll-list | gpucoll-list / gpucoll |",
+        "| ---: | ---: | ---: | ---: |",
+        "| 4 Ki | 8.00 | 1.00 | 0.12 [0.12, 0.12] gpucoll |",
+    ]
 
 
 def test_what_cannot_be_read_is_an_error(tmp_path, capsys):

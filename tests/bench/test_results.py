@@ -23,7 +23,7 @@ def test_the_json_has_the_documented_form(tmp_path):
     own, gloo = content["results"]
     assert list(own) == [
         "library", "collective", "placement", "ranks", "size", "count", "type", "redop", "root",
-        "out_of_place", "in_place",
+        "list_length", "out_of_place", "in_place",
     ]  # fmt: skip
     side = own["in_place"]
     assert (side["time"], side["nwrong"], side["reps"]) == (60.0, 0, 7)
@@ -33,6 +33,14 @@ def test_the_json_has_the_documented_form(tmp_path):
     assert content["limit"][0]["library"] == "limit"
     assert content["environment"] == {"ranks": 2, "failures": ["gloo: gone"]}
     assert [entry.name for entry in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_bandwidths_count_every_array_of_a_list():
+    side = Measurement(np.full((2, 3), 100.0), 7, 0)
+    row = Row(
+        "gpucoll", "private", "broadcast", 2, 1000, 250, "float32", "none", 0, side, None, 1000
+    )
+    assert row.bandwidths(side) == (10.0, 10.0)
 
 
 def test_a_file_that_was_there_stays_whole_when_writing_fails(tmp_path):

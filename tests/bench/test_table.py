@@ -51,6 +51,8 @@ FOOTER = """\
 # Avg bus bandwidth    : 31.4573
 # Avg bus bandwidth    : 7.34003 (mpich)
 # Avg bus bandwidth    : 0.0838861 (gloo)
+# all_reduce float32 sum, out of place: gpucoll / best 0.50 (median of 1 sizes); above 1.0: none
+# all_reduce float32 sum, in place: gpucoll / best 0.10 (median of 1 sizes); above 1.0: none
 # Given up: gloo: no answer
 """
 
@@ -75,6 +77,12 @@ def rows():
 def test_header():
     lines = table.header(parse(["-w", "3", "-e", "1M"]), 2, ENVIRONMENT)
     assert "".join(f"{line.rstrip()}\n" for line in lines) == HEADER
+
+
+def test_the_header_of_a_further_collective_does_not_repeat_the_environment():
+    lines = [line.rstrip() for line in table.header(parse(["-w", "3", "-e", "1M"]), 2)]
+    first = HEADER.splitlines()
+    assert lines == [*first[:2], *first[-3:]]
 
 
 def test_lines_of_a_size():

@@ -35,6 +35,7 @@ HEADER_BYTES, INLINE_BYTES, INLINE_OFFSET = (
     layout.INLINE_OFFSET,
 )
 HEADER_SOURCE, HEADER_DESTINATION = layout.HEADER_SOURCE, layout.HEADER_DESTINATION
+HEADER_ADDRESS = layout.HEADER_ADDRESS
 NOT_SHARED, STATUS_DONE = layout.NOT_SHARED, layout.STATUS_DONE
 OK, EVENT, MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
 STARTED, DONE = int(RecordState.STARTED), int(RecordState.DONE)
@@ -244,6 +245,12 @@ def arena_offset(context, address, size_bytes):
 def posted_source(context, rank):
     """Return the arena offset of the input that `rank` has posted for this call."""
     return load64(slot_of(context, get(context, SEQUENCE), rank) + HEADER_SOURCE)
+
+
+@inline
+def posted_address(context, rank):
+    """Return the address that `rank` has posted for a larger input, in its own process."""
+    return load64(slot_of(context, get(context, SEQUENCE), rank) + HEADER_ADDRESS)
 
 
 @inline

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from gpucoll import config
 from gpucoll.errors import (
     AbortedError,
     DeadlineError,
@@ -15,7 +17,7 @@ from gpucoll.errors import (
 )
 from gpucoll.transport import layout
 from gpucoll.transport.layout import Abort, Context, Record
-from gpucoll.types import Collective, dtype_name, operation_name
+from gpucoll.types import WITH_COUNTS, Collective, dtype_name, operation_name
 
 if TYPE_CHECKING:
     from gpucoll.control.group import HostGroup
@@ -47,6 +49,10 @@ def describe_call(members: Members, rank: int, sequence: int) -> str | None:
         dots = ", ..." if n_dimensions > shown else ""
         comma = "," if n_dimensions == 1 else ""
         parts.append(f"{dtype}, shape ({', '.join(map(str, shape))}{comma}{dots})")
+    if n_counts := record[Record.N_COUNTS]:
+        counts = record[Record.COUNTS : Record.COUNTS + min(n_counts, layout.SHOWN_COUNTS)]
+        dots = ", ..." if n_counts > layout.SHOWN_COUNTS else ""
+        parts.append(f"counts=[{', '.join(map(str, counts))}{dots}]")
     if record[Record.ROOT] >= 0:
         parts.append(f"root={record[Record.ROOT]}")
     return f"{Collective(record[Record.COLLECTIVE]).spelled}({', '.join(parts)})"
@@ -71,13 +77,24 @@ def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
         by_call[called, word >> 32 if is_there else 0].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
     calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
-    is_broadcast = any(called.startswith("broadcast(") for called, _ in by_call)
-    written = "Outputs are undefined" if is_broadcast else "Nothing was written"
+    early = ("broadcast(", "scatter(")  # small ones: see `leave_unverified`
+    is_early = any(called.startswith(early) for called, _ in by_call)
+    written = "Outputs are undefined" if is_early else "Nothing was written"
     return MismatchError(
         f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
-        f"{written}; make the same calls in the same order on every rank. The "
-        "communicator stays usable"
+        f"{written}; make the same calls in the same order on every rank{_counts_hint(by_call)}. "
+        "The communicator stays usable"
     )
+
+
+def _counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
+    """Say that there are counts, where ranks may have meant blocks of different sizes."""
+    names = {called.partition("(")[0] for called, _ in by_call}
+    if len(names) != 1 or not names <= {collective.spelled for collective in WITH_COUNTS}:
+        return ""
+    if names == {Collective.ALL_TO_ALL.spelled}:
+        return " (send_counts and recv_counts must agree between each two ranks)"
+    return " (blocks of different sizes need counts=, the same on every rank)"
 
 
 def late_ranks(group: HostGroup, gave_up: int, sequence: int) -> str:
@@ -136,8 +153,14 @@ def abort_error(group: HostGroup, word: int) -> GpucollError:
     sequence = difference((word >> 32) & 0xFFFFFFFF, 0)
     if code == Abort.DEADLINE:
         return deadline_error(group, rank, sequence)
-    if code == Abort.LOST:
+    if code == Abort.LOST or (code == Abort.UNREADABLE and rank in group.members.gone_ranks()):
         return lost_error(group, rank, int(group.context[Context.SEQUENCE]))
+    if code == Abort.UNREADABLE:
+        return AbortedError(
+            f"{_who(group)}: the communicator was given up: the kernel no longer lets its ranks "
+            f"read the memory of rank {rank} (process {group.members.pids[rank]}). Close it; set "
+            f"{config.CPU_TUNING}=single_copy_min_bytes={2**62} to do without"
+        )
     called = describe_call(group.members, rank, sequence) or "a call"
     reason = (
         f"was interrupted in {called} (#{sequence})" if code == Abort.INTERRUPTED else "aborted it"

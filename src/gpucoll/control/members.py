@@ -16,7 +16,7 @@ from gpucoll.errors import ArgumentError
 from gpucoll.rendezvous import messages
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.local import Meeting, meet
-from gpucoll.transport import layout, shared_memory
+from gpucoll.transport import layout, peer_memory, shared_memory
 from gpucoll.transport.arena import Arena, process_arena
 from gpucoll.transport.layout import SegmentLayout, Tuning
 from gpucoll.version import __version__
@@ -60,7 +60,7 @@ class Members:
     arena_bytes: int
     poll_table: npt.NDArray[np.int64]
     """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers."""
-    pids: list[int]
+    pid_table: npt.NDArray[np.int64]
     introductions: list[dict[str, Any]]
 
     @property
@@ -72,6 +72,11 @@ class Members:
     def world_size(self) -> int:
         """Number of ranks."""
         return self.job.world_size
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers, by rank."""
+        return [int(pid) for pid in self.pid_table]
 
     def status_address(self, rank: int) -> int:
         """Return the address of a rank's status line."""
@@ -206,6 +211,7 @@ def join(job: Job, tune: Any, timeout_s: float) -> Members:
         "pid": os.getpid(),
         "cpus": sorted(os.sched_getaffinity(0)),
         "arena_bytes": arena.size_bytes,
+        "probe": peer_memory.own_probe(),
         "same": {
             "world_size": job.world_size,
             "the version of gpucoll": __version__,
@@ -237,7 +243,7 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
         arena_addresses=np.zeros(job.world_size, np.int64),
         arena_bytes=arena.size_bytes,
         poll_table=np.full(job.world_size, _NO_DESCRIPTOR, np.int64),
-        pids=[introduction["pid"] for introduction in meeting.introductions],
+        pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
         introductions=meeting.introductions,
     )
     members.arena_addresses[job.rank] = arena.mapping.address
@@ -248,6 +254,10 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
                 members.arena_addresses[rank] = _map_arena(arena_fd, size_bytes)
                 members.poll_table[rank] = life_fd | (select.POLLIN << 32)
                 kept.append(life_fd)
+        members.status_words(job.rank)[layout.STATUS_COPIES // 8] = all(
+            peer_memory.is_readable(member["pid"], *member["probe"])
+            for member in meeting.introductions
+        )
     except BaseException:
         members.close()
         raise

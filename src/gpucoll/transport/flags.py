@@ -45,6 +45,8 @@ if MACHINE not in _FUTEX_NUMBERS:
     raise ImportError(f"gpucoll's CPU backend does not know futex's number on {MACHINE}")
 
 SYS_FUTEX = _FUTEX_NUMBERS[MACHINE]
+_READV_NUMBERS = {"x86_64": 310, "aarch64": 270, "riscv64": 270, "ppc64le": 351}
+SYS_PROCESS_VM_READV = _READV_NUMBERS[MACHINE]
 FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 EVERYBODY = 2**31 - 1
@@ -58,6 +60,7 @@ NANOSECONDS = 1_000_000_000
 # Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
 _SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
 _SLEEPY = int(Context.SLEEPY)
+_IO_VECTORS = int(Context.IO_VECTORS)
 _FUTEX_TIMEOUT, _CLOCK = int(Context.FUTEX_TIMEOUT), int(Context.CLOCK)
 _EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
 _WAITED_RANK, _LOST_RANK = int(Context.WAITED_RANK), int(Context.LOST_RANK)
@@ -83,6 +86,17 @@ _give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32)
 _check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
 _fetch_error = types.ExternalFunction("PyErr_Fetch", types.void(_i64, _i64, _i64))
 _clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, _i64))
+
+
+@inline
+def copy_from_process(context, pid, destination, source, size_bytes):
+    """Copy from an address in another process; return the bytes copied, negative on errors."""
+    vectors = context + 8 * _IO_VECTORS
+    put(vectors, 0, destination)
+    put(vectors, 1, size_bytes)
+    put(vectors, 2, source)
+    put(vectors, 3, size_bytes)
+    return _syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors + 16, 1, 0)
 
 
 @inline

@@ -7,7 +7,7 @@ cache lines in pairs)::
     status lines    per rank: done word, closed | acknowledgements of events
     chunk flags     per rank: filled word, per rank: read word (counters of staged chunks)
     records         per rank: ring of RECORDS records, 256 bytes each
-    slots           ring of RING x P slots: a header line, and a payload of up to one_shot_bytes
+    slots           ring of RING x P slots: a header line, and a payload of up to rooted_bytes
     stages          ring of 3 x P stages of chunk_bytes each
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
@@ -41,6 +41,8 @@ EVENT_WORD = 8
 
 # Offsets in a status line.
 STATUS_DONE = 0
+STATUS_COPIES = 8
+"""1 where this rank can read the private memory of every other one (`single_copy`)."""
 STATUS_CLOSED = 16
 STATUS_CLOSED_SEQUENCE = 24
 STATUS_ACKNOWLEDGED = (64, 96)
@@ -52,6 +54,8 @@ HEADER_WORD = 0
 HEADER_WAITERS = 8
 HEADER_SOURCE = 16
 HEADER_DESTINATION = 24
+HEADER_ADDRESS = 32
+"""Where a larger private input lies in its process; small payloads share this place."""
 
 NOT_SHARED = -1
 """The offset of a buffer that is not in its rank's arena."""
@@ -147,6 +151,12 @@ class Context(IntEnum):
     COPY_OUT = 33
     REFILL = 34
     COPY_TAKE = 52
+    PIDS = 53
+    SINGLE_COPY = 54  # whether every rank can read every other's memory: 0 not looked yet, 1, 2 no
+    SINGLE_COPY_MIN_BYTES = 55
+    SINGLE_COPY_MAX_BYTES = 56
+    ROOTED_BYTES = 57
+    IO_VECTORS = 58  # 4 words
     UNVERIFIED_COUNT = 35
     START_NS = 36
     TIMEOUT_NS = 37
@@ -232,6 +242,7 @@ class Abort(IntEnum):
     LOST = 2
     INTERRUPTED = 3
     REQUESTED = 4
+    UNREADABLE = 5
 
 
 class Path(IntEnum):
@@ -242,6 +253,7 @@ class Path(IntEnum):
     ONE_SHOT = 2
     STAGED = 3
     SYMMETRIC = 4
+    SINGLE_COPY = 5
 
 
 @dataclass(frozen=True)
@@ -254,6 +266,12 @@ class Tuning:
     """Larger ones are cut into chunks of this size."""
     symmetric_min_bytes: int
     """Arrays in shared arenas are reduced in place from this size on."""
+    rooted_bytes: int
+    """The same for what goes from or to a root: through a slot, senders need not wait."""
+    single_copy_min_bytes: int
+    """Private inputs from this size on that are only moved are read straight from their process."""
+    single_copy_max_bytes: int
+    """Inputs that more than one rank may read go through stages beyond this size."""
     prefetch_bytes: int
     """How far ahead lines are prefetched."""
     initial_sequence: int = 0
@@ -299,7 +317,8 @@ class SegmentLayout:
     @property
     def slot_stride(self) -> int:
         pieces_bytes = 16 * self.world_size  # of all_to_all with counts
-        return round_up(HEADER_BYTES + max(self.tuning.one_shot_bytes, pieces_bytes), LINE_BYTES)
+        payload_bytes = max(self.tuning.one_shot_bytes, self.tuning.rooted_bytes, pieces_bytes)
+        return round_up(HEADER_BYTES + payload_bytes, LINE_BYTES)
 
     @property
     def stages(self) -> int:

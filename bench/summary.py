@@ -1,0 +1,146 @@
+"""What a whole run comes to: each call's median ratio to the best peer, and where a peer wins.
+
+Reads the entries of the JSON's ``results``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucoll.bench.estimates import Ratio, Samples, ratio
+from gpucoll.bench.results import OWN, SIDES
+
+__all__ = [
+    "SIDE_TITLES",
+    "Entry",
+    "Side",
+    "Summary",
+    "grouped",
+    "ratio_to_best",
+    "size_text",
+    "summaries",
+    "title",
+]
+
+Entry = dict[str, Any]  # of the JSON's results
+Side = dict[str, Any]  # its out_of_place or in_place
+SIDE_TITLES = {"out_of_place": "out of place", "in_place": "in place"}
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One of gpucoll's calls over all its sizes.
+
+    Attributes
+    ----------
+    call, side, title : str
+        Which: ``all_reduce float32 sum``, ``in place``, ``gpucoll symmetric``.
+    median : float
+        Of the ratios to the best peer at each size; below 1 gpucoll is faster.
+    sizes : int
+        How many there are.
+    slower : tuple of (int, Ratio, str)
+        The sizes in bytes whose interval lies wholly above 1.0, and the best peer there.
+    """
+
+    call: str
+    side: str
+    title: str
+    median: float
+    sizes: int
+    slower: tuple[tuple[int, Ratio, str], ...]
+
+    @property
+    def slower_text(self) -> str:
+        """The sizes at which a peer wins."""
+        texts = [f"{size_text(size)}: {found} {best}" for size, found, best in self.slower]
+        return "; ".join(texts) or "none"
+
+    def __str__(self) -> str:
+        return (
+            f"{self.call}, {self.side}: {self.title} / best {self.median:.2f} (median of "
+            f"{self.sizes} sizes); above 1.0: {self.slower_text}"
+        )
+
+
+def summaries(entries: list[Entry]) -> Iterator[Summary]:
+    """Yield a summary for each of gpucoll's calls that has a peer beside it."""
+    for call, found in grouped(entries).items():
+        for side in SIDES:
+            titles = list(dict.fromkeys(title(entry) for entry in found if entry[side]))
+            for name in titles:
+                if is_own(name):
+                    yield from summary(call, found, side, name)
+
+
+def summary(call: str, entries: list[Entry], side: str, name: str) -> Iterator[Summary]:
+    """Yield the summary of one call, if it has peers."""
+    ratios = []
+    for size, sides in by_size(entries, side).items():
+        peers = [title for title in sides if not is_own(title)]
+        if (found := ratio_to_best(sides, name, peers)) is not None:
+            ratios.append((size, *found))
+    if ratios:
+        median = float(np.median([found.value for _, found, _ in ratios]))
+        slower = tuple(one for one in ratios if one[1].low > 1)
+        yield Summary(call, SIDE_TITLES[side], name, median, len(ratios), slower)
+
+
+def grouped(entries: list[Entry]) -> dict[str, list[Entry]]:
+    """Return the entries of each collective, dtype, reduction and length of lists, by its title."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        words = [entry["collective"], entry["type"], entry["redop"]]
+        call = " ".join(word for word in words if word != "none")
+        length = entry.get("list_length", 1)
+        call += f", list of {length}" if length > 1 else ""
+        groups.setdefault(call, []).append(entry)
+    return groups
+
+
+def by_size(entries: list[Entry], side: str) -> dict[int, dict[str, Side]]:
+    """Return one side of the entries by size and title."""
+    sizes: dict[int, dict[str, Side]] = {}
+    for entry in entries:
+        if entry[side]:
+            sizes.setdefault(entry["size"], {})[title(entry)] = entry[side]
+    return sizes
+
+
+def title(entry: Entry) -> str:
+    """Return what a row is called."""
+    library: str = entry["library"]
+    return library if entry["placement"] == "private" else f"{library} {entry['placement']}"
+
+
+def is_own(name: str) -> bool:
+    """Return whether a title is gpucoll's."""
+    return name.split()[0] in OWN
+
+
+def ratio_to_best(
+    sides: dict[str, Side], name: str, others: Sequence[str]
+) -> tuple[Ratio, str] | None:
+    """Return the ratio of one call's time to the best of the others', and who that is."""
+    others = [other for other in others if other in sides]
+    if name not in sides or not others:
+        return None
+    best = min(others, key=lambda other: float(sides[other]["time"]))
+    return ratio(samples(sides[name]), [samples(sides[other]) for other in others]), best
+
+
+def samples(side: Side) -> Samples:
+    """Return the samples of one side of an entry."""
+    return np.array(side["samples_us"], dtype=np.float64)
+
+
+def size_text(size_bytes: int) -> str:
+    """Return a size in powers of 1024."""
+    for power, unit in ((30, "Gi"), (20, "Mi"), (10, "Ki")):
+        if size_bytes >= 1 << power and size_bytes % (1 << power) == 0:
+            return f"{size_bytes >> power} {unit}"
+    return str(size_bytes)
