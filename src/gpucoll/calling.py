@@ -124,20 +124,18 @@ class Calling:
         """Prepare a call that is made again and again on the same memory."""
         arguments = self._parse(given)
         prepared = prepare(collective, x, arguments, self.rank, self.world_size)
-        source, destination = prepared.request.source, prepared.request.destination
-        for name, array, buffer in (("x", x, source), ("out", arguments.out, destination)):
-            if buffer is None or (name == "out" and array is None):
-                continue
-            if getattr(array, "ctypes", None) is None or buffer.address != array.ctypes.data:
-                raise ArgumentError(
-                    f"a plan needs {name} to be a C-contiguous array: it is not copied"
-                )
+        gets_nothing = prepared.request.destination is None
+        if prepared.is_packed:
+            raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
+        if prepared.lasting is None and not gets_nothing:
+            name = "x" if arguments.out is None else "out"
+            raise ArgumentError(f"a plan needs {name} to be a C-contiguous array: it is not copied")
         call = self._backend.prepare(prepared.request)
 
         def run_slowly() -> None:
             self._run(collective.spelled, call.run, lambda: None)
 
-        return Plan(call.run_once, self._raise_status, run_slowly, prepared.finish())
+        return Plan(call.run_once, self._raise_status, run_slowly, prepared.lasting)
 
     # --- counts that the ranks have to ask each other for -----------------------------------------
 

@@ -509,7 +509,7 @@ class ArrayCollectives(Calling):
         recv_counts : sequence of int or "auto", optional
             Rows from each rank; "auto" (also the default with `send_counts`) asks the others first.
         out, async_op, timeout_s
-            See `ArrayCollectives`; in place it is x.
+            See `ArrayCollectives`; in place it is x, with counts only where both are the same.
 
         Returns
         -------

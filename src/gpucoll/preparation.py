@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays.arguments import destination_of, ensure_host, source_of, template_of
+from gpucoll.arrays.arguments import prepare as prepare_arrays
 from gpucoll.arrays.library import Template
 from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -39,10 +40,24 @@ class Arguments:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request, and what makes the user's result of its output."""
+    """A request, and what makes the user's result of its output.
+
+    Attributes
+    ----------
+    request : Request
+        For the backend.
+    finish : callable
+        To be called once, when the output is there; returns what the user gets.
+    is_packed : bool
+        Whether the request's source is a copy of the user's input.
+    lasting : object
+        What `finish` returns where that is the output's memory itself, else None.
+    """
 
     request: Request
     finish: Callable[[], Any]
+    is_packed: bool = False
+    lasting: Any = None
 
 
 def prepare(
@@ -54,38 +69,31 @@ def prepare(
     ------
     ArgumentError, ArgumentTypeError
         They cannot serve; the message says why.
+    BackendUnavailableError
+        An array lies where no backend of this communicator reaches it.
     """
     is_root = arguments.root in (NO_ROOT, rank)
     if collective == Collective.SCATTER and not is_root:
         return _receive_block(x, arguments, rank, world_size)
-    source = source_of(x)
-    ensure_host(source.template)
+    template = template_of(x)
+    ensure_host(template)
+    counts, receive_counts = arguments.counts, arguments.receive_counts
+    result = result_of(collective, template.shape, rank, world_size, counts, receive_counts)
     if collective in _TO_ROOT and not is_root:
-        result = result_of(collective, source.template.shape, rank, world_size, arguments.counts)
+        source = source_of(x)
         request = _request(collective, source.buffer, None, arguments, result.row_count)
-        return Prepared(request, lambda: None)
-    result = result_of(
-        collective,
-        source.template.shape,
-        rank,
-        world_size,
-        arguments.counts,
-        arguments.receive_counts,
-    )
-    row_bytes = result.row_count * source.buffer.item_bytes
-    destination = destination_of(
-        source.template,
-        result.shape,
+        return Prepared(request, lambda: None, is_packed=source.is_packed)
+    row_bytes = result.row_count * template.item_bytes
+    # In place, blocks of other sizes would be overwritten before they are sent.
+    may_be_in_place = receive_counts is None or receive_counts == counts
+    made = prepare_arrays(
+        x,
         arguments.out,
-        x=x,
-        in_place_at=result.in_place_rows * row_bytes,
+        shape=result.shape,
+        in_place_at=result.in_place_rows * row_bytes if may_be_in_place else None,
     )
-    buffer = source.buffer
-    if arguments.receive_counts is not None and destination.buffer.address == buffer.address:
-        # In place, blocks of different sizes would be overwritten before they are sent.
-        buffer = source_of(np.copy(x)).buffer
-    request = _request(collective, buffer, destination.buffer, arguments, result.row_count)
-    return Prepared(request, destination.finish)
+    request = _request(collective, made.source, made.destination, arguments, result.row_count)
+    return Prepared(request, made.finish, made.is_packed, made.lasting)
 
 
 def _request(
@@ -121,7 +129,7 @@ def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> 
     ensure_host(template)
     destination = destination_of(template, shape, out)
     request = _request(Collective.SCATTER, None, destination.buffer, arguments, row_count)
-    return Prepared(request, destination.finish)
+    return Prepared(request, destination.finish, lasting=destination.lasting)
 
 
 def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int) -> int:

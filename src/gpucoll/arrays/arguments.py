@@ -21,9 +21,13 @@ class Arguments:
     source: Buffer
     destination: Buffer
     finish: Callable[[], Any]
-    """Called when the data is there; returns what the user gets."""
+    """Called once, when the data is there; returns what the user gets."""
     template: Template
     """What the input is."""
+    is_packed: bool
+    """Whether the source is a copy of the input."""
+    lasting: Any
+    """As `Destination.lasting`."""
 
 
 def template_of(x: Any, what: str = "x") -> Template:
@@ -110,8 +114,15 @@ def prepare(
     destination = _destination(
         template, template.shape if shape is None else shape, out, view, in_place_at
     )
-    source = _source(view, x)
-    return Arguments(source.buffer, destination.buffer, destination.finish, template)
+    source = _source(view, x).buffer
+    return Arguments(
+        source,
+        destination.buffer,
+        destination.finish,
+        template,
+        view.strides is not None,
+        destination.lasting,
+    )
 
 
 def template_like(
@@ -159,7 +170,8 @@ def ensure_host(template: Template, what: str = "x") -> None:
 def _source(view: View, x: Any) -> Source:
     if view.strides is None:
         return Source(view.buffer(), view.template)
-    return Source(view.template.library.pack(x, view.template).buffer(), view.template)
+    packed = view.template.library.pack(x, view.template)
+    return Source(packed.buffer(), view.template, is_packed=True)
 
 
 def _destination(
@@ -178,7 +190,7 @@ def _destination(
             library.complete(out, None)
             return out
 
-        return Destination(view.buffer(), finish)
+        return Destination(view.buffer(), finish, out)
     temporary = library.new(view.template, view.template.shape)
 
     def fill() -> Any:

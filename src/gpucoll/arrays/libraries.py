@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import NoReturn, cast
+from typing import Any, NoReturn, cast
 
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.library import Library, kind_of, raise_not_an_array
@@ -43,7 +43,7 @@ REMEDIES = {
 """Root module of a type that is refused -> what to do."""
 
 
-def library_of(x: object, what: str) -> Library:
+def library_of(x: Any, what: str) -> Library:
     """Return the module that serves x; ArgumentTypeError, with the remedy, if there is none."""
     library = _find(x)
     if library is None:
@@ -51,18 +51,20 @@ def library_of(x: object, what: str) -> Library:
     return library
 
 
-def is_array(x: object) -> bool:
+def is_array(x: Any) -> bool:
     """Return whether x is of a library that is served, and no number."""
     return not isinstance(x, NUMBERS) and _find(x) is not None
 
 
-def library_of_dtype(dtype: object) -> Library:
+def library_of_dtype(dtype: Any) -> Library:
     """Return the module that serves the library whose dtype this is; NumPy's for a name."""
-    return _library_of_type(type(dtype)) or NUMPY
+    kind: Any = type(dtype)
+    return _library_of_type(kind) or NUMPY
 
 
-def _find(x: object) -> Library | None:
-    library = _library_of_type(type(x))
+def _find(x: Any) -> Library | None:
+    kind: Any = type(x)
+    library = _library_of_type(kind)
     if library is None and _is_buffer(x):
         return _load("buffer_objects")
     return library
@@ -88,11 +90,11 @@ def _roots(kind: type) -> list[str]:
     return [base.__module__.partition(".")[0] for base in kind.__mro__]
 
 
-def _is_buffer(x: object) -> bool:
+def _is_buffer(x: Any) -> bool:
     if any(root in REMEDIES for root in _roots(type(x))):
         return False
     try:
-        memoryview(x)  # type: ignore[arg-type]
+        memoryview(x)
     except TypeError:
         return False
     return True
@@ -102,7 +104,7 @@ def _load(name: str) -> Library:
     return cast(Library, importlib.import_module(f"gpucoll.arrays.{name}"))
 
 
-def _raise_refused(x: object, what: str) -> NoReturn:
+def _raise_refused(x: Any, what: str) -> NoReturn:
     for root in _roots(type(x)):
         if root in REMEDIES:
             raise ArgumentTypeError(f"{what} is a {kind_of(x)}: {REMEDIES[root]}")

@@ -70,6 +70,8 @@ class Source:
 
     buffer: Buffer
     template: Template
+    is_packed: bool = False
+    """Whether the buffer is a copy of the input."""
 
 
 @dataclass(slots=True)
@@ -78,7 +80,12 @@ class Destination:
 
     buffer: Buffer
     finish: Callable[[], Any]
-    """Called when the data is there; returns what the user gets."""
+    """Called once, when the data is there; returns what the user gets."""
+    lasting: Any = None
+    """What `finish` returns, where that is the memory itself: what a plan writes again and again.
+
+    None where `finish` copies, or makes something new of the memory.
+    """
 
 
 class Library(Protocol):
@@ -106,12 +113,12 @@ class Library(Protocol):
         """Return the template of a new array of this dtype, on like's device; shape ()."""
 
 
-def kind_of(x: object) -> str:
+def kind_of(x: Any) -> str:
     """Return the name of x's type, for errors."""
     return f"{type(x).__module__}.{type(x).__qualname__}"
 
 
-def raise_not_an_array(x: object, what: str) -> NoReturn:
+def raise_not_an_array(x: Any, what: str) -> NoReturn:
     """Raise ArgumentTypeError: nothing here can serve x."""
     raise ArgumentTypeError(
         f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, Numba, or anything with the buffer "

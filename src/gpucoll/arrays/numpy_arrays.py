@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "a NumPy array"
 NUMBERS = (np.generic, bool, int, float, complex)
-_THIS: Library = sys.modules[__name__]  # type: ignore[assignment]
+_THIS = cast(Library, sys.modules[__name__])
 
 
 def check_dtype(dtype: np.dtype[Any], what: str) -> None:
@@ -59,6 +59,7 @@ address_of = _fast_address_of if numpy_struct.matches() else _slow_address_of
 def view_of(
     array: npt.NDArray[Any], library: Library, owner: object, number: type | None = None
 ) -> View:
+    """Return the view of an array, as of a library whose arrays NumPy sees."""
     dtype = array.dtype
     name, item_bytes = dtype_name(dtype), dtype.itemsize
     template = Template(array.shape, name, item_bytes, library, "cpu", 0, number, dtype)
@@ -100,7 +101,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
     result = np.empty(shape, template.native)
     buffer = Buffer(address_of(result), shape, template.dtype, template.item_bytes, result)
     if template.number is None or shape:
-        return Destination(buffer, lambda: result)
+        return Destination(buffer, lambda: result, result)
     if issubclass(template.number, np.generic):
         return Destination(buffer, lambda: result[()])
     return Destination(buffer, result.item)
@@ -123,10 +124,3 @@ def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
         ) from None
     check_dtype(native, "the array to make")
     return Template((), dtype_name(native), native.itemsize, _THIS, native=native)
-
-
-def prepare(x: Any, out: Any) -> Any:
-    """Stand in for `gpucoll.arrays.arguments.prepare`, until the communicator calls that."""
-    from gpucoll.arrays import arguments
-
-    return arguments.prepare(x, out)

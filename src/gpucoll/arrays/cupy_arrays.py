@@ -1,0 +1,66 @@
+"""CuPy arrays, on CUDA and on ROCm."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, cast
+
+import cupy
+
+from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+
+NAME = "a CuPy array"
+_THIS = cast(Library, sys.modules[__name__])
+
+
+def look(x: Any, what: str) -> View:
+    """Say what x is and where it lies."""
+    if not isinstance(x, cupy.ndarray):
+        raise_not_an_array(x, what)
+    numpy_arrays.check_dtype(x.dtype, what)
+    number = x.device.id
+    device = f"{'rocm' if cupy.cuda.runtime.is_hip else 'cuda'}:{number}"
+    name, stream = numpy_arrays.dtype_name(x.dtype), cupy.cuda.get_current_stream(number).ptr
+    native = (x.dtype, number)
+    template = Template(x.shape, name, x.dtype.itemsize, _THIS, device, stream, None, native)
+    return View(template, x.data.ptr, x, None if x.flags.c_contiguous else x.strides)
+
+
+def look_at_out(out: Any) -> View:
+    """Say the same of an array that will be written."""
+    return look(out, "out")
+
+
+def pack(x: Any, template: Template) -> View:
+    """Return a C-contiguous copy of x, made on the current stream."""
+    with cupy.cuda.Device(x.device.id):
+        packed = cupy.ascontiguousarray(x)
+    return View(template, packed.data.ptr, packed)
+
+
+def new(template: Template, shape: tuple[int, ...]) -> Destination:
+    """Make a new array."""
+    _, name, item_bytes, _, device, stream, _, (dtype, number) = template
+    with cupy.cuda.Device(number):
+        result = cupy.empty(shape, dtype)
+    buffer = Buffer(result.data.ptr, shape, name, item_bytes, result, device, stream)
+    return Destination(buffer, lambda: result, result)
+
+
+def complete(out: Any, temporary: Any) -> None:
+    """Fill a non-contiguous `out`."""
+    if temporary is not None:
+        out[...] = temporary
+
+
+def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+    """Return the template of a new array of this dtype, on like's device or the current one."""
+    template = numpy_arrays.template_of_dtype(dtype)
+    number = cupy.cuda.runtime.getDevice() if like is None else like.native[1]
+    kind = "rocm" if cupy.cuda.runtime.is_hip else "cuda"
+    stream = cupy.cuda.get_current_stream(number).ptr
+    return template._replace(
+        library=_THIS, device=f"{kind}:{number}", stream=stream, native=(template.native, number)
+    )

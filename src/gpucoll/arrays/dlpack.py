@@ -1,0 +1,129 @@
+"""Reads what an object says of itself through DLPack, without taking it over.
+
+NumPy's own reader knows neither GPU memory nor bfloat16 and float8. The capsule is kept as long as
+the memory is used: when it goes unconsumed, it gives the memory back itself.
+Source: include/dlpack/dlpack.h, version 1.1.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from gpucoll.errors import ArgumentTypeError
+
+DEVICES = {
+    1: "cpu", 2: "cuda", 3: "cpu", 8: "vpi", 10: "rocm", 11: "cpu", 13: "cuda", 14: "oneapi",
+}  # fmt: skip
+"""DLDeviceType -> our name; pinned host memory (3, 11) is host memory, managed memory is CUDA's."""
+
+_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
+_NAMES = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
+_READ_ONLY = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("dimensions", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class _VersionedTensor(ctypes.Structure):
+    _fields_: ClassVar = [
+        ("version", ctypes.c_uint32 * 2),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", _Tensor),
+    ]
+
+
+@dataclass(slots=True)
+class Tensor:
+    """An array as DLPack describes it."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    """In bytes; None where it is C-contiguous."""
+    dtype: str
+    item_bytes: int
+    device: str
+    is_read_only: bool
+    owner: Any
+
+
+def device_of(x: Any) -> str:
+    """Return our name of the device that x lies on."""
+    kind, number = x.__dlpack_device__()
+    return _device_name(int(kind), int(number))
+
+
+def _device_name(kind: int, number: int) -> str:
+    name = DEVICES.get(kind, f"dlpack{kind}")
+    return name if name == "cpu" else f"{name}:{number}"
+
+
+def read(x: Any, what: str) -> Tensor:
+    """Return what x says of itself; a GPU's default stream waits until it is there."""
+    try:
+        try:
+            capsule = x.__dlpack__(max_version=(1, 1))
+        except TypeError:  # older than version 1
+            capsule = x.__dlpack__()
+    except (BufferError, RuntimeError, ValueError) as error:
+        raise ArgumentTypeError(f"{what} cannot be read through DLPack: {error}") from None
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    if "dltensor_versioned" in repr(capsule):
+        versioned = _VersionedTensor.from_address(pointer_of(capsule, b"dltensor_versioned"))
+        tensor, is_read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+    else:
+        tensor, is_read_only = _Tensor.from_address(pointer_of(capsule, b"dltensor")), False
+    return _described(tensor, is_read_only, (x, capsule), what)
+
+
+def _described(tensor: Any, is_read_only: bool, owner: Any, what: str) -> Tensor:
+    name = _NAMES.get(tensor.code) or f"{_KINDS.get(tensor.code, '?')}{tensor.bits}"
+    if "?" in name or tensor.lanes != 1 or tensor.bits % 8:
+        raise ArgumentTypeError(
+            f"{what} has DLPack's dtype (code {tensor.code}, {tensor.bits} bits, {tensor.lanes} "
+            "lanes), which has no name here: convert it first"
+        )
+    item_bytes = tensor.bits // 8
+    shape = tuple(tensor.shape[: tensor.dimensions])
+    strides = None
+    if tensor.strides:
+        strides = tuple(step * item_bytes for step in tensor.strides[: tensor.dimensions])
+    return Tensor(
+        (tensor.data or 0) + tensor.byte_offset,
+        shape,
+        None if is_contiguous(shape, strides, item_bytes) else strides,
+        name,
+        item_bytes,
+        _device_name(tensor.device_type, tensor.device_id),
+        is_read_only,
+        owner,
+    )
+
+
+def is_contiguous(shape: tuple[int, ...], strides: tuple[int, ...] | None, item_bytes: int) -> bool:
+    """Return whether elements lie in C order without gaps."""
+    if strides is None or 0 in shape:
+        return True
+    expected = item_bytes
+    for length, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if length != 1 and stride != expected:
+            return False
+        expected *= length
+    return True

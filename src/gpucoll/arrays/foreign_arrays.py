@@ -1,0 +1,150 @@
+"""Arrays of libraries without a module here, seen through the protocols that they share.
+
+``__cuda_array_interface__``, ``__array_interface__`` or DLPack say where the memory is. The result
+is made by the library's own ``from_dlpack`` on the host, or ``empty`` on a GPU, where it has them
+(as libraries of the array API standard do); otherwise it is a NumPy array on the host, and on a GPU
+`out` must be given.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.arrays import dlpack, numpy_arrays
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Destination, Library, Template, View, kind_of
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+
+NAME = "one with an array interface or DLPack"
+_THIS = cast(Library, sys.modules[__name__])
+
+
+def look(x: Any, what: str) -> View:
+    """Say what x is and where it lies."""
+    return _seen(x, what)[0]
+
+
+def look_at_out(out: Any) -> View:
+    """Say the same of an array that will be written."""
+    view, is_read_only = _seen(out, "out")
+    if is_read_only:
+        raise ArgumentError("out is read-only")
+    return view
+
+
+def _seen(x: Any, what: str) -> tuple[View, bool]:
+    """Return the view of x, and whether it is read-only."""
+    for attribute in ("__cuda_array_interface__", "__array_interface__"):
+        if (interface := getattr(x, attribute, None)) is not None:
+            return interface_view(x, interface, what, _THIS, _device_of(x, attribute))
+    tensor = dlpack.read(x, what)
+    name, item_bytes = tensor.dtype, tensor.item_bytes
+    template = Template(tensor.shape, name, item_bytes, _THIS, tensor.device, 0, None, (x, name))
+    return View(template, tensor.address, tensor.owner, tensor.strides), tensor.is_read_only
+
+
+def _device_of(x: Any, attribute: str) -> str:
+    if attribute == "__array_interface__":
+        return "cpu"
+    return dlpack.device_of(x) if hasattr(x, "__dlpack_device__") else "cuda"
+
+
+def interface_view(
+    x: Any, interface: dict[str, Any], what: str, library: Library, device: str
+) -> tuple[View, bool]:
+    """Return the view of x by its array interface, NumPy's or CUDA's, and if it is read-only."""
+    if interface.get("mask") is not None:
+        raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")
+    dtype = np.dtype(interface["typestr"])
+    if dtype.kind == "V" and interface.get("descr"):
+        dtype = np.dtype(interface["descr"])
+    numpy_arrays.check_dtype(dtype, what)
+    shape = tuple(interface["shape"])
+    strides = interface.get("strides")
+    if dlpack.is_contiguous(shape, strides, dtype.itemsize):
+        strides = None
+    name, stream = numpy_arrays.dtype_name(dtype), interface.get("stream") or 0
+    owner = x
+    if interface.get("data") is None or not isinstance(interface["data"], tuple):
+        owner = np.asarray(SimpleNamespace(__array_interface__=interface))  # data as a buffer
+        address, is_read_only = numpy_arrays.address_of(owner), not owner.flags.writeable
+    else:
+        address, is_read_only = interface["data"]
+    template = Template(shape, name, dtype.itemsize, library, device, stream, None, (x, dtype))
+    return View(template, address or 0, owner, strides), bool(is_read_only)
+
+
+def pack(x: Any, template: Template) -> View:
+    """Return a C-contiguous copy of x, a NumPy array."""
+    if template.device != "cpu":
+        raise ArgumentError(
+            f"x, a {kind_of(x)}, is not contiguous, and how to pack it on {template.device} is not "
+            "known: pass a contiguous array"
+        )
+    return numpy_arrays.pack(_host_array(look(x, "x")), template)
+
+
+def _host_array(view: View) -> npt.NDArray[Any]:
+    """Return a NumPy array over the same memory, of bytes instead of elements."""
+    template = view.template
+    interface = {
+        "version": 3,
+        "typestr": f"|V{template.item_bytes}",
+        "shape": template.shape,
+        "strides": view.strides,
+        "data": (view.address, False),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface, owner=view.owner))
+
+
+def new(template: Template, shape: tuple[int, ...]) -> Destination:
+    """Make a new array of the template's library if it tells how, of NumPy otherwise."""
+    _, name, item_bytes, _, device, stream, _, (x, dtype) = template
+    library = _namespace(x)
+    if device == "cpu":
+        host = numpy_arrays.new(numpy_arrays.template_of_dtype(dtype), shape)
+        convert = getattr(library, "from_dlpack", None)
+        if convert is None or np.dtype(dtype).kind not in "biufc":
+            return host
+        return Destination(host.buffer, lambda: convert(host.finish()))
+    empty = getattr(library, "empty", None)
+    if empty is None:
+        raise ArgumentError(f"how to make a new {kind_of(x)} is not known: give out=")
+    result = empty(shape, dtype=x.dtype, device=x.device)
+    view = look(result, "the result")
+    assert view.template.size_bytes == math.prod(shape) * item_bytes
+    buffer = Buffer(view.address, shape, name, item_bytes, result, device, stream)
+    return Destination(buffer, lambda: result, result)
+
+
+def _namespace(x: Any) -> Any:
+    """Return the module of x's library, if it has one that makes arrays."""
+    if hasattr(x, "__array_namespace__"):
+        return x.__array_namespace__()
+    return sys.modules.get(type(x).__module__.partition(".")[0])
+
+
+def complete(out: Any, temporary: Any) -> None:
+    """Fill a non-contiguous `out`."""
+    if temporary is None:
+        return
+    if look(out, "out").template.device == "cpu":
+        _host_array(look(out, "out"))[...] = _host_array(look(temporary, "out"))
+    else:
+        out[...] = temporary
+
+
+def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+    """Return the template of a new array of like's dtype; of another one, NumPy's."""
+    template = numpy_arrays.template_of_dtype(dtype)
+    if like is None:
+        return template
+    if like.device != "cpu":
+        raise ArgumentTypeError(f"an array of another dtype than like's on {like.device}: give out")
+    return template._replace(library=_THIS, native=(like.native[0], template.native))

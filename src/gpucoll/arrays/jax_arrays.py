@@ -1,0 +1,117 @@
+"""JAX arrays of one device. They cannot be written, so there is no `out` among them."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import Any, cast
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.errors import ArgumentTypeError
+
+NAME = "a JAX array"
+_THIS = cast(Library, sys.modules[__name__])
+_ALIGNMENT_BYTES = 64
+"""JAX takes host memory over without a copy only where it is aligned like its own."""
+
+
+def look(x: Any, what: str) -> View:
+    """Say what x is and where it lies, once it is there."""
+    if not isinstance(x, jax.Array):
+        raise_not_an_array(x, what)
+    if reason := _refusal(x):
+        raise ArgumentTypeError(f"{what} {reason}")
+    (device,) = x.devices()
+    place = _place(device)
+    if place == "cpu":
+        array = np.asarray(x)  # waits for it; shares its memory
+        address, owner = numpy_arrays.address_of(array), array
+    else:
+        x.block_until_ready()
+        address, owner = x.unsafe_buffer_pointer(), x
+    dtype = np.dtype(x.dtype)
+    name = numpy_arrays.dtype_name(dtype)
+    native = (dtype, device)
+    template = Template(tuple(x.shape), name, dtype.itemsize, _THIS, place, 0, None, native)
+    return View(template, address, owner)
+
+
+def look_at_out(out: Any) -> View:
+    """Refuse: nothing writes to a JAX array."""
+    raise ArgumentTypeError("JAX arrays are immutable: leave out= away and use the result")
+
+
+def _refusal(x: Any) -> str:
+    """Return why there is no memory to read, and what to do; or nothing."""
+    if isinstance(x, jax.core.Tracer):
+        return (
+            "is being traced: a collective cannot become part of a compiled or transformed "
+            "function; call it outside of jax.jit, vmap and grad"
+        )
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        return f"has dtype {x.dtype}: pass jax.random.key_data(x)"
+    if x.is_deleted():
+        return "was deleted: it was donated to a compiled function"
+    count = len(x.devices())
+    if count != 1:
+        return (
+            f"lies on {count} devices: pass the part of one (x.addressable_shards[0].data), or "
+            "gather it first with jax.device_put(x, jax.devices()[0])"
+        )
+    return ""
+
+
+def _place(device: Any) -> str:
+    if device.platform == "cpu":
+        return "cpu"
+    kind = device.platform
+    if kind == "gpu":
+        kind = "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+    return f"{kind}:{device.local_hardware_id}"
+
+
+def pack(x: Any, template: Template) -> View:
+    """Return x: JAX arrays are contiguous."""
+    return look(x, "x")
+
+
+def new(template: Template, shape: tuple[int, ...]) -> Destination:
+    """Make memory that becomes a new JAX array."""
+    _, name, item_bytes, _, place, stream, _, (dtype, device) = template
+    if (held := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
+        raise ArgumentTypeError(
+            f"JAX would make {held} of the result's {dtype}: set jax_enable_x64, or convert x first"
+        )
+    if place == "cpu":
+        memory = _aligned(shape, dtype)
+        address = numpy_arrays.address_of(memory)
+        buffer = Buffer(address, shape, name, item_bytes, memory)
+        return Destination(buffer, lambda: jax.device_put(memory, device))
+    result = jax.numpy.empty(shape, dtype, device=device).block_until_ready()
+    address = result.unsafe_buffer_pointer()
+    buffer = Buffer(address, shape, name, item_bytes, result, place, stream)
+    return Destination(buffer, lambda: result)
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    size_bytes = math.prod(shape) * dtype.itemsize
+    raw = np.empty(size_bytes + _ALIGNMENT_BYTES, np.uint8)
+    start = -numpy_arrays.address_of(raw) % _ALIGNMENT_BYTES
+    return raw[start : start + size_bytes].view(dtype).reshape(shape)
+
+
+def complete(out: Any, temporary: Any) -> None:
+    """Do nothing: there is no `out`."""
+
+
+def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+    """Return the template of a new array of this dtype."""
+    template = numpy_arrays.template_of_dtype(dtype)
+    device = jax.local_devices()[0] if like is None else like.native[1]
+    return template._replace(library=_THIS, device=_place(device), native=(template.native, device))

@@ -1,0 +1,133 @@
+"""PyTorch tensors, on the CPU and on GPUs.
+
+As with `torch.distributed`, autograd does not see collectives: inputs that require grad are read as
+they are, and results never require grad. An `out` that requires grad is refused where PyTorch's own
+in-place operations refuse it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any, cast
+
+import torch
+
+from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Destination, Library, Template, View, kind_of, raise_not_an_array
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+
+NAME = "a PyTorch tensor"
+_THIS = cast(Library, sys.modules[__name__])
+
+
+@functools.cache
+def _dtype_name(dtype: Any) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def look(x: Any, what: str) -> View:
+    """Say what x is and where it lies."""
+    if not isinstance(x, torch.Tensor):
+        raise_not_an_array(x, what)
+    if reason := _refusal(x):
+        raise ArgumentTypeError(f"{what} {reason}")
+    try:
+        address = x.data_ptr()
+    except RuntimeError as error:
+        raise ArgumentTypeError(
+            f"{what} has no memory of its own ({error}): collectives cannot be called inside "
+            "torch.func transforms (vmap, grad) or on tensors without storage"
+        ) from None
+    dtype, item_bytes = x.dtype, x.element_size()
+    device, stream = _place(x.device)
+    native = (dtype, x.device)
+    name = _dtype_name(dtype)
+    template = Template(tuple(x.shape), name, item_bytes, _THIS, device, stream, None, native)
+    strides = None if x.is_contiguous() else tuple(step * item_bytes for step in x.stride())
+    return View(template, address, x, strides)
+
+
+def look_at_out(out: Any) -> View:
+    """Say the same of a tensor that will be written."""
+    view = look(out, "out")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ArgumentError(
+            "out requires grad, and autograd would not see that it is written: give out.detach(), "
+            "or call within torch.no_grad()"
+        )
+    return view
+
+
+def _refusal(x: Any) -> str:
+    """Return why a tensor's memory is not its elements, and what to do; or nothing."""
+    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        return f"is a {kind_of(x)}, which wraps other tensors: pass those (DTensor: x.to_local())"
+    if x.is_nested:
+        return "is a nested tensor: pass x.values(), or a list of its parts (x.unbind())"
+    if x.layout is not torch.strided:
+        return (
+            f"has layout {x.layout}, which differs in structure from rank to rank: pass "
+            "x.to_dense(), or x.values() where all ranks have the same structure"
+        )
+    if x.is_quantized:
+        return "is quantized, with a scale of its own: pass x.dequantize()"
+    if x.is_conj():
+        return "is a conjugate view, whose memory is not conjugated: pass x.resolve_conj()"
+    if x.is_neg():
+        return "is a negated view, whose memory is not negated: pass x.resolve_neg()"
+    if x.device.type == "meta":
+        return "is on the meta device: it has no data"
+    return ""
+
+
+def _place(device: Any) -> tuple[str, int]:
+    """Return our name of a device, and the address of its current stream."""
+    if device.type == "cpu":
+        return "cpu", 0
+    if device.type != "cuda":
+        return str(device), 0
+    kind = "cuda" if torch.version.hip is None else "rocm"
+    return f"{kind}:{device.index}", torch.cuda.current_stream(device).cuda_stream
+
+
+def pack(x: Any, template: Template) -> View:
+    """Return a C-contiguous copy of x."""
+    packed = x.detach().contiguous()
+    return View(template, packed.data_ptr(), packed)
+
+
+def new(template: Template, shape: tuple[int, ...]) -> Destination:
+    """Make a new tensor."""
+    _, name, item_bytes, _, device, stream, _, (dtype, on) = template
+    result = torch.empty(shape, dtype=dtype, device=on)
+    buffer = Buffer(result.data_ptr(), shape, name, item_bytes, result, device, stream)
+    return Destination(buffer, lambda: result, result)
+
+
+def complete(out: Any, temporary: Any) -> None:
+    """Fill a non-contiguous `out`, and tell autograd that it changed."""
+    if temporary is not None:
+        # This may be the thread of asynchronous calls, which has a grad mode of its own; and only
+        # inference mode may write to what was made in it.
+        with torch.inference_mode():
+            out.copy_(temporary)
+    elif not out.is_inference():
+        torch.autograd.graph.increment_version(out)
+
+
+def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+    """Return the template of a new tensor of this dtype."""
+    native = dtype
+    if not isinstance(dtype, torch.dtype):
+        name = dtype if isinstance(dtype, str) else numpy_arrays.template_of_dtype(dtype).dtype
+        native = getattr(torch, name.removeprefix("torch."), None)
+        if not isinstance(native, torch.dtype):
+            raise ArgumentTypeError(f"dtype {dtype!r} is none that PyTorch knows")
+    device = torch.device("cpu") if like is None else like.native[1]
+    place, stream = ("cpu", 0) if like is None else (like.device, like.stream)
+    item_bytes = native.itemsize
+    return Template(
+        (), _dtype_name(native), item_bytes, _THIS, place, stream, None, (native, device)
+    )
