@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.transport.layout import Kind
 from gpucoll.types import Collective, ReduceOp
 
 NO_ROOT = -1
@@ -49,6 +50,36 @@ class Request:
         found = self.source or self.destination
         assert found is not None
         return found
+
+
+@dataclass(eq=False)
+class MessageRequest:
+    """One send, receive or probe, and what was found.
+
+    Attributes
+    ----------
+    kind : Kind
+        Which.
+    peer, tag : int
+        To or from whom, and the message's tag; ANY_SOURCE and ANY_TAG except for a send.
+    buffer : Buffer, optional
+        What is sent, or where it goes; a probe has none.
+    is_misfit : bool
+        Whether the message has another size or dtype than the buffer; then it was left.
+    found_peer, found_tag, found_bytes, found_dtype, found_shape
+        What the message is; the dtype as its number, the shape None where it is not known.
+    """
+
+    kind: Kind
+    peer: int
+    tag: int
+    buffer: Buffer | None = None
+    is_misfit: bool = False
+    found_peer: int = -1
+    found_tag: int = -1
+    found_bytes: int = 0
+    found_dtype: int = -1
+    found_shape: tuple[int, ...] | None = ()
 
 
 class PreparedCall(Protocol):

@@ -13,7 +13,8 @@ from tests.dtypes import any_values, assert_same, bits, dtype_of, op_of, small_v
 from tests.guarded import Guarded
 
 SMALL_TUNING = {
-    "GPUCOLL_CPU_TUNING": "one_shot_bytes=1024,rooted_bytes=1024,chunk_bytes=4096,symmetric_min_bytes=256"
+    "GPUCOLL_CPU_TUNING": "one_shot_bytes=1024,rooted_bytes=1024,chunk_bytes=4096,"
+    "symmetric_min_bytes=256"
 }
 """Thresholds so low that small arrays take every path."""
 PLACEMENTS = ("private", "symmetric", "mixed")

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name
 from gpucoll.backends.cpu.blocks import BlockMaker
+from gpucoll.backends.cpu.courier import Courier
 from gpucoll.backends.cpu.direct import DirectCalls
 from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.control.call import CallBlock
@@ -46,6 +47,7 @@ class CpuBackend:
         self._group = group
         self._blocks = BlockMaker(group.rank, group.world_size)
         self._direct: dict[Collective, DirectCalls] = {}
+        self.courier = Courier(group)
 
     def prepare(self, request: Request) -> CpuCall:
         """Prepare a collective."""
@@ -81,6 +83,9 @@ class CpuBackend:
         return {
             "small private arrays": f"one-shot, up to {tuning.one_shot_bytes} bytes",
             "larger private arrays": f"staged, in chunks of {tuning.chunk_bytes} bytes",
+            "large private movements": f"single copy where the kernel allows it, from "
+            f"{tuning.single_copy_min_bytes} bytes",
+            "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",
         }
 

@@ -20,7 +20,16 @@ from gpucoll.transport.layout import Call
 
 
 class DirectCalls:
-    """The table of one collective.
+    """The table of one collective, or of one kind of message.
+
+    Parameters
+    ----------
+    group : HostGroup
+        Whose calls.
+    code : compiled function
+        `entry.direct_call` or `message_entry.direct_message`.
+    sends : bool
+        Whether messages of one array are sent.
 
     Attributes
     ----------
@@ -29,17 +38,21 @@ class DirectCalls:
         kinds of array, overlap, errors.
     """
 
-    def __init__(self, group: HostGroup) -> None:
+    def __init__(
+        self, group: HostGroup, code: Any = entry.direct_call, *, sends: bool = False
+    ) -> None:
         self._group = group
         self._table = np.zeros(entry.TABLE_WORDS, np.int64)
         self._table[entry.TABLE_CONTEXT] = group.context.ctypes.data
         self._table[entry.TABLE_ARRAY_TYPE] = id(np.ndarray)
         self._table[entry.TABLE_NONE] = id(None)
+        self._table[entry.TABLE_INT_TYPE] = id(int)
+        self._table[entry.TABLE_SENDS] = sends
         self._entries: list[tuple[np.dtype[Any], object, object, CallBlock]] = []
-        self.call: Callable[[Any, Any, Any, Any], Any] = _never
+        self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
             holder = capsule(self._table.ctypes.data)
-            self.call = builtin(entry.direct_call.address, METH_FASTCALL, holder)
+            self.call = builtin(code.address, METH_FASTCALL, holder)
 
     def learn(
         self, dtype: np.dtype[Any], op: object, root: object, make: Callable[[], CallBlock]
@@ -66,5 +79,5 @@ class DirectCalls:
         self._table[entry.TABLE_COUNT] = len(self._entries)
 
 
-def _never(x: Any, out: Any, op: Any, root: Any) -> None:
+def _never(*arguments: Any) -> None:
     """Leave every call to Python: this interpreter's arrays do not lie in memory as expected."""

@@ -12,9 +12,11 @@ from gpucoll.kernels.cpu import cache
 MODULES = (
     "gpucoll.transport.flags",
     "gpucoll.control.entry",
+    "gpucoll.control.message_entry",
     "gpucoll.control.exchange",
     "gpucoll.backends.cpu.reductions",
     "gpucoll.backends.cpu.movements",
+    "gpucoll.backends.cpu.messages",
 )
 """Every module with compiled loops."""
 

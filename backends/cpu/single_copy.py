@@ -24,13 +24,18 @@ _YES, _NO = 1, 2
 
 
 @inline
+def can_read(context, rank):
+    """Return whether that rank can read every other's memory."""
+    return load64_acquire(get(context, STATUS_LINES) + rank * LINE + _STATUS_COPIES) == 1
+
+
+@inline
 def can_copy_once(context):
     """Return whether every rank can read every other's memory. All must have arrived. Alike."""
     if get(context, _SINGLE_COPY) == 0:
         answer = _YES
         for rank in range(get(context, WORLD_SIZE)):
-            line = get(context, STATUS_LINES) + rank * LINE
-            if load64_acquire(line + _STATUS_COPIES) != 1:
+            if not can_read(context, rank):
                 answer = _NO
         put(context, _SINGLE_COPY, answer)
     return get(context, _SINGLE_COPY) == _YES

@@ -33,10 +33,13 @@ if TYPE_CHECKING:
     from gpucoll.initialise import init
     from gpucoll.launcher.function import launch
     from gpucoll.plan import Plan
-    from gpucoll.types import ReduceOp
+    from gpucoll.point_to_point import Message
+    from gpucoll.types import ANY_SOURCE, ANY_TAG, ReduceOp
     from gpucoll.work import Work
 
 __all__ = [
+    "ANY_SOURCE",
+    "ANY_TAG",
     "AbortedError",
     "ArgumentError",
     "ArgumentTypeError",
@@ -47,6 +50,7 @@ __all__ = [
     "Description",
     "GpucollError",
     "LaunchError",
+    "Message",
     "MismatchError",
     "PeerLostError",
     "Plan",
@@ -61,8 +65,11 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ANY_SOURCE": "types",
+    "ANY_TAG": "types",
     "Communicator": "communicator",
     "Description": "description",
+    "Message": "point_to_point",
     "Plan": "plan",
     "ReduceOp": "types",
     "Work": "work",

@@ -12,7 +12,7 @@ from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.plan import Plan
-from gpucoll.preparation import Arguments, prepare
+from gpucoll.preparation import Arguments, group_result, prepare
 from gpucoll.shapes import parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
@@ -43,6 +43,8 @@ class Calling:
         self._quick_gather = road(Collective.GATHER)
         self._quick_scatter = road(Collective.SCATTER)
         self._quick_all_to_all = road(Collective.ALL_TO_ALL)
+        self._quick_send = self._backend.courier.send
+        self._quick_recv = self._quick_send_recv = self._backend.courier.receive
 
     def _whole_like(self, x: Any) -> Any:
         """Return a new array for everybody's x side by side; None for what is no NumPy array."""
@@ -58,13 +60,24 @@ class Calling:
         shape = x.shape
         return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
 
+    def _is_template(self, x: Any, out: Any) -> bool:
+        """Return whether x says, off the root of a scatter, what `out` also says."""
+        if x is None or type(x) is not np.ndarray or type(out) is not np.ndarray:
+            return x is None
+        return (
+            x.dtype is out.dtype
+            and x.ndim > 0
+            and x.shape[0] % self.world_size == 0
+            and x.size == out.size * self.world_size
+        )
+
     def _raise_quick(self) -> None:
         """Raise what the compiled entry met, unless it only left the call to Python."""
         self._raise_status(int(self._group.context[Context.STATUS]))
 
     def _raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""
-        if status not in (Status.OK, Status.NOT_RUN):
+        if status not in (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT):
             self._group.raise_for(status)
 
     # --- the long way -----------------------------------------------------------------------------
@@ -102,7 +115,12 @@ class Calling:
         if type(plain) is np.ndarray and arguments.counts is None:
             self._backend.learn(collective, plain.dtype, given.get("op"), given.get("root"))
         return self._run(
-            collective.spelled, call.run, prepared.finish, async_op=async_op, timeout_s=timeout_s
+            collective.spelled,
+            call.run,
+            prepared.finish,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            lasting=group_result(prepared),
         )
 
     def _parse(self, given: dict[str, Any]) -> Arguments:

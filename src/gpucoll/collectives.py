@@ -470,7 +470,7 @@ class ArrayCollectives(Calling):
         >>> rows = comm.scatter(x if comm.rank == 0 else None, out=np.empty((5, 3)))
         """
         is_root = self.rank == root
-        plain = counts is None and (is_root or x is None)
+        plain = counts is None and (is_root or self._is_template(x, out))
         if plain and not async_op and timeout_s is None:
             target = self._block_like(x) if out is None else out
             mine = x if is_root else target

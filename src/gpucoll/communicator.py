@@ -19,17 +19,21 @@ from gpucoll.control.group import HostGroup
 from gpucoll.control.members import join
 from gpucoll.description import Description
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
+from gpucoll.grouping import Grouping
 from gpucoll.objects import ObjectCollectives
 from gpucoll.planning import Planning
+from gpucoll.point_to_point import PointToPoint
+from gpucoll.postman import Postman
+from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.layout import Status
 from gpucoll.types import Collective
-from gpucoll.work import WorkQueue
+from gpucoll.work import Work, WorkQueue
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(ArrayCollectives, Planning, ObjectCollectives):
+class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCollectives):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
     Every rank makes the same calls in the same order. One thread at a time; for a second thread,
@@ -52,6 +56,8 @@ class Communicator(ArrayCollectives, Planning, ObjectCollectives):
         self._channel = ControlChannel(group)
         self._queue = WorkQueue(group.set_pending)
         self._entering = threading.Lock()
+        self._grouped = None
+        self._postman = Postman(backend.courier, self._queue, self._run)
         self._open_roads()
         _open.add(self)
 
@@ -62,7 +68,7 @@ class Communicator(ArrayCollectives, Planning, ObjectCollectives):
             if status == Status.OK:
                 return
             self._raise_status(status)
-        self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s)
+        self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s, lasting=None)
 
     # --- more communicators -----------------------------------------------------------------------
 
@@ -138,11 +144,28 @@ class Communicator(ArrayCollectives, Planning, ObjectCollectives):
         """Whether `close` was called."""
         return self._group.is_closed
 
+    def check(self) -> None:
+        """Raise what is known to be wrong: a failure nobody has seen, a broken communicator.
+
+        Does not wait. On host memory every blocking call has said so itself; after a call with
+        ``async_op=True`` this is the way to ask.
+        """
+        if not self._queue.is_busy:
+            self._queue.raise_unseen()
+        self._group.check_open()
+        self._group.raise_if_aborted()
+
     def close(self) -> None:
         """Wait for asynchronous calls, raise a failure nobody has seen, let go of everything.
 
         Not collective: ranks may close at different times. A rank that still needs this one gets a
         PeerLostError. Closing twice does nothing. Arrays of `empty` stay valid.
+
+        Raises
+        ------
+        MismatchError
+            Messages to this rank were never received, or a rank that has closed never received
+            those of this one. The communicator is closed nevertheless.
         """
         if self._group.is_closed or self._group.is_forked:
             return
@@ -154,6 +177,7 @@ class Communicator(ArrayCollectives, Planning, ObjectCollectives):
         try:
             self._queue.stop(self._group.timeout_s)
             self._queue.raise_unseen()
+            self._raise_unreceived()
         finally:
             _open.discard(self)
             self._group.close()
@@ -192,10 +216,17 @@ class Communicator(ArrayCollectives, Planning, ObjectCollectives):
         *,
         async_op: bool = False,
         timeout_s: float | None = None,
+        lasting: Any = NOT_IN_GROUPS,
+        on_work: Callable[[Work], None] | None = None,
     ) -> Any:
-        """Run a task in its turn, then `finish`; or queue it and return its Work."""
+        """Run a task in its turn, then `finish`; or queue it, or keep it for the end of the group.
+
+        `lasting` is what a call inside a group returns: the array that is filled at its end.
+        """
         if timeout_s is not None and not timeout_s > 0:
             raise ArgumentError(f"timeout_s must be positive; got {timeout_s}")
+        if self._grouped is not None:
+            return self._keep_for_group(name, task, finish, async_op, timeout_s, lasting)
         if not self._entering.acquire(blocking=False):
             raise StateError(
                 f"another thread of rank {self.rank} of {self.world_size} is in a call on this "
@@ -213,7 +244,7 @@ class Communicator(ArrayCollectives, Planning, ObjectCollectives):
                 task(timeout_s)
                 return finish()
 
-            work = self._queue.submit(queued, name)
+            work = self._queue.submit(queued, name, on_work)
             return work if async_op else work.wait()
         finally:
             self._entering.release()

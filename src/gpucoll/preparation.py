@@ -16,6 +16,9 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.shapes import result_of
 from gpucoll.types import Collective, ReduceOp
 
+NOT_IN_GROUPS: Any = object()
+"""Instead of what a call inside a group returns: it cannot be made there."""
+
 _TO_ROOT = (Collective.REDUCE, Collective.GATHER)
 
 
@@ -145,3 +148,10 @@ def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int)
             f"{rows} rows"
         )
     return size // rows
+
+
+def group_result(prepared: Prepared) -> Any:
+    """Return what a call inside a group returns: the array that is filled at the group's end."""
+    if prepared.request.destination is None:
+        return None
+    return NOT_IN_GROUPS if prepared.lasting is None else prepared.lasting

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
@@ -71,6 +71,13 @@ class Collective(IntEnum):
         """The method's name."""
         return self.name.lower()
 
+
+ANY_SOURCE: Final = -1
+"""As the source of a receive: whoever has sent something."""
+ANY_TAG: Final = -1
+"""As the tag of a receive: whatever tag it has."""
+TAGS: Final = 1 << 31
+"""Tags are below this."""
 
 WITH_COUNTS = (
     Collective.ALL_GATHER,

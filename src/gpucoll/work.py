@@ -73,6 +73,11 @@ class Work:
             del self._task  # lets go of the arrays
             self._finished.set()
 
+    def _fail(self, error: BaseException) -> None:
+        self._error = error
+        del self._task
+        self._finished.set()
+
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a Work belongs to its process and cannot be pickled")
 
@@ -100,16 +105,21 @@ class WorkQueue:
         self._failed: list[Work] = []
         self._thread: threading.Thread | None = None
         self._is_stopping = False
+        self._last: Work | None = None
+        self._n_held = 0
 
-    def submit(self, task: _Task, name: str) -> Work:
-        """Queue a task and return its Work."""
+    def submit(self, task: _Task, name: str, on_work: Callable[[Work], None] | None = None) -> Work:
+        """Queue a task and return its Work, which `on_work` gets before the task can run."""
         work = Work(task, name)
+        if on_work is not None:
+            on_work(work)
         with self._condition:
             if self._thread is None:
                 thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
                 thread.start()  # may fail: nothing is queued then
                 self._thread = thread
             self._waiting.append(work)
+            self._last = work
             self._unfinished += 1
             self._tell()
             self._condition.notify_all()
@@ -119,6 +129,32 @@ class WorkQueue:
     def is_busy(self) -> bool:
         """Whether a task is waiting or running."""
         return self._unfinished > 0
+
+    def is_last(self, work: Work | None) -> bool:
+        """Return whether nothing was queued after this work, which has not ended."""
+        return work is self._last and self._unfinished > 0
+
+    def complete(self, work: Work) -> None:
+        """End a Work that was not queued itself, by its task."""
+        work._run()
+        self._note_failure(work)
+
+    def fail(self, work: Work, error: BaseException) -> None:
+        """End a Work that was not queued itself, with an error."""
+        work._fail(error)
+        self._note_failure(work)
+
+    def hold(self, is_held: bool) -> None:
+        """Keep compiled entries from running calls at once, or let them again: see `group`."""
+        with self._condition:
+            self._n_held = int(is_held)
+            self._tell()
+
+    def _note_failure(self, work: Work) -> None:
+        if work._error is not None:
+            with self._condition:
+                self._failed.append(work)
+                self._tell()
 
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody has asked for; forget the others."""
@@ -141,7 +177,7 @@ class WorkQueue:
             self._thread.join()
 
     def _tell(self) -> None:
-        self._on_change(self._unfinished + len(self._failed))
+        self._on_change(self._unfinished + len(self._failed) + self._n_held)
 
     def _serve(self) -> None:
         while True:

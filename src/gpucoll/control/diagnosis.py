@@ -147,12 +147,40 @@ def lost_error(group: HostGroup, lost: int, sequence: int) -> PeerLostError:
     )
 
 
+def _describe_message(members: Members, rank: int) -> str:
+    """Return what a rank last sent, received or looked for, as a call."""
+    words = members.bell_words(rank)[layout.BELL_DOING // 8 :]
+    kind, peer, tag, size_bytes, dtype = (int(word) for word in words[:5])
+    who = "ANY_SOURCE" if peer < 0 else str(peer)
+    what = "ANY_TAG" if tag < 0 else str(tag)
+    size = f"{dtype_name(dtype)}, {size_bytes} bytes, " if kind != layout.Kind.PROBE else ""
+    end = "dest" if kind == layout.Kind.SEND else "source"
+    return f"{layout.Kind(kind).name.lower()}({size}{end}={who}, tag={what})"
+
+
+def _message_deadline_error(group: HostGroup, gave_up: int) -> DeadlineError:
+    """Say which rank gave up a message."""
+    called = _describe_message(group.members, gave_up)
+    seconds = int(group.context[Context.TIMEOUT_NS]) / 1e9
+    who = f"{_who(group)} waited {seconds:g} s"
+    if group.rank != gave_up:
+        who = f"{_who(group)}: rank {gave_up} gave up waiting"
+    why = "nobody had received it" if called.startswith("send") else "no such message had come"
+    return DeadlineError(
+        f"{who} in {called}: {why}. Is the other rank in another call, or are sends and receives "
+        "in an order in which each waits for the other? send_recv and group() cannot. The "
+        "communicator is broken: close it"
+    )
+
+
 def abort_error(group: HostGroup, word: int) -> GpucollError:
     """Return the error that the segment's abort word stands for."""
     code, rank = word & 0xFF, (word >> 8) & 0xFFFFFF
     sequence = difference((word >> 32) & 0xFFFFFFFF, 0)
     if code == Abort.DEADLINE:
         return deadline_error(group, rank, sequence)
+    if code == Abort.MESSAGE_DEADLINE:
+        return _message_deadline_error(group, rank)
     if code == Abort.LOST or (code == Abort.UNREADABLE and rank in group.members.gone_ranks()):
         return lost_error(group, rank, int(group.context[Context.SEQUENCE]))
     if code == Abort.UNREADABLE:

@@ -37,14 +37,22 @@ from gpucoll.control.calls import (
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_loop, get, load32_acquire, load64, put
-from gpucoll.transport.layout import SHOWN_DIMENSIONS, Call, Context, State, Status
+from gpucoll.transport.layout import (
+    SHOWN_DIMENSIONS,
+    Call,
+    Context,
+    State,
+    Status,
+)
 from gpucoll.types import mix_digest
 
 TABLE_CONTEXT = 0
 TABLE_ARRAY_TYPE = 1
 TABLE_COUNT = 2
 TABLE_NONE = 3
-TABLE_ENTRIES = 4
+TABLE_INT_TYPE = 4
+TABLE_SENDS = 5
+TABLE_ENTRIES = 6
 ENTRY_WORDS = 4  # dtype object, op object, root object, call block
 MAX_ENTRIES = 16
 TABLE_WORDS = TABLE_ENTRIES + MAX_ENTRIES * ENTRY_WORDS
@@ -52,6 +60,7 @@ TABLE_WORDS = TABLE_ENTRIES + MAX_ENTRIES * ENTRY_WORDS
 _STATE, _STATUS, _RAISED = int(Context.STATE), int(Context.STATUS), int(Context.RAISED)
 _IDLE, _BUSY, _NEEDS_PYTHON = int(State.IDLE), int(State.BUSY), int(State.NEEDS_PYTHON)
 _OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
+_ASIDE, _MORE = int(Status.ASIDE), int(Status.MORE)
 _CONTEXT, _LOOP, _ITEM_BYTES = int(Call.CONTEXT), int(Call.LOOP), int(Call.ITEM_BYTES)
 _BASE_DIGEST, _SIGNS_COUNT = int(Call.BASE_DIGEST), int(Call.SIGNS_COUNT)
 _SOURCE_PARTS, _DESTINATION_PARTS = int(Call.SOURCE_PARTS), int(Call.DESTINATION_PARTS)
@@ -64,40 +73,43 @@ _i64 = types.int64
 _save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
 _restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, _i64))
-_capsule_pointer = types.ExternalFunction("PyCapsule_GetPointer", _i64(_i64, _i64))
+capsule_pointer = types.ExternalFunction("PyCapsule_GetPointer", _i64(_i64, _i64))
 _new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
 _increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
+
 
 _mix = inline(mix_digest)
 
 
 @inline
-def _run_without_gil(context, call):
+def run_without_gil(context, call):
     """Run the call with the interpreter released; return its status."""
     put(context, _STATE, _BUSY)
     thread = _save_thread()
     status = call_loop(get(call, _LOOP), context, call)
     _restore_thread(thread)
     put(context, _STATUS, status)
-    put(context, _STATE, _IDLE if status == _OK else _NEEDS_PYTHON)
+    goes_on = status == _OK or status == _ASIDE or status == _MORE
+    put(context, _STATE, _IDLE if goes_on else _NEEDS_PYTHON)
     if status == _SIGNAL:
         _restore_error(get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2))
     return status
 
 
 @inline
-def _new_reference(value):
+def new_reference(value):
+    """Return a Python object with one more reference: the caller's."""
     _increase_reference(value)
     return value
 
 
 @inline
 def _run_prepared(self, may_overtake):
-    call = _capsule_pointer(self, 0)
+    call = capsule_pointer(self, 0)
     context = get(call, _CONTEXT)
     status = _NOT_RUN
     if get(context, _STATE) == _IDLE and (may_overtake or get(context, _PENDING) == 0):
-        status = _run_without_gil(context, call)
+        status = run_without_gil(context, call)
     return 0 if status == _SIGNAL else _new_integer(status)
 
 
@@ -114,7 +126,7 @@ def queued_call(self, _):
 
 
 @inline
-def _find_call(table, dtype, operation, root):
+def find_call(table, dtype, operation, root):
     """Return the call block of these objects, or 0."""
     for place in range(get(table, TABLE_COUNT)):
         entry = table + 8 * (TABLE_ENTRIES + place * ENTRY_WORDS)
@@ -124,7 +136,8 @@ def _find_call(table, dtype, operation, root):
 
 
 @inline
-def _count_elements(array):
+def count_elements(array):
+    """Return how many elements a NumPy array has."""
     dimensions, count = load64(array + ARRAY_DIMENSIONS), 1
     for place in range(load32_acquire(array + ARRAY_N_DIMENSIONS)):
         count *= load64(dimensions + 8 * place)
@@ -180,18 +193,18 @@ def _prepare(table, x, out, operation, root):
     """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
     if not _is_usable(table, x, out):
         return 0
-    call = _find_call(table, load64(x + ARRAY_DESCRIPTION), operation, root)
+    call = find_call(table, load64(x + ARRAY_DESCRIPTION), operation, root)
     if call == 0:
         return 0
     source_parts, destination_parts = get(call, _SOURCE_PARTS), get(call, _DESTINATION_PARTS)
-    count = _count_elements(x)
+    count = count_elements(x)
     size_bytes = count * get(call, _ITEM_BYTES)
     block_bytes = size_bytes // source_parts
     source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
     if not _divides(x, source_parts):
         return 0
     if x != out or source_parts != destination_parts:
-        if _count_elements(out) * source_parts != count * destination_parts:
+        if count_elements(out) * source_parts != count * destination_parts:
             return 0
         ahead, behind = source - destination, destination - source
         if (
@@ -213,16 +226,16 @@ def _prepare(table, x, out, operation, root):
 @compiled(_i64(_i64, _i64, _i64))
 def direct_call(self, arguments, n_arguments):
     """Built-in of ``(x, out, op, root)``; `self` is a capsule of the table."""
-    table = _capsule_pointer(self, 0)
+    table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
     put(context, _STATUS, _NOT_RUN)
     if n_arguments == 4 and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
         x, out = get(arguments, 0), get(arguments, 1)
         call = _prepare(table, x, out, get(arguments, 2), get(arguments, 3))
         if call != 0:
-            status = _run_without_gil(context, call)
+            status = run_without_gil(context, call)
             if status == _OK:
-                return _new_reference(out)
+                return new_reference(out)
             if status == _SIGNAL:
                 return 0
-    return _new_reference(get(table, TABLE_NONE))
+    return new_reference(get(table, TABLE_NONE))

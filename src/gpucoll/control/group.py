@@ -29,7 +29,7 @@ from gpucoll.kernels.cpu.copy import (
 )
 from gpucoll.transport import layout
 from gpucoll.transport.builtins import METH_NOARGS, builtin, capsule
-from gpucoll.transport.flags import event_compare_exchange, event_store, wait_long
+from gpucoll.transport.flags import bell_ring, event_compare_exchange, event_store, wait_long
 from gpucoll.transport.layout import Abort, Call, Context, State, Status
 
 SLICE_S = 0.02
@@ -60,7 +60,9 @@ class HostGroup:
         self.is_closed = False
         self._is_forked = False
         self._tables = np.zeros((2, self.world_size), np.int64)
-        self.context: npt.NDArray[np.int64] = np.zeros(layout.CONTEXT_WORDS, np.int64)
+        # Not NumPy's memory: that may be shared with a forked child, who writes here.
+        words = bytearray(8 * layout.CONTEXT_WORDS)
+        self.context: npt.NDArray[np.int64] = np.frombuffer(words, np.int64)
         for field, value in self._context_values(waiting).items():
             self.context[field] = value
         self._set_timeout(timeout_s)
@@ -95,6 +97,10 @@ class HostGroup:
             Context.ARENA_BYTES: members.arena_bytes,
             Context.SOURCES: self._tables[0].ctypes.data,
             Context.DESTINATIONS: self._tables[1].ctypes.data,
+            Context.BELLS: base + place.bells,
+            Context.MAILBOXES: base + place.mailboxes,
+            Context.MAILBOX_STRIDE: place.mailbox_stride,
+            Context.EAGER_BYTES: place.eager_bytes,
             Context.PIDS: members.pid_table.ctypes.data,
             Context.ROOTED_BYTES: tuning.rooted_bytes,
             Context.SINGLE_COPY_MIN_BYTES: tuning.single_copy_min_bytes,
@@ -130,15 +136,24 @@ class HostGroup:
         """Run a call once, now or when its turn in the queue has come; raise what went wrong."""
         self.run_prepared(self.prepare(call, queued=True), timeout_s)
 
-    def run_prepared(self, run: Callable[[], int], timeout_s: float | None = None) -> None:
-        """Run a prepared call, with a deadline of its own if one is given."""
+    def run_prepared(
+        self,
+        run: Callable[[], int],
+        timeout_s: float | None = None,
+        goes_on: tuple[Status, ...] = (),
+    ) -> int:
+        """Run a prepared call, with a deadline of its own if one is given.
+
+        Returns its status: OK, or one of `goes_on`; raises for any other.
+        """
         self.check_usable(timeout_s)
         if timeout_s is not None:
             self._set_timeout(timeout_s)
         try:
             status = run()
-            if status != Status.OK:
+            if status != Status.OK and status not in goes_on:
                 self.raise_for(status)
+            return status
         finally:
             if timeout_s is not None:
                 self._set_timeout(self.timeout_s)
@@ -178,6 +193,11 @@ class HostGroup:
             recovery.announce(self)
         self.raise_if_aborted()
         raise recovery.answer(self)
+
+    def ring_bell(self, rank: int) -> None:
+        """Wake a rank that sleeps for messages."""
+        address = self.members.segment.address + self.members.layout.bells
+        bell_ring.ctypes(address + rank * layout.LINE_BYTES)
 
     @property
     def is_forked(self) -> bool:

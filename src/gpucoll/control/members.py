@@ -102,6 +102,31 @@ class Members:
         address = self.segment.address + self.layout.slots + place * self.layout.slot_stride
         return int(words_at(address, 1)[0])
 
+    def mailbox_words(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
+        """Return the mailbox between two ranks, as words."""
+        place = receiver * self.world_size + sender
+        stride = self.layout.mailbox_stride
+        address = self.segment.address + self.layout.mailboxes + place * stride
+        return words_at(address, stride // 8)
+
+    def has_message(self, receiver: int, sender: int) -> bool:
+        """Return whether there is a message that the receiver has not taken."""
+        words = self.mailbox_words(receiver, sender)
+        return bool(words[layout.MAILBOX_HEAD // 8] != words[layout.MAILBOX_TAIL // 8])
+
+    def next_envelope(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
+        """Return the envelope of the next message between two ranks; there must be one."""
+        words = self.mailbox_words(receiver, sender)
+        place = int(words[layout.MAILBOX_TAIL // 8]) % layout.POSTS
+        post_words = (layout.ENVELOPE_BYTES + self.layout.eager_bytes) // 8
+        start = layout.MAILBOX_POSTS // 8 + place * post_words
+        return words[start : start + layout.ENVELOPE_BYTES // 8]
+
+    def bell_words(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return a rank's bell line, as words."""
+        address = self.segment.address + self.layout.bells + rank * layout.LINE_BYTES
+        return words_at(address, layout.LINE_BYTES // 8)
+
     def has_closed(self, rank: int) -> bool:
         """Return whether a rank has closed the communicator."""
         return bool(self.status_words(rank)[layout.STATUS_CLOSED // 8])

@@ -136,6 +136,32 @@ def event_pending(context):
 
 
 @inline
+def is_aborted(context):
+    """Return whether the communicator was given up."""
+    return load64(get(context, _EVENT_LINE) + EVENT_ABORT) != 0
+
+
+@inline
+def start_clock(context):
+    """Let the deadline of what follows count from now."""
+    put(context, _START_NS, now_ns(context))
+
+
+@inline
+def yield_once():
+    """Give way to another process."""
+    _sched_yield()
+
+
+@inline
+def ring(bell):
+    """Wake whoever sleeps on a bell; whatever it is to see must be stored with a full fence."""
+    if load32_ordered(bell + 4) > 0:
+        add32(bell, np.int32(1))
+        _syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+
+
+@inline
 def _sleep_slice(context, address, waiters, value):
     """Sleep until the word at `address` changes, for at most one slice."""
     slice_ns = get(context, _SLICE_NS)
@@ -147,6 +173,29 @@ def _sleep_slice(context, address, waiters, value):
         timeout = context + 8 * _FUTEX_TIMEOUT
         _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
     add32(waiters, np.int32(-1))
+
+
+@inline
+def sleep_until_rung(context, bell, seen):
+    """Sleep until the bell's count is not `seen` any more, for at most one slice."""
+    slice_ns = get(context, _SLICE_NS)
+    put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
+    put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
+    timeout = context + 8 * _FUTEX_TIMEOUT
+    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+
+
+@inline
+def begin_to_sleep(bell):
+    """Announce a sleeper; return the bell's count, after which everything is looked at again."""
+    add32(bell + 4, np.int32(1))
+    return load32_ordered(bell)
+
+
+@inline
+def end_sleep(bell):
+    """Take the announcement back."""
+    add32(bell + 4, np.int32(-1))
 
 
 @inline
@@ -188,8 +237,8 @@ def give_up(context, code, rank):
 
 
 @inline
-def _after_slice(context):
-    """Look whether to go on waiting; return a status."""
+def look_around(context, deadline_code):
+    """Look whether to go on waiting: signals, lost peers, the deadline; return a status."""
     if _python_raised(context):
         give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
         return _SIGNAL
@@ -199,7 +248,7 @@ def _after_slice(context):
         give_up(context, _ABORT_LOST, lost)
         return _LOST
     if now_ns(context) - get(context, _START_NS) > get(context, _TIMEOUT_NS):
-        give_up(context, _ABORT_DEADLINE, get(context, _RANK))
+        give_up(context, deadline_code, get(context, _RANK))
         return _DEADLINE
     return _OK
 
@@ -246,7 +295,7 @@ def wait_long(context, address, waiters, value, rank):
         if event_pending(context):
             return _EVENT
         if now_ns(context) >= look_ns:
-            status = _after_slice(context)
+            status = look_around(context, _ABORT_DEADLINE)
             if status != _OK:
                 return status
             look_ns = now_ns(context) + get(context, _SLICE_NS)
@@ -298,3 +347,9 @@ def event_compare_exchange(address, expected, desired):
 def event_store(address, value):
     """Store with a full fence; return what was there. For Python."""
     return exchange64(address, value)
+
+
+@compiled(types.void(_i64))
+def bell_ring(bell):
+    """Ring a bell. For Python."""
+    ring(bell)

@@ -9,6 +9,8 @@ cache lines in pairs)::
     records         per rank: ring of RECORDS records, 256 bytes each
     slots           ring of RING x P slots: a header line, and a payload of up to rooted_bytes
     stages          ring of 3 x P stages of chunk_bytes each
+    bells           per rank: rung when a message or a free place came; what it is waiting for
+    mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
@@ -57,6 +59,81 @@ HEADER_DESTINATION = 24
 HEADER_ADDRESS = 32
 """Where a larger private input lies in its process; small payloads share this place."""
 
+# Offsets in a bell's line.
+BELL_WORD = 0
+BELL_DOING = 8  # words: kind of the operation, peer, tag, size in bytes, dtype
+
+# A mailbox: counters of posts written and taken, in lines of their own, then the posts.
+POSTS = 8
+MAILBOX_HEAD = 0
+MAILBOX_TAIL = 128
+MAILBOX_POSTS = 256
+MAILBOXES_BYTES = 32 << 20
+"""About how much memory the mailboxes of a segment may take."""
+MOST_EAGER_BYTES = 8192
+LEAST_EAGER_BYTES = 64
+ENVELOPE_BYTES = 128
+MESSAGE_DIMENSIONS = 8
+
+
+class Envelope(IntEnum):
+    """Fields of the first post of a message, in words of 8 bytes."""
+
+    SIZE_BYTES = 0
+    TAG = 1
+    DTYPE = 2
+    WAY = 3
+    PLACE = 4
+    DIMENSIONS = 5
+    DIMENSION = 6  # eight of them
+
+
+class Way(IntEnum):
+    """Where a message's data is."""
+
+    POSTED = 0  # behind the envelope, and in the posts after it
+    IN_ARENA = 1  # at an offset in the sender's arena
+    IN_PROCESS = 2  # at an address in the sender's process
+
+
+class Transfer(IntEnum):
+    """Fields of one operation in a table of point-to-point operations."""
+
+    KIND = 0
+    PEER = 1
+    TAG = 2
+    ADDRESS = 3
+    SIZE_BYTES = 4
+    DTYPE = 5
+    STATE = 6
+    DONE_BYTES = 7
+    POST = 8  # number of a sent message's first post
+    FOUND_PEER = 9
+    FOUND_TAG = 10
+    DIMENSIONS = 11
+    DIMENSION = 12  # eight of them
+
+
+TRANSFER_WORDS = 20
+
+
+class Kind(IntEnum):
+    """What an operation of a table does."""
+
+    SEND = 1
+    RECV = 2
+    PROBE = 3
+
+
+class Progress(IntEnum):
+    """How far it is."""
+
+    WAITING = 0
+    UNDER_WAY = 1
+    DONE = 2
+    MISFIT = 3  # the message that matches has another size or dtype; it stays
+
+
 NOT_SHARED = -1
 """The offset of a buffer that is not in its rank's arena."""
 
@@ -102,6 +179,9 @@ class Status(IntEnum):
     LOST = 4  # a rank that is needed is gone or has closed
     SIGNAL = 5  # a Python signal handler raised; the exception is kept in the context
     NOT_RUN = 6  # the communicator was not idle
+    ASIDE = 7  # a message that nobody asks for yet stands before others: Python takes it aside
+    MORE = 8  # operations are done or have been added: Python looks
+    MISFIT = 9  # a message has another size or dtype than its receive
 
 
 class State(IntEnum):
@@ -157,6 +237,14 @@ class Context(IntEnum):
     SINGLE_COPY_MAX_BYTES = 56
     ROOTED_BYTES = 57
     IO_VECTORS = 58  # 4 words
+    BELLS = 62
+    MAILBOXES = 63
+    MAILBOX_STRIDE = 64
+    EAGER_BYTES = 65
+    UNEXPECTED = 66  # messages that Python holds: compiled receives leave the call to it
+    UNMATCHED = 67  # whose message is to be taken aside
+    MORE = 68
+    MESSAGE_ROWS = 70  # 2 rows of TRANSFER_WORDS
     UNVERIFIED_COUNT = 35
     START_NS = 36
     TIMEOUT_NS = 37
@@ -172,7 +260,7 @@ class Context(IntEnum):
     RAISED = 49  # 3 words
 
 
-CONTEXT_WORDS = 64
+CONTEXT_WORDS = 112
 
 
 class Call(IntEnum):
@@ -218,9 +306,13 @@ class Call(IntEnum):
     LARGEST_PARTS = 37
     IN_PLACE_BLOCK = 38  # in place, the input begins so many blocks after the output
     SIGNS_COUNT = 39  # the signature holds the block's count instead of the input's shape
+    # Point-to-point.
+    TRANSFERS = 40
+    N_TRANSFERS = 41
+    TAKES_MORE = 42  # whether operations may be added while the loop runs
 
 
-CALL_WORDS = 40
+CALL_WORDS = 48
 
 
 class Flow(IntEnum):
@@ -243,6 +335,7 @@ class Abort(IntEnum):
     INTERRUPTED = 3
     REQUESTED = 4
     UNREADABLE = 5
+    MESSAGE_DEADLINE = 6
 
 
 class Path(IntEnum):
@@ -325,6 +418,25 @@ class SegmentLayout:
         return round_up(self.slots + RING * self.world_size * self.slot_stride, 4096)
 
     @property
+    def bells(self) -> int:
+        return round_up(self.stages + STAGES * self.world_size * self.tuning.chunk_bytes, 4096)
+
+    @property
+    def mailboxes(self) -> int:
+        return round_up(self.bells + self.world_size * LINE_BYTES, 4096)
+
+    @property
+    def eager_bytes(self) -> int:
+        """Bytes of a message that one post carries."""
+        share = MAILBOXES_BYTES // (self.world_size**2 * POSTS)
+        power = 1 << max(share - ENVELOPE_BYTES, 1).bit_length() - 1
+        return max(LEAST_EAGER_BYTES, min(MOST_EAGER_BYTES, power))
+
+    @property
+    def mailbox_stride(self) -> int:
+        return MAILBOX_POSTS + POSTS * (ENVELOPE_BYTES + self.eager_bytes)
+
+    @property
     def size_bytes(self) -> int:
         """Size of the whole segment, in bytes."""
-        return round_up(self.stages + STAGES * self.world_size * self.tuning.chunk_bytes, 4096)
+        return round_up(self.mailboxes + self.world_size**2 * self.mailbox_stride, 4096)

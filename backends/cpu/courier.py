@@ -1,0 +1,289 @@
+"""Point-to-point as Python sees it: tables of operations, and the messages that came too early."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.cpu.direct import DirectCalls
+from gpucoll.backends.cpu.messages import message_loop
+from gpucoll.backends.protocol import MessageRequest
+from gpucoll.control import message_entry
+from gpucoll.control.call import CallBlock
+from gpucoll.control.group import HostGroup
+from gpucoll.transport import layout
+from gpucoll.transport.layout import Call, Context, Envelope, Kind, Progress, Status, Transfer
+from gpucoll.types import ANY_SOURCE, ANY_TAG, Collective, dtype_code
+
+_WORDS, _SHAPE_WORDS = layout.TRANSFER_WORDS, 1 + layout.MESSAGE_DIMENSIONS
+
+
+@dataclass(frozen=True)
+class _Held:
+    """A message that was taken aside: its envelope, as a row of operations, and its data."""
+
+    row: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8]
+
+    @property
+    def buffer(self) -> Buffer:
+        """The data as a buffer; its owner is this."""
+        return Buffer(self.data.ctypes.data, self.data.shape, "uint8", 1, self)
+
+    def answers(self, row: npt.NDArray[np.int64]) -> bool:
+        """Return whether a receive or probe asks for this message."""
+        peer, tag = int(row[Transfer.PEER]), int(row[Transfer.TAG])
+        return peer in (ANY_SOURCE, self.row[Transfer.FOUND_PEER]) and tag in (
+            ANY_TAG,
+            self.row[Transfer.FOUND_TAG],
+        )
+
+
+class Courier:
+    """Sends, receives and probes of one rank.
+
+    Attributes
+    ----------
+    send, receive : callable
+        The compiled entries ``(x, peer, tag)`` -> x, or None where Python has to look.
+    """
+
+    def __init__(self, group: HostGroup) -> None:
+        self._group = group
+        self._held: list[_Held] = []
+        self._sending = DirectCalls(group, message_entry.direct_message, sends=True)
+        self._receiving = DirectCalls(group, message_entry.direct_message)
+        self._block = CallBlock(Collective.SEND, message_loop.address)
+        self._run_block = group.prepare(self._block, queued=True)
+        self.send = self._sending.call
+        self.receive = self._receiving.call
+
+    def learn(self, kind: Kind, dtype: np.dtype[Any], name: str) -> None:
+        """Make the compiled entry serve arrays of this dtype."""
+
+        def make() -> CallBlock:
+            size = dtype.itemsize
+            block = CallBlock(Collective.SEND, message_loop.address, dtype=name, item_bytes=size)
+            rows = self._group.context.ctypes.data + 8 * Context.MESSAGE_ROWS
+            block.words[Call.TRANSFERS] = rows
+            return block
+
+        table = self._sending if kind == Kind.SEND else self._receiving
+        table.learn(dtype, None, None, make)
+
+    # --- running ----------------------------------------------------------------------------------
+
+    def run(
+        self,
+        requests: Sequence[MessageRequest],
+        on_done: Callable[[MessageRequest], None],
+        more: Callable[[], Sequence[MessageRequest]] | None,
+        timeout_s: float | None,
+    ) -> None:
+        """Do all of them at once; return when the last is done.
+
+        Parameters
+        ----------
+        requests : sequence of MessageRequest
+            In the order in which they were made.
+        on_done : callable
+            Called for each when it is done, with what was found filled in.
+        more : callable, optional
+            Returns requests that have been added meanwhile. Without it nothing is reported before
+            all are done.
+        timeout_s : float, optional
+            Deadline, in seconds.
+        """
+        self._run_rows(list(requests), _rows(requests), on_done, more, timeout_s)
+
+    def resume(self, requests: Sequence[MessageRequest]) -> None:
+        """Go on with requests that the compiled entry has begun, and left to Python."""
+        start = Context.MESSAGE_ROWS
+        rows = self._group.context[start : start + _WORDS * len(requests)]
+        table = rows.reshape(len(requests), _WORDS).copy()
+        self._run_rows(list(requests), table, lambda request: None, None, None)
+
+    def _run_rows(
+        self,
+        pending: list[MessageRequest],
+        table: npt.NDArray[np.int64],
+        on_done: Callable[[MessageRequest], None],
+        more: Callable[[], Sequence[MessageRequest]] | None,
+        timeout_s: float | None,
+    ) -> None:
+        while True:
+            self._serve_held(pending, table)
+            table = self._report(pending, table, on_done)
+            if not pending:
+                return
+            status = self._run_table(table, timeout_s, more is not None)
+            if status == Status.ASIDE:
+                held = self._aside(int(self._group.context[Context.UNMATCHED]))
+                pending.append(MessageRequest(Kind.RECV, -1, -1, held.buffer))
+                table = np.concatenate([table, held.row[None]])
+            elif status == Status.MORE and more is not None:
+                self._group.context[Context.MORE] = 0
+                added = list(more())
+                pending += added
+                table = np.concatenate([table, _rows(added)])
+
+    def _run_table(
+        self, table: npt.NDArray[np.int64], timeout_s: float | None, takes_more: bool
+    ) -> int:
+        words = self._block.words
+        words[Call.TRANSFERS] = table.ctypes.data
+        words[Call.N_TRANSFERS] = len(table)
+        words[Call.TAKES_MORE] = takes_more
+        goes_on = (Status.ASIDE, Status.MORE)
+        return self._group.run_prepared(self._run_block, timeout_s, goes_on)
+
+    def _report(
+        self,
+        pending: list[MessageRequest],
+        table: npt.NDArray[np.int64],
+        on_done: Callable[[MessageRequest], None],
+    ) -> npt.NDArray[np.int64]:
+        """Report and drop what is done; return the rows of the rest."""
+        rest = [place for place, row in enumerate(table) if row[Transfer.STATE] < Progress.DONE]
+        for place, row in enumerate(table):
+            if place not in rest:
+                _fill_in(pending[place], row)
+        done = [request for place, request in enumerate(pending) if place not in rest]
+        pending[:] = [pending[place] for place in rest]
+        for request in done:
+            if request.buffer is not None and isinstance(request.buffer.owner, _Held):
+                self._held.append(request.buffer.owner)
+            else:
+                on_done(request)
+        return np.ascontiguousarray(table[rest])
+
+    # --- messages that came too early -------------------------------------------------------------
+
+    def _aside(self, sender: int) -> _Held:
+        """Return where the next message of a rank goes, which nobody asks for yet."""
+        envelope = self._group.members.next_envelope(self._group.rank, sender)
+        data = np.empty(int(envelope[Envelope.SIZE_BYTES]), np.uint8)
+        row = np.zeros(_WORDS, np.int64)
+        row[Transfer.KIND] = Kind.RECV
+        row[Transfer.PEER] = row[Transfer.FOUND_PEER] = sender
+        row[Transfer.TAG] = row[Transfer.FOUND_TAG] = envelope[Envelope.TAG]
+        row[Transfer.ADDRESS] = data.ctypes.data
+        row[Transfer.SIZE_BYTES] = data.nbytes
+        row[Transfer.DTYPE] = envelope[Envelope.DTYPE]
+        shape = envelope[Envelope.DIMENSIONS :][:_SHAPE_WORDS]
+        row[Transfer.DIMENSIONS :][:_SHAPE_WORDS] = shape
+        return _Held(row, data)
+
+    def _serve_held(self, pending: Sequence[MessageRequest], table: npt.NDArray[np.int64]) -> None:
+        """Give kept messages to those who ask for them, the oldest first."""
+        for row in table:
+            if row[Transfer.KIND] == Kind.SEND or row[Transfer.STATE] != Progress.WAITING:
+                continue
+            held = next((held for held in self._held if held.answers(row)), None)
+            if held is None:
+                continue
+            for field in (Transfer.FOUND_PEER, Transfer.FOUND_TAG):
+                row[field] = held.row[field]
+            size_and_dtype = [Transfer.SIZE_BYTES, Transfer.DTYPE]
+            fits = (row[size_and_dtype] == held.row[size_and_dtype]).all()
+            row[size_and_dtype] = held.row[size_and_dtype]
+            row[Transfer.DIMENSIONS :] = held.row[Transfer.DIMENSIONS :]
+            if row[Transfer.KIND] == Kind.PROBE:
+                row[Transfer.STATE] = Progress.DONE
+            elif not fits:
+                row[Transfer.STATE] = Progress.MISFIT
+            else:
+                ctypes.memmove(int(row[Transfer.ADDRESS]), held.data.ctypes.data, held.data.nbytes)
+                row[Transfer.STATE] = Progress.DONE
+                self._held.remove(held)
+        self._group.context[Context.UNEXPECTED] = len(self._held)
+
+    def look(self, request: MessageRequest) -> bool:
+        """Probe without waiting; return whether there is such a message, and fill it in."""
+        table = _rows([request])
+        self._serve_held([request], table)
+        row = table[0]
+        if row[Transfer.STATE] != Progress.DONE:
+            members, me = self._group.members, self._group.rank
+            everyone = range(self._group.world_size)
+            peers = everyone if request.peer == ANY_SOURCE else [request.peer]
+            for peer in peers:
+                if members.has_message(me, peer):
+                    found = members.next_envelope(me, peer)
+                    if request.tag in (ANY_TAG, found[Envelope.TAG]):
+                        row[Transfer.FOUND_PEER] = peer
+                        row[Transfer.FOUND_TAG] = found[Envelope.TAG]
+                        row[Transfer.SIZE_BYTES] = found[Envelope.SIZE_BYTES]
+                        row[Transfer.DTYPE] = found[Envelope.DTYPE]
+                        shape = found[Envelope.DIMENSIONS :][:_SHAPE_WORDS]
+                        row[Transfer.DIMENSIONS :][:_SHAPE_WORDS] = shape
+                        row[Transfer.STATE] = Progress.DONE
+                        break
+        if row[Transfer.STATE] == Progress.DONE:
+            _fill_in(request, row)
+            return True
+        return False
+
+    def unreceived(self) -> list[tuple[int, int]]:
+        """Return sender and tag of messages that came and that nobody has received."""
+        members, me = self._group.members, self._group.rank
+        found = [
+            (int(held.row[Transfer.FOUND_PEER]), int(held.row[Transfer.FOUND_TAG]))
+            for held in self._held
+        ]
+        for peer in range(self._group.world_size):
+            if members.has_message(me, peer):
+                found.append((peer, int(members.next_envelope(me, peer)[Envelope.TAG])))
+        return found
+
+    def undelivered(self) -> list[tuple[int, int]]:
+        """Return receiver and tag of messages that lie with ranks which have closed."""
+        members, me = self._group.members, self._group.rank
+        return [
+            (peer, int(members.next_envelope(peer, me)[Envelope.TAG]))
+            for peer in range(self._group.world_size)
+            if peer != me and members.has_closed(peer) and members.has_message(peer, me)
+        ]
+
+    def ring_own_bell(self) -> None:
+        """Make a running table come back for more."""
+        self._group.context[Context.MORE] = 1
+        self._group.ring_bell(self._group.rank)
+
+
+def _rows(requests: Sequence[MessageRequest]) -> npt.NDArray[np.int64]:
+    """Return requests as a table of operations."""
+    table = np.zeros((len(requests), _WORDS), np.int64)
+    for row, request in zip(table, requests, strict=True):
+        row[Transfer.KIND] = request.kind
+        row[Transfer.PEER] = request.peer
+        row[Transfer.TAG] = request.tag
+        if (buffer := request.buffer) is not None:
+            row[Transfer.ADDRESS] = buffer.address
+            row[Transfer.SIZE_BYTES] = buffer.size_bytes
+            row[Transfer.DTYPE] = dtype_code(buffer.dtype)
+            row[Transfer.DIMENSIONS] = len(buffer.shape)
+            shown = buffer.shape[: layout.MESSAGE_DIMENSIONS]
+            row[Transfer.DIMENSION : Transfer.DIMENSION + len(shown)] = shown
+    return table
+
+
+def _fill_in(request: MessageRequest, row: npt.NDArray[np.int64]) -> None:
+    """Write what was found into a request."""
+    request.is_misfit = bool(row[Transfer.STATE] == Progress.MISFIT)
+    if request.kind == Kind.SEND:
+        return
+    request.found_peer = int(row[Transfer.FOUND_PEER])
+    request.found_tag = int(row[Transfer.FOUND_TAG])
+    request.found_bytes = int(row[Transfer.SIZE_BYTES])
+    request.found_dtype = int(row[Transfer.DTYPE])
+    n_dimensions = int(row[Transfer.DIMENSIONS])
+    shown = row[Transfer.DIMENSION :][: min(n_dimensions, layout.MESSAGE_DIMENSIONS)]
+    is_whole = n_dimensions <= layout.MESSAGE_DIMENSIONS
+    request.found_shape = tuple(int(length) for length in shown) if is_whole else None

@@ -1,0 +1,118 @@
+"""Mailboxes: a ring of posts for each pair of ranks, written by one and taken by the other.
+
+A message begins with an envelope. Its data follows in the same post and, if it is longer, in the
+next ones; or the envelope says where the receiver finds it, in the sender's arena or process, and
+the sender waits until the post is taken. Whoever changes a mailbox rings the other's bell, which
+costs a system call only where that one sleeps.
+"""
+
+from __future__ import annotations
+
+from gpucoll.control.calls import LINE, RANK, WORLD_SIZE
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import (
+    call_copy,
+    exchange64,
+    get,
+    load64,
+    load64_acquire,
+    put,
+)
+from gpucoll.transport import layout
+from gpucoll.transport.flags import ring
+from gpucoll.transport.layout import Context, Envelope, Transfer, Way
+
+POSTS, ENVELOPE_BYTES = layout.POSTS, layout.ENVELOPE_BYTES
+MAILBOX_HEAD, MAILBOX_TAIL = layout.MAILBOX_HEAD, layout.MAILBOX_TAIL
+MAILBOX_POSTS = layout.MAILBOX_POSTS
+EAGER_BYTES = int(Context.EAGER_BYTES)
+_MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
+_BELLS, _COPY_PLAIN = int(Context.BELLS), int(Context.COPY_PLAIN)
+
+E_SIZE_BYTES, E_TAG, E_DTYPE = int(Envelope.SIZE_BYTES), int(Envelope.TAG), int(Envelope.DTYPE)
+E_WAY, E_PLACE = int(Envelope.WAY), int(Envelope.PLACE)
+_E_DIMENSIONS, _T_DIMENSIONS = int(Envelope.DIMENSIONS), int(Transfer.DIMENSIONS)
+POSTED, IN_ARENA, IN_PROCESS = int(Way.POSTED), int(Way.IN_ARENA), int(Way.IN_PROCESS)
+N_DIMENSIONS = layout.MESSAGE_DIMENSIONS
+
+
+@inline
+def mailbox_of(context, receiver, sender):
+    """Return the address of the mailbox between two ranks."""
+    place = receiver * get(context, WORLD_SIZE) + sender
+    return get(context, _MAILBOXES) + place * get(context, _MAILBOX_STRIDE)
+
+
+@inline
+def post_at(context, mailbox, number):
+    """Return the address of a post by its running number."""
+    size_bytes = ENVELOPE_BYTES + get(context, EAGER_BYTES)
+    return mailbox + MAILBOX_POSTS + (number & (POSTS - 1)) * size_bytes
+
+
+@inline
+def head_of(mailbox):
+    """Return how many posts have been written."""
+    return load64_acquire(mailbox + MAILBOX_HEAD)
+
+
+@inline
+def tail_of(mailbox):
+    """Return how many posts have been taken."""
+    return load64_acquire(mailbox + MAILBOX_TAIL)
+
+
+@inline
+def ring_bell(context, rank):
+    """Wake a rank that sleeps until one of its mailboxes changes."""
+    ring(get(context, _BELLS) + rank * LINE)
+
+
+@inline
+def advance_head(context, mailbox, receiver):
+    """Give one more post to the receiver."""
+    exchange64(mailbox + MAILBOX_HEAD, load64(mailbox + MAILBOX_HEAD) + 1)
+    ring_bell(context, receiver)
+
+
+@inline
+def advance_tail(context, mailbox, sender):
+    """Give one more post back to the sender."""
+    exchange64(mailbox + MAILBOX_TAIL, load64(mailbox + MAILBOX_TAIL) + 1)
+    ring_bell(context, sender)
+
+
+@inline
+def write_shape(envelope, transfer):
+    """Copy the shape of a transfer into an envelope."""
+    n_dimensions = get(transfer, _T_DIMENSIONS)
+    put(envelope, _E_DIMENSIONS, n_dimensions)
+    for place in range(1, min(n_dimensions, N_DIMENSIONS) + 1):
+        put(envelope, _E_DIMENSIONS + place, get(transfer, _T_DIMENSIONS + place))
+
+
+@inline
+def read_shape(transfer, envelope):
+    """Copy the shape in an envelope into a transfer."""
+    n_dimensions = get(envelope, _E_DIMENSIONS)
+    put(transfer, _T_DIMENSIONS, n_dimensions)
+    for place in range(1, min(n_dimensions, N_DIMENSIONS) + 1):
+        put(transfer, _T_DIMENSIONS + place, get(envelope, _E_DIMENSIONS + place))
+
+
+@inline
+def copy(context, destination, source, size_bytes):
+    """Copy between private memory and a post, or out of an arena."""
+    call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
+
+
+@inline
+def incoming(context, sender):
+    """Return this rank's mailbox for messages of `sender`."""
+    return mailbox_of(context, get(context, RANK), sender)
+
+
+@inline
+def outgoing(context, receiver):
+    """Return the mailbox of `receiver` for messages of this rank."""
+    return mailbox_of(context, receiver, get(context, RANK))

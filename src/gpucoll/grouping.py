@@ -1,0 +1,103 @@
+"""Groups of calls: collected first, run together at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpucoll.calling import Calling
+from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError, StateError
+from gpucoll.postman import Postman
+from gpucoll.preparation import NOT_IN_GROUPS
+from gpucoll.work import WorkQueue
+
+_Task = Callable[[float | None], None]
+
+
+class Grouping(Calling):
+    """`Communicator.group`."""
+
+    _queue: WorkQueue
+    _postman: Postman
+    _grouped: list[tuple[_Task, Callable[[], Any], float | None]] | None
+
+    @contextmanager
+    def group(self, *, timeout_s: float | None = None) -> Iterator[None]:
+        """Collect the calls made inside, and run them together at the end.
+
+        All sends and receives run at once, so that they cannot wait for each other in a circle;
+        then the collectives, in order. A call inside returns its output array, which is filled,
+        and its errors are raised, at the end. When the block raises, nothing is run.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Deadline of the sends and receives, in seconds.
+
+        Raises
+        ------
+        StateError
+            Groups do not nest; objects, `split` and what asks for counts cannot be inside.
+
+        Examples
+        --------
+        >>> with comm.group():
+        ...     for peer in peers:
+        ...         comm.send(mine[peer], peer)
+        ...         comm.recv(theirs[peer], peer)
+        """
+        if self._grouped is not None:
+            raise StateError("a group is open already: groups do not nest")
+        calls: list[tuple[_Task, Callable[[], Any], float | None]] = []
+        messages: list[Any] = []
+        self._grouped, self._postman.grouped = calls, messages
+        self._queue.hold(True)
+        try:
+            yield
+        finally:
+            self._grouped = self._postman.grouped = None
+            self._queue.hold(False)
+
+        def task(timeout_s: float | None) -> None:
+            self._postman.run_group(messages, timeout_s)
+            for run, finish, own_timeout_s in calls:
+                run(own_timeout_s)
+                finish()
+
+        if calls or messages:
+            self._run("group", task, lambda: None, timeout_s=timeout_s)
+
+    def _keep_for_group(
+        self,
+        name: str,
+        task: _Task,
+        finish: Callable[[], Any],
+        async_op: bool,
+        timeout_s: float | None,
+        lasting: Any,
+    ) -> Any:
+        if async_op:
+            raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
+        if lasting is NOT_IN_GROUPS:
+            raise ArgumentTypeError(
+                f"{name} cannot be called like this inside group(): its result is an object, a "
+                "number or a converted array, which cannot be filled at the end. Pass contiguous "
+                "arrays, or call it outside"
+            )
+        assert self._grouped is not None
+        self._grouped.append((task, finish, timeout_s))
+        return lasting
+
+    def _raise_unreceived(self) -> None:
+        """Raise where messages were left behind; called at close."""
+        who = f"rank {self.rank} of {self.world_size}"
+        if left := self._backend.courier.unreceived():
+            listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            raise MismatchError(f"{who} closed without receiving messages {listed}{more}")
+        if left := self._backend.courier.undelivered():
+            listed = ", ".join(f"to rank {peer} with tag {tag}" for peer, tag in left[:5])
+            raise MismatchError(
+                f"{who} sent messages that nobody received before closing: {listed}"
+            )

@@ -1,0 +1,339 @@
+"""Point-to-point: send, recv, send_recv, probe, as users call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.arguments import destination_of, ensure_host, source_of, template_like
+from gpucoll.arrays.library import Destination, Template
+from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
+from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calling import Calling
+from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gpucoll.postman import Postman
+from gpucoll.transport.layout import Context, Kind, Status
+from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
+
+
+@dataclass(frozen=True)
+class Message:
+    """What `probe` found: a message that can be received.
+
+    Attributes
+    ----------
+    source, tag : int
+        Whose it is, and its tag.
+    dtype : str
+        Name of the elements' dtype.
+    shape : tuple of int or None
+        As it was sent; None beyond eight dimensions.
+    size_bytes : int
+        Size of the data, in bytes.
+    """
+
+    source: int
+    tag: int
+    dtype: str
+    shape: tuple[int, ...] | None
+    size_bytes: int
+
+
+class PointToPoint(Calling):
+    """What `Communicator` can do between two ranks.
+
+    Messages between two ranks with one tag arrive in the order in which they were sent. The
+    receiver names size and dtype exactly: a message that does not fit is refused, and stays.
+
+    A `send` of up to `eager` bytes (see `describe`) returns at once while there is room; any other
+    may wait until it is received. So two ranks that both send first may wait for each other: use
+    `send_recv`, `group`, or ``async_op=True``, whose sends and receives all make progress together.
+
+    Cost: messages beyond `eager` bytes are copied once where the kernel lets the receiver read the
+    sender's memory, else twice.
+    """
+
+    _postman: Postman
+    _quick_send: Callable[[Any, int, int], Any]
+    _quick_recv: Callable[[Any, int, int], Any]
+    _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
+
+    def send(
+        self,
+        x: Any,
+        dest: int,
+        tag: int = 0,
+        *,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send x to another rank.
+
+        Parameters
+        ----------
+        x : array or number
+        dest : int
+            To whom; itself only with a receive that is already waiting, see the class.
+        tag : int
+            0 to 2**31 - 1: what the receiver asks for.
+        async_op, timeout_s
+            See `ArrayCollectives`.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            An argument cannot serve; nothing was sent.
+        DeadlineError, PeerLostError
+            Nobody received it in time, or the receiver is gone.
+
+        Examples
+        --------
+        >>> comm.send(x, dest=1, tag=7)
+        """
+        if not async_op and timeout_s is None:
+            if self._quick_send(x, dest, tag) is not None:
+                return None
+            self._raise_quick()
+        self._check_peer(dest, "dest")
+        self._check_tag(tag)
+        source = source_of(x)
+        ensure_host(source.template)
+        if type(x) is np.ndarray:
+            self._backend.courier.learn(Kind.SEND, x.dtype, source.template.dtype)
+        request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
+        return self._deliver("send", [request], lambda: None, async_op, timeout_s)
+
+    def recv(
+        self,
+        out: Any = None,
+        source: int = ANY_SOURCE,
+        tag: int = 0,
+        *,
+        like: Any = None,
+        shape: Sequence[int] | None = None,
+        dtype: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Receive what another rank has sent.
+
+        Parameters
+        ----------
+        out : array, optional
+            Where it goes: exactly as many elements as were sent, of that dtype.
+        source : int
+            From whom; ``ANY_SOURCE``: from whoever has sent something.
+        tag : int
+            Which; ``ANY_TAG``: whichever comes first.
+        like, shape, dtype : optional
+            Instead of `out`: a new array of like's library, this shape and dtype. With none of them
+            a new NumPy array as it was sent.
+        async_op, timeout_s
+            See `ArrayCollectives`.
+
+        Returns
+        -------
+        array
+            `out`, or a new array.
+
+        Raises
+        ------
+        MismatchError
+            The message has another size or dtype. It stays, for a receive that fits.
+
+        Examples
+        --------
+        >>> comm.recv(source=0, tag=7)
+        """
+        if not async_op and timeout_s is None and out is not None:
+            result = self._quick_recv(out, source, tag)
+            if result is not None:
+                return result
+            self._raise_quick()
+        self._check_peer(source, "source", may_be_any=True)
+        self._check_tag(tag, may_be_any=True)
+        if out is None and like is None and shape is None and dtype is None:
+            if async_op:
+                raise ArgumentError("an asynchronous recv needs out, like or shape and dtype")
+            message = self.probe(source, tag, timeout_s=timeout_s)
+            assert message is not None
+            source, tag = message.source, message.tag
+            template = _template_of_message(message)
+        elif out is not None:
+            template = template_like(like=out)
+        else:
+            template = template_like(None if shape is None else tuple(shape), dtype, like)
+        destination = self._destination(template, out)
+        if type(out) is np.ndarray:
+            self._backend.courier.learn(Kind.RECV, out.dtype, template.dtype)
+        request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
+        return self._deliver(
+            "recv", [request], destination.finish, async_op, timeout_s, destination.lasting
+        )
+
+    def send_recv(
+        self,
+        x: Any,
+        dest: int,
+        source: int,
+        out: Any = None,
+        *,
+        tag: int = 0,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send x to one rank and receive as much from another, both at once.
+
+        Parameters
+        ----------
+        x : array or number
+        dest, source : int
+            To and from whom; may be the same rank.
+        out : array, optional
+            Where what comes goes; may be of another size than x. Default: a new array like x.
+        tag : int
+            Of both messages.
+        async_op, timeout_s
+            See `ArrayCollectives`.
+
+        Examples
+        --------
+        >>> left, right = (comm.rank - 1) % comm.world_size, (comm.rank + 1) % comm.world_size
+        >>> from_left = comm.send_recv(edge, dest=right, source=left)
+        """
+        if not async_op and timeout_s is None and out is not None:
+            result = self._quick_send_recv(x, dest, source, out, tag)
+            if result is not None:
+                return result
+            if int(self._group.context[Context.STATUS]) in (Status.ASIDE, Status.MISFIT):
+                return self._go_on(x, dest, source, out, tag)
+            self._raise_quick()
+        self._check_peer(dest, "dest")
+        self._check_peer(source, "source", may_be_any=True)
+        self._check_tag(tag)
+        given = source_of(x)
+        template = given.template if out is None else template_like(like=out)
+        ensure_host(given.template)
+        destination = self._destination(template, out, x)
+        for array in (x, out):
+            if type(array) is np.ndarray:
+                self._backend.courier.learn(Kind.RECV, array.dtype, numpy_dtype_name(array.dtype))
+        requests = [
+            MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer),
+            MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
+        ]
+        return self._deliver(
+            "send_recv", requests, destination.finish, async_op, timeout_s, destination.lasting
+        )
+
+    def probe(
+        self,
+        source: int = ANY_SOURCE,
+        tag: int = ANY_TAG,
+        *,
+        wait: bool = True,
+        timeout_s: float | None = None,
+    ) -> Message | None:
+        """Say which message a receive would get; it stays.
+
+        Parameters
+        ----------
+        source, tag : int
+            As for `recv`.
+        wait : bool
+            Wait until there is one; otherwise None says that there is none yet.
+        timeout_s : float, optional
+            Deadline, in seconds.
+        """
+        self._check_peer(source, "source", may_be_any=True)
+        self._check_tag(tag, may_be_any=True)
+        request = MessageRequest(Kind.PROBE, int(source), int(tag))
+        if not wait:
+            self._group.check_open()
+            if not self._backend.courier.look(request):
+                return None
+        else:
+            self._deliver("probe", [request], lambda: None, False, timeout_s)
+        return Message(
+            request.found_peer,
+            request.found_tag,
+            dtype_name(request.found_dtype),
+            request.found_shape,
+            request.found_bytes,
+        )
+
+    def _go_on(self, x: Any, dest: int, source: int, out: Any, tag: int) -> Any:
+        """Finish a send_recv that the compiled entry has begun: nothing is sent a second time."""
+        requests = [
+            MessageRequest(Kind.RECV, source, tag, source_of(out).buffer),
+            MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer),
+        ]
+        self._backend.courier.resume(requests)
+        if requests[0].is_misfit:
+            raise self._misfit(requests[0])
+        return out
+
+    # --- pieces -----------------------------------------------------------------------------------
+
+    def _deliver(
+        self,
+        name: str,
+        requests: list[MessageRequest],
+        finish: Callable[[], Any],
+        async_op: bool,
+        timeout_s: float | None,
+        lasting: Any = None,
+    ) -> Any:
+        """Hand requests to the postman, who runs them now, in their turn, or with others."""
+
+        def checked() -> Any:
+            for request in requests:
+                if request.is_misfit:
+                    raise self._misfit(request)
+            return finish()
+
+        return self._postman.deliver(name, requests, checked, async_op, timeout_s, lasting)
+
+    def _misfit(self, request: MessageRequest) -> MismatchError:
+        buffer = request.buffer
+        assert buffer is not None
+        what = f"{request.found_bytes} bytes of {dtype_name(request.found_dtype)}"
+        if request.found_shape is not None:
+            what = f"{dtype_name(request.found_dtype)}, shape {request.found_shape}"
+        return MismatchError(
+            f"recv on rank {self.rank} of {self.world_size}: the message from rank "
+            f"{request.found_peer} with tag {request.found_tag} is {what}, but out is "
+            f"{buffer.dtype}, shape {buffer.shape}. The message stays: receive it into an array "
+            "that fits (probe says which), or with neither out nor shape"
+        )
+
+    def _destination(self, template: Template, out: Any, x: Any = None) -> Destination:
+        ensure_host(template, "x" if out is None else "out")
+        return destination_of(template, template.shape, out, x=x, in_place_at=None)
+
+    def _check_peer(self, peer: Any, name: str, may_be_any: bool = False) -> None:
+        if isinstance(peer, bool) or not isinstance(peer, int | np.integer):
+            raise ArgumentTypeError(f"{name} must be a rank, an int; got {peer!r}")
+        if not (0 <= peer < self.world_size or (may_be_any and peer == ANY_SOURCE)):
+            anyone = " or ANY_SOURCE" if may_be_any else ""
+            raise ArgumentError(f"{name} must be in 0..{self.world_size - 1}{anyone}; got {peer}")
+
+    def _check_tag(self, tag: Any, may_be_any: bool = False) -> None:
+        if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
+            raise ArgumentTypeError(f"tag must be an int; got {tag!r}")
+        if not (0 <= tag < TAGS or (may_be_any and tag == ANY_TAG)):
+            anything = " or ANY_TAG" if may_be_any else ""
+            raise ArgumentError(f"tag must be in 0..{TAGS - 1}{anything}; got {tag}")
+
+
+def _template_of_message(message: Message) -> Template:
+    """Return what a message is as an array, where that can be told."""
+    if message.dtype not in DTYPES or message.shape is None:
+        raise ArgumentError(
+            f"recv cannot tell what rank {message.source} has sent ({message.size_bytes} bytes of "
+            f"{message.dtype}): give out, or shape and dtype"
+        )
+    return template_like(message.shape, message.dtype)
