@@ -9,30 +9,16 @@ from pathlib import Path
 import pytest
 
 import gpucoll
+from gpucoll.testing.server import LAUNCHER_VARIABLES
 from gpucoll.version import __version__
 from tests.dtypes import covering
 from tests.ranks import Pools, RankServer
-
-# Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
-LAUNCHER_VARIABLES = (
-    "GPUCOLL_RANK",
-    "GPUCOLL_WORLD_SIZE",
-    "GPUCOLL_LOCAL_RANK",
-    "GPUCOLL_LOCAL_WORLD_SIZE",
-    "GPUCOLL_JOB",
-    "RANK",
-    "WORLD_SIZE",
-    "LOCAL_RANK",
-    "LOCAL_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "TORCHELASTIC_RUN_ID",
-)
 
 BARE_FOLDERS = ("kernels", "backends", "bench")
 
 
 def pytest_configure() -> None:
+    # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)
 

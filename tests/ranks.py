@@ -1,48 +1,73 @@
-"""Real ranks for tests, reused from test to test: a call on four of them takes milliseconds.
+"""Real ranks that call functions of the tests: the engine of `gpucoll.testing`, without pytest.
 
 >>> with RankServer() as server:
 ...     pools = Pools(server)
 ...     pools.call(4, function, 1, 2)  # function(comm, 1, 2) on each of 4 ranks: their results
 
-Each call gets a communicator of its own, a duplicate of the pool's. A pool that lost a rank is
-thrown away. Every wait has a deadline, here and in the ranks.
+Each call gets a communicator of its own. A pool that lost a rank is thrown away. A test whose body
+itself runs on ranks has ``@pytest.mark.ranks``; this is for tests that look at ranks from outside.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
-import secrets
-import select
-import signal
-import socket
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection, wait
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any
 
-import cloudpickle
+from gpucoll import communicator, config, init
+from gpucoll.rendezvous.job import Job
+from gpucoll.testing import pool, server
+from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer, Ended, Silent
+from gpucoll.testing.rank import RankLoop, Reply
+from gpucoll.testing.session import FOLLOWERS, environment
 
-from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
-from tests.rank_server import MAX_PACKET_BYTES, Reply, Request
-
-ROOT = Path(__file__).resolve().parent.parent
-CALL_TIMEOUT_S = 60.0
-START_TIMEOUT_S = 240.0
-"""The loops may have to be compiled."""
-FOLLOWERS = (AbortedError, PeerLostError, DeadlineError)
-"""What ranks raise since another one failed."""
+__all__ = ["Ended", "Pool", "Pools", "RankServer", "Reply", "Seat"]
 
 
 @dataclass(frozen=True)
-class Ended:
-    """In the place of a reply: the rank's process ended, with this exit code (-N: by signal N)."""
+class Options:
+    """How a function is called in a rank."""
 
-    exit_code: int
+    gives: str = "communicator"
+    """``"communicator"``: of all ranks, a fresh one; ``"seat"``: the rank's `Seat`."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for the making of the communicator and the call."""
+    timeout_s: float = 20.0
+    """Default deadline of the communicator's waits."""
+
+
+@dataclass
+class Seat:
+    """A rank without a communicator: it can make one."""
+
+    rank: int
+    world_size: int
+    token: str
+
+    def init(self, timeout_s: float = 20.0, **options: Any) -> communicator.Communicator:
+        """Join the other ranks of the pool."""
+        os.environ[config.JOB] = self.token
+        place = {"rank": self.rank, "world_size": self.world_size, **options}
+        return init(**place, timeout_s=timeout_s)
+
+
+def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, args: Any) -> Any:
+    """Call a function in a rank; `number` is the call's, the same on all ranks."""
+    with environment(options.environment):
+        if options.gives == "seat":
+            return function(Seat(loop.rank, loop.world_size, loop.token), *args)
+        job = Job(loop.rank, loop.world_size, f"{loop.token}/{number}", "tests")
+        limit = options.timeout_s
+        with communicator.create(job, max(limit, 20.0), limit, "cpu", "for a test") as made:
+            return function(made, *args)
+
+
+def compile_kernels(kernels: Sequence[tuple[str, str]]) -> None:
+    from gpucoll.kernels.cpu.reduce import reduce_kernel
+
+    for dtype, operation in kernels:
+        reduce_kernel(dtype, operation)
 
 
 class RankError(Exception):
@@ -52,223 +77,86 @@ class RankError(Exception):
         return f"\n{self.args[0]}"
 
 
-class RankServer:
-    """The warm process that ranks are forked from."""
-
-    def __init__(self) -> None:
-        self._channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._output = os.memfd_create("rank-output")
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.rank_server", str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=self._output,
-                stderr=self._output,
-                start_new_session=True,  # Ctrl-C in the tests' terminal is not for the ranks
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
-            )
-        self._exit_codes: dict[int, int] = {}
-        self._warm: set[tuple[str, str]] = set()
-        self._expect("ready", START_TIMEOUT_S)
-
-    def __enter__(self) -> RankServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
-        """Compile (dtype, operation) kernels once, for all ranks that are forked from here on."""
-        missing = sorted(set(kernels) - self._warm)
-        if missing:
-            self._channel.send(pickle.dumps(("kernels", missing)))
-            self._expect("warm", START_TIMEOUT_S)
-            self._warm.update(missing)
-
-    def fork(self, world_size: int) -> Pool:
-        """Return new ranks."""
-        pairs = [socket.socketpair() for _ in range(world_size)]
-        token = secrets.token_hex(8)
-        try:
-            request = pickle.dumps(("fork", token))
-            socket.send_fds(self._channel, [request], [theirs.fileno() for _, theirs in pairs])
-        finally:
-            for _, theirs in pairs:
-                theirs.close()
-        pids = self._expect("forked", CALL_TIMEOUT_S)
-        connections = [Connection(ours.detach()) for ours, _ in pairs]
-        return Pool(self, [Rank(pid, link) for pid, link in zip(pids, connections, strict=True)])
-
-    def exit_code(self, pid: int, timeout_s: float = CALL_TIMEOUT_S) -> int:
-        """Wait for a rank's end and return its exit code."""
-        deadline = time.monotonic() + timeout_s
-        while pid not in self._exit_codes:
-            self._receive(deadline, f"the end of process {pid}")
-        return self._exit_codes[pid]
-
-    def output(self) -> str:
-        """Return what the server and its ranks wrote so far; the last of it, where it is long."""
-        size = os.fstat(self._output).st_size
-        return os.pread(self._output, 20_000, max(size - 20_000, 0)).decode(errors="replace")
-
-    def close(self) -> None:
-        """End the server, and with it all ranks."""
-        self._channel.close()
-        self._process.wait(CALL_TIMEOUT_S)
-        os.close(self._output)
-
-    def _expect(self, kind: str, timeout_s: float) -> Any:
-        deadline = time.monotonic() + timeout_s
-        while True:
-            got, content = self._receive(deadline, kind)
-            if got == kind:
-                return content
-
-    def _receive(self, deadline: float, what: str) -> tuple[str, Any]:
-        left = max(deadline - time.monotonic(), 0)
-        if not select.select([self._channel], [], [], left)[0]:
-            raise TimeoutError(f"rank server: no {what!r}; it wrote: {self.output()}")
-        data = self._channel.recv(MAX_PACKET_BYTES)
-        if not data:
-            raise EOFError(f"the rank server has ended; it wrote: {self.output()}")
-        kind, content = pickle.loads(data)
-        if kind == "ended":
-            self._exit_codes[content[0]] = content[1]
-        return kind, content
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One rank's process."""
-
-    pid: int
-    connection: Connection
-
-    def send(self, number: int) -> None:
-        """Send a signal; a process that has ended gets none."""
-        try:
-            os.kill(self.pid, number)
-        except ProcessLookupError:
-            pass
-
-
-class Pool:
+class Pool(pool.Pool):
     """The ranks of one world."""
 
-    def __init__(self, server: RankServer, ranks: Sequence[Rank]) -> None:
-        self._server = server
-        self.ranks = ranks
-        self.is_damaged = False
-        """Whether a rank has ended, or did not answer: not to be used again."""
-
-    def __enter__(self) -> Pool:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return len(self.ranks)
+    _calls = 0
 
     def start(
-        self, function: Callable[..., Any], *args: Any, only: Sequence[int] = (), **options: Any
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        only: Sequence[int] | None = None,
+        **options: Any,
     ) -> None:
         """Have every rank (or `only` some) call ``function(who, *args)``; `collect` the replies."""
-        data = cloudpickle.dumps(Request(function, args, **options))
-        for place, rank in enumerate(self.ranks):
-            if not only or place in only:
-                rank.connection.send_bytes(data)
+        self._calls += 1
+        call = (call_in_rank, self._calls, Options(**options), function, args)
+        super().start(*call, only=only or None)
 
     def collect(
-        self, limit_s: float = CALL_TIMEOUT_S, only: Sequence[int] = ()
-    ) -> list[Reply | Ended]:
+        self, limit_s: float = CALL_TIMEOUT_S, only: Sequence[int] | None = None
+    ) -> list[Answer]:
         """Wait for every rank's reply, or end."""
-        places = list(only) or list(range(self.world_size))
-        replies: dict[int, Reply | Ended] = {}
-        deadline = time.monotonic() + limit_s
-        while len(replies) < len(places):
-            open_links: dict[Any, int] = {
-                self.ranks[at].connection: at for at in places if at not in replies
-            }
-            ready = wait(list(open_links), max(deadline - time.monotonic(), 0))
-            if not ready:
-                raise TimeoutError(self._explain_hang(sorted(open_links.values()), limit_s))
-            for link in ready:
-                place = open_links[link]
-                replies[place] = self._read(self.ranks[place])
-        return [replies[place] for place in places]
+        answers = super().collect(limit_s, only or None)
+        silent = {rank: item for rank, item in enumerate(answers) if isinstance(item, Silent)}
+        if silent:
+            traces = "\n".join(f"rank {rank}: {item.trace}" for rank, item in silent.items())
+            raise TimeoutError(
+                f"ranks {[*silent]} of {self.world_size} did not answer within {limit_s:g} s:\n"
+                f"{traces}{self.output()}"
+            )
+        return answers
 
     def call(
         self, function: Callable[..., Any], *args: Any, limit_s: float = CALL_TIMEOUT_S, **options
     ) -> list[Any]:
         """Call ``function(comm, *args)`` on every rank; return the results, or raise an error."""
         self.start(function, *args, **options)
-        return results(self.collect(limit_s), self._server)
+        answers = self.collect(limit_s)
+        failed = []
+        for rank, answer in enumerate(answers):
+            if isinstance(answer, Ended):
+                text = f"rank {rank} ended with exit code {answer.exit_code}:\n{self.output()}"
+                raise RankError(text)
+            if isinstance(answer, Reply) and answer.error is not None:
+                failed.append((isinstance(answer.error, FOLLOWERS), rank, answer))
+        if failed:
+            _, rank, first = min(failed, key=lambda item: item[:2])
+            assert first.error is not None
+            raise first.error from RankError(f"on rank {rank}:\n{first.trace}")
+        return [answer.result for answer in answers if isinstance(answer, Reply)]
 
-    def exit_code(self, rank: int) -> int:
-        """Wait for a rank's end and return its exit code."""
-        self.is_damaged = True
-        return self._server.exit_code(self.ranks[rank].pid)
-
-    def hang_up(self) -> None:
-        """Tell the ranks to leave; those of a damaged pool are ended."""
-        for rank in self.ranks:
-            rank.connection.close()
-            if self.is_damaged:
-                rank.send(signal.SIGKILL)
-
-    def close(self) -> list[int]:
-        """Let the ranks leave; return their exit codes."""
-        self.hang_up()
-        return [self._server.exit_code(rank.pid) for rank in self.ranks]
-
-    def _read(self, rank: Rank) -> Reply | Ended:
-        try:
-            reply: Reply = cloudpickle.loads(rank.connection.recv_bytes())
-        except (EOFError, ConnectionResetError):
-            self.is_damaged = True
-            return Ended(self._server.exit_code(rank.pid))
-        return reply
-
-    def _explain_hang(self, silent: list[int], limit_s: float) -> str:
-        self.is_damaged = True
-        for place in silent:
-            self.ranks[place].send(signal.SIGUSR1)  # a traceback of each thread
-        for place in silent:
-            select.select([self.ranks[place].connection], [], [], 0.2)  # time to write it
-        for rank in self.ranks:
-            rank.send(signal.SIGKILL)
-        return (
-            f"ranks {silent} of {self.world_size} did not answer within {limit_s:g} s; "
-            f"what ranks wrote last:\n{self._server.output()}"
-        )
+    def output(self) -> str:
+        """Return what the ranks wrote."""
+        return "".join(rank.stdout.text() + rank.stderr.text() for rank in self.ranks)
 
 
-def results(replies: Sequence[Reply | Ended], server: RankServer) -> list[Any]:
-    """Return the ranks' results, or raise the error that the others' errors follow from."""
-    failed = []
-    for rank, reply in enumerate(replies):
-        if isinstance(reply, Ended):
-            text = f"rank {rank} ended with exit code {reply.exit_code}:\n{server.output()}"
-            raise RankError(text)
-        if reply.error is not None:
-            failed.append((isinstance(reply.error, FOLLOWERS), rank, reply))
-    if failed:
-        _, rank, reply = min(failed, key=lambda item: item[:2])
-        assert reply.error is not None
-        raise reply.error from RankError(f"on rank {rank}:\n{reply.trace}")
-    return [reply.result for reply in replies if isinstance(reply, Reply)]
+class RankServer(server.RankServer):
+    """The warm process that ranks are forked from."""
+
+    pool_type = Pool
+    _warm: frozenset[tuple[str, str]] = frozenset()
+
+    def fork(self, count: int, **options: Any) -> Pool:
+        """Return new ranks."""
+        made = super().fork(count, **options)
+        assert isinstance(made, Pool)
+        return made
+
+    def compile(self, kernels: Iterable[tuple[str, str]]) -> None:
+        """Compile (dtype, operation) kernels once, for all ranks that are forked from here on."""
+        missing = sorted(set(kernels) - self._warm)
+        if missing:
+            self.call(compile_kernels, missing)
+            self._warm |= set(missing)
 
 
 class Pools:
     """A pool for each number of ranks, made when needed and again when one was damaged."""
 
-    def __init__(self, server: RankServer) -> None:
-        self.server = server
+    def __init__(self, rank_server: RankServer) -> None:
+        self._server = rank_server
         self._pools: dict[int, Pool] = {}
 
     def pool(self, world_size: int) -> Pool:
@@ -277,7 +165,7 @@ class Pools:
         if kept is None or kept.is_damaged:
             if kept is not None:
                 kept.close()
-            self._pools[world_size] = kept = self.server.fork(world_size)
+            self._pools[world_size] = kept = self._server.fork(world_size)
         return kept
 
     def call(self, world_size: int, function: Callable[..., Any], *args: Any, **options) -> list:
@@ -286,16 +174,14 @@ class Pools:
 
     def replies(
         self, world_size: int, function: Callable[..., Any], *args: Any, **options
-    ) -> list[Reply | Ended]:
+    ) -> list[Answer]:
         """The same, but return how it went on each rank."""
-        pool = self.pool(world_size)
-        pool.start(function, *args, **options)
-        return pool.collect()
+        kept = self.pool(world_size)
+        kept.start(function, *args, **options)
+        return kept.collect()
 
     def close(self) -> None:
         """Let all ranks leave."""
-        for pool in self._pools.values():
-            pool.hang_up()
-        for pool in self._pools.values():
-            pool.close()
+        for kept in self._pools.values():
+            kept.close()
         self._pools.clear()

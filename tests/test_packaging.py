@@ -117,6 +117,13 @@ def test_console_scripts_exist(tree: Path):
         assert callable(getattr(importlib.import_module(module), function))
 
 
+def test_pytest_finds_the_plugin(tree: Path):
+    entry_points = configparser.ConfigParser()
+    entry_points.read(tree / "gpucoll.egg-info/entry_points.txt")
+
+    assert dict(entry_points["pytest11"]) == {"gpucoll": "gpucoll.testing"}
+
+
 def test_installed_package_is_this_checkout():
     """Else the tests would judge another gpucoll than the one that lies here."""
     installed = Path(gpucoll.__file__).parent

@@ -7,8 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from tests.rank_server import Reply
-from tests.ranks import Ended
+from tests.ranks import Ended, Reply
 
 
 def whoami(comm):

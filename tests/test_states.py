@@ -30,7 +30,8 @@ USES = {
 }
 
 
-def use_after_close(comm):
+@pytest.mark.ranks(2)
+def test_use_after_close(comm):
     comm.all_reduce(x())  # the compiled road knows it
     plan = comm.plan_all_reduce(x())
     plan()
@@ -39,15 +40,12 @@ def use_after_close(comm):
     for use in (*USES.values(), lambda c: plan()):
         with pytest.raises(StateError, match=rf"rank {comm.rank} of 2 is closed"):
             use(comm)
-    return comm.is_closed, repr(comm)
+    assert comm.is_closed
+    assert repr(comm) == f"<gpucoll.Communicator rank {comm.rank} of 2 closed>"
 
 
-def test_use_after_close(ranks):
-    for rank, answer in enumerate(ranks.call(2, use_after_close)):
-        assert answer == (True, f"<gpucoll.Communicator rank {rank} of 2 closed>")
-
-
-def use_from_second_thread(comm):
+@pytest.mark.ranks(2)
+def test_a_second_thread_is_refused(comm):
     comm.all_reduce(x())
     errors = []
 
@@ -72,18 +70,14 @@ def use_from_second_thread(comm):
             pass
         threading.Event().wait(0.3)  # leave rank 0 in its barrier for its other thread to see
         comm.barrier()
-    return errors, comm.all_reduce(1)
-
-
-def test_a_second_thread_is_refused(ranks):
-    (errors, total), _ = ranks.call(2, use_from_second_thread)
-
-    assert total == 2
-    assert len(errors) == 4
+    assert comm.all_reduce(1) == 2
+    assert len(errors) == (4 if comm.rank == 0 else 0)
     assert all("another thread of rank 0 of 2" in text and "duplicate" in text for text in errors)
 
 
-def use_in_child(comm):
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.ranks(2)
+def test_a_forked_child_is_refused_and_disturbs_nobody(comm):
     """Fork on every rank: the child may do nothing here, and its end is nobody's business."""
     comm.all_reduce(x())
     array = comm.empty(1000)
@@ -108,27 +102,24 @@ def use_in_child(comm):
         said = pipe.read().decode()
     os.waitpid(child, 0)
     total = comm.all_reduce(array, out=array)
-    return said, float(total[0]), plan().tolist()
+    assert said == "refused"
+    assert total[0] == 1.0
+    assert plan().tolist() == [0.0] * 4
 
 
-def test_a_forked_child_is_refused_and_disturbs_nobody(ranks):
-    assert ranks.call(2, use_in_child) == [("refused", 1.0, [0.0] * 4)] * 2
+@pytest.mark.ranks(2)
+def test_a_communicator_cannot_be_pickled(comm):
+    with pytest.raises(TypeError, match="belongs to its process"):
+        pickle.dumps(comm)
+    with pytest.raises(TypeError):
+        pickle.dumps(comm.all_reduce(x(), async_op=True))
+    with pytest.raises(TypeError):
+        pickle.dumps(comm.plan_all_reduce(x()))
+    assert comm.all_reduce(1) == 2
 
 
-def test_a_communicator_cannot_be_pickled(ranks):
-    def try_it(comm):
-        with pytest.raises(TypeError, match="belongs to its process"):
-            pickle.dumps(comm)
-        with pytest.raises(TypeError):
-            pickle.dumps(comm.all_reduce(x(), async_op=True))
-        with pytest.raises(TypeError):
-            pickle.dumps(comm.plan_all_reduce(x()))
-        return comm.all_reduce(1)
-
-    assert ranks.call(2, try_it) == [2, 2]
-
-
-def fill_the_arena(comm):
+@pytest.mark.ranks(2)
+def test_a_full_arena(comm):
     size = comm._group.members.arena_bytes
     with pytest.raises(MemoryError, match="GPUCOLL_ARENA_BYTES"):
         comm.empty(size + 1, np.uint8)
@@ -137,8 +128,5 @@ def fill_the_arena(comm):
         comm.empty(size // 2 + 4096, np.uint8)
     del most
     again = comm.empty(size // 2 + 4096, np.uint8)
-    return again.nbytes > size // 2, comm.all_reduce(1)
-
-
-def test_a_full_arena(ranks):
-    assert ranks.call(2, fill_the_arena) == [(True, 2)] * 2
+    assert again.nbytes > size // 2
+    assert comm.all_reduce(1) == 2

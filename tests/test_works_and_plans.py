@@ -14,42 +14,34 @@ from gpucoll.errors import DeadlineError
 from gpucoll.work import Work, WorkQueue
 
 
-def plan_often(comm):
+@pytest.mark.ranks(3)
+def test_a_plan_is_called_again_and_again(comm):
     x, out = np.empty(100), np.empty(100)
     plan = comm.plan_all_reduce(x, "max", out=out)
-    right = plan.out is out
+    assert plan.out is out
     for turn in range(200):
         x[:] = turn * (comm.rank + 1)
-        right = right and plan() is out and out[-1] == turn * comm.world_size
+        assert plan() is out
+        assert out[-1] == turn * comm.world_size
     own = comm.plan_all_reduce(x)
-    return right, own() is own.out, own.out is not x
+    assert own() is own.out
+    assert own.out is not x
 
 
-def test_a_plan_is_called_again_and_again(ranks):
-    assert ranks.call(3, plan_often) == [(True, True, True)] * 3
-
-
-def follow_works(comm):
+@pytest.mark.ranks(2)
+def test_works(comm):
     x = np.ones(1000)
     work = comm.all_reduce(x, async_op=True)
-    text_before = repr(work)
+    assert repr(work).startswith("<Work all_reduce")
     result = work.wait()
     sent = comm.broadcast(x * comm.rank, root=1, async_op=True)
-    return (
-        text_before.startswith("<Work all_reduce"),
-        repr(work),
-        work.done(),
-        work.exception(),
-        result[0],
-        work.wait() is result,
-        sent.wait(10)[0],
-        comm.all_reduce(5, async_op=True).wait(),
-    )
-
-
-def test_works(ranks):
-    expected = (True, "<Work all_reduce: done>", True, None, 2.0, True, 1.0, 10)
-    assert ranks.call(2, follow_works) == [expected] * 2
+    assert repr(work) == "<Work all_reduce: done>"
+    assert work.done()
+    assert work.exception() is None
+    assert work.wait() is result
+    assert result[0] == 2.0
+    assert sent.wait(10)[0] == 1.0
+    assert comm.all_reduce(5, async_op=True).wait() == 10
 
 
 def test_a_work_waits_no_longer_than_asked_and_then_goes_on():
@@ -95,13 +87,14 @@ def test_a_queue_runs_in_order_and_keeps_a_failure_that_nobody_saw():
     queue.stop(20)
 
 
-def mix_ways(comm, is_shared):
+@pytest.mark.parametrize("is_shared", [False, True])
+@pytest.mark.ranks(2, 3, 4)
+def test_ranks_may_go_different_ways(comm, is_shared):
     """Each rank makes the same calls in a way of its own."""
     ways = itertools.cycle(
         ["plain", "plan", "asynchronous", "in place", "new"][comm.rank :]
         + ["plain", "plan", "asynchronous", "in place", "new"][: comm.rank]
     )
-    results = []
     for turn in range(40):
         count = (3, 300, 3000, 20_000)[turn % 4]
         x = comm.empty(count) if is_shared and (turn + comm.rank) % 3 else np.empty(count, "f4")
@@ -119,35 +112,23 @@ def mix_ways(comm, is_shared):
         else:
             result = comm.all_reduce(x)
         first = turn * comm.world_size + comm.world_size * (comm.world_size - 1) // 2
-        results.append(bool((result == first).all()))
-    return results
+        assert (result == first).all(), (turn, way)
 
 
-@pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize("world_size", [2, 3, 4])
-def test_ranks_may_go_different_ways(ranks, world_size, is_shared):
-    for results in ranks.call(world_size, mix_ways, is_shared):
-        assert all(results)
-
-
-def pile_up(comm):
-    """Blocking calls queue behind asynchronous ones; all take effect in the order issued."""
+@pytest.mark.ranks(2, 3)
+def test_blocking_calls_wait_for_their_turn(comm):
+    """They queue behind asynchronous ones; all take effect in the order issued."""
+    P = comm.world_size  # noqa: N806
     x = np.full(5000, 1.0)
     works = [comm.all_reduce(x, out=x, async_op=True) for _ in range(10)]
     blocking = comm.all_reduce(x, "avg")
-    done = [work.done() for work in works]
+    assert blocking[0] == P**10
+    assert all(work.done() for work in works)
     works[0].synchronize()
     comm.barrier()
     small = np.ones(3)
     more = [comm.all_reduce(small, out=small, async_op=True) for _ in range(50)]
     plan = comm.plan_all_reduce(small, out=small)
     plan()
-    return blocking[0], all(done), more[-1].wait() is small, small[0]
-
-
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_blocking_calls_wait_for_their_turn(ranks, world_size):
-    P = world_size  # noqa: N806
-    for blocking, all_done, is_same, last in ranks.call(world_size, pile_up):
-        assert (blocking, all_done, is_same) == (P**10, True, True)
-        assert last == float(P) ** 51
+    assert more[-1].wait() is small
+    assert small[0] == float(P) ** 51

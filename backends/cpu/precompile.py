@@ -11,6 +11,8 @@ from gpucoll.kernels.cpu import cache
 
 MODULES = (
     "gpucoll.transport.flags",
+    "gpucoll.transport.heap",
+    "gpucoll.transport.numpy_handler",
     "gpucoll.control.entry",
     "gpucoll.control.message_entry",
     "gpucoll.control.exchange",

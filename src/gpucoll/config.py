@@ -35,6 +35,8 @@ ARENA_BYTES: Final = "GPUCOLL_ARENA_BYTES"
 """Address space of one rank's arena for `Communicator.empty` (default: the machine's memory)."""
 CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
 """Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
+CPU_ONLY: Final = "GPUCOLL_CPU_ONLY"
+"""``1`` keeps gpucoll from looking for GPUs and from loading a GPU library; set in tests' ranks."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
@@ -62,6 +64,11 @@ def timeout_s() -> float:
 def grace_s() -> float:
     """Return how long a launcher waits at each step of ending a job, in seconds."""
     return float(os.environ.get(GRACE_S, DEFAULT_GRACE_S))
+
+
+def cpu_only() -> bool:
+    """Return whether this process must keep to the CPU."""
+    return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
 
 
 def binding_allowed() -> bool:

@@ -79,6 +79,10 @@ def _choose(backend: str) -> tuple[str, str]:
         return "cpu", "chosen by auto; the only backend of this version"
     if backend in BACKENDS:
         return backend, "asked for"
+    if backend in PLANNED and config.cpu_only():
+        raise BackendUnavailableError(
+            f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"
+        )
     if backend in PLANNED:
         raise BackendUnavailableError(
             f"backend {backend!r} is not part of this version of gpucoll: it has "

@@ -8,8 +8,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.rank_server import Reply
-from tests.ranks import Ended
+from tests.ranks import Ended, Reply
 
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
 from gpucoll.transport.layout import EVENT_ABORT, Context, Record, RecordState

@@ -17,8 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.rank_server import Reply
-from tests.ranks import Ended
+from tests.ranks import Ended, Reply
 
 from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
 

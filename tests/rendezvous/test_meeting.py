@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.rank_server import Reply
+from tests.ranks import Reply
 
 from gpucoll import initialise
 from gpucoll.control import members

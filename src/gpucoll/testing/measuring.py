@@ -1,0 +1,50 @@
+"""Coverage of what ranks execute, where the driver is being measured."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+STARTED_BY_ENVIRONMENT = (
+    "COVERAGE_PROCESS_START",
+    "COVERAGE_PROCESS_CONFIG",
+    "COV_CORE_SOURCE",
+    "COV_CORE_CONFIG",
+    "COV_CORE_DATAFILE",
+)
+"""They would measure the fork server, and each of its forks a second time."""
+
+
+def current() -> dict[str, Any] | None:
+    """Return how this process is measured; None if it is not."""
+    module = sys.modules.get("coverage")
+    measured = module and module.Coverage.current()
+    if not measured:
+        return None
+    return {
+        "data_file": os.path.abspath(measured.get_option("run:data_file")),
+        "data_suffix": True,  # a file for each process; pytest-cov combines them in the end
+        "config_file": measured.config.config_file or False,
+        "branch": measured.get_option("run:branch"),
+        "source": measured.get_option("run:source"),
+    }
+
+
+@contextmanager
+def measured(settings: dict[str, Any] | None) -> Iterator[None]:
+    """Measure this process for a while."""
+    if settings is None:
+        yield
+        return
+    import coverage
+
+    measuring = coverage.Coverage(**settings)
+    measuring.start()
+    try:
+        yield
+    finally:
+        measuring.stop()
+        measuring.save()

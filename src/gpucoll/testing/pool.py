@@ -1,0 +1,183 @@
+"""Ranks that are called together, seen from the process that asked for them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from gpucoll.testing.rank import TRACE_SIGNAL, Reply, Request
+from gpucoll.testing.recording import Recording
+
+if TYPE_CHECKING:
+    from gpucoll.testing.server import RankServer
+
+CALL_TIMEOUT_S = 60.0
+TRACE_TIMEOUT_S = 2.0
+POLL_S = 0.01
+
+
+@dataclass(frozen=True)
+class Ended:
+    """In the place of a reply: the rank's process ended, with this exit code (-N: by signal N)."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class Silent:
+    """In the place of a reply: the rank did not answer in time, and was ended."""
+
+    limit_s: float
+    trace: str
+    """Where it stood: a traceback of each thread, or why there is none."""
+
+
+Answer = Reply | Ended | Silent
+
+
+@dataclass(frozen=True)
+class RankHandle:
+    """One rank's process."""
+
+    pid: int
+    connection: Connection
+    stdout: Recording
+    stderr: Recording
+    trace: Recording
+
+    def send(self, number: int, *, group: bool = False) -> None:
+        """Send a signal, also to what the rank started; a process that has ended gets none."""
+        try:
+            (os.killpg if group else os.kill)(self.pid, number)
+        except ProcessLookupError:
+            pass
+
+    def written_trace(self) -> str:
+        """Wait for the traceback that `TRACE_SIGNAL` asked for, and return it."""
+        before, deadline = "", time.monotonic() + TRACE_TIMEOUT_S
+        while time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            text = self.trace.text()
+            if text and text == before:
+                return text
+            before = text
+        return before or self._why_no_trace()
+
+    def _why_no_trace(self) -> str:
+        try:
+            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (OSError, IndexError):
+            state = "?"
+        why = {"T": "the process is stopped (SIGSTOP)", "D": "the process waits in the kernel"}
+        return f"no traceback: {why.get(state, f'the process does not react (state {state})')}\n"
+
+    def close(self) -> None:
+        """Let go of the connection and of what the rank wrote."""
+        self.connection.close()
+        for recording in (self.stdout, self.stderr, self.trace):
+            recording.close()
+
+
+class Pool:
+    """Ranks that are called together.
+
+    Attributes
+    ----------
+    ranks : sequence of RankHandle
+        In the order of their numbers.
+    is_damaged : bool
+        Whether a rank has ended, or did not answer: not to be used again.
+    """
+
+    def __init__(self, server: RankServer, ranks: Sequence[RankHandle]) -> None:
+        self._server = server
+        self.ranks = list(ranks)
+        self.is_damaged = False
+
+    def __enter__(self) -> Pool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return len(self.ranks)
+
+    def start(
+        self, function: Callable[..., Any], *args: Any, only: Sequence[int] | None = None
+    ) -> None:
+        """Have every rank, or `only` some, call ``function(rank, *args)``."""
+        data = cloudpickle.dumps(Request(function, args))
+        for place in range(self.world_size) if only is None else only:
+            try:
+                self.ranks[place].connection.send_bytes(data)
+            except (BrokenPipeError, ConnectionResetError):
+                pass  # it has ended: `collect` says how
+
+    def collect(
+        self, limit_s: float = CALL_TIMEOUT_S, only: Sequence[int] | None = None
+    ) -> list[Answer]:
+        """Wait for the answers; ranks that do not answer in time are ended, with all the others."""
+        places = range(self.world_size) if only is None else only
+        answers: dict[int, Answer] = {}
+        deadline = time.monotonic() + limit_s
+        while len(answers) < len(places):
+            waiting: dict[Any, int] = {
+                self.ranks[place].connection: place for place in places if place not in answers
+            }
+            ready = wait(list(waiting), max(deadline - time.monotonic(), 0))
+            if not ready:
+                answers.update(self._give_up(sorted(waiting.values()), limit_s))
+            for link in ready:
+                place = waiting[link]
+                answers[place] = self._read(self.ranks[place])
+        return [answers[place] for place in places]
+
+    def exit_code(self, rank: int) -> int:
+        """Wait for a rank's end and return its exit code."""
+        self.is_damaged = True
+        return self._server.exit_code(self.ranks[rank].pid)
+
+    def kill(self) -> None:
+        """End all ranks and what they started."""
+        self.is_damaged = True
+        for rank in self.ranks:
+            rank.send(signal.SIGKILL, group=True)
+
+    def close(self) -> list[int]:
+        """Let the ranks leave, those of a damaged pool by force; return their exit codes."""
+        for rank in self.ranks:
+            rank.close()
+        if self.is_damaged:
+            self.kill()
+        try:
+            return [self._server.exit_code(rank.pid) for rank in self.ranks]
+        except TimeoutError:
+            self.kill()
+            raise
+
+    def _read(self, rank: RankHandle) -> Answer:
+        try:
+            reply: Reply = cloudpickle.loads(rank.connection.recv_bytes())
+        except (EOFError, ConnectionResetError):
+            self.is_damaged = True
+            return Ended(self._server.exit_code(rank.pid))
+        return reply
+
+    def _give_up(self, silent: list[int], limit_s: float) -> dict[int, Answer]:
+        for place in silent:
+            self.ranks[place].trace.clear()
+            self.ranks[place].send(TRACE_SIGNAL)
+        traces = {place: self.ranks[place].written_trace() for place in silent}
+        self.kill()
+        return {place: Silent(limit_s, trace) for place, trace in traces.items()}

@@ -1,0 +1,88 @@
+"""What a rank's pytest session is made from: the driver's settings, with some changed."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from gpucoll.testing import measuring
+
+NOT_IN_RANKS: dict[str, Any] = {
+    "capture": "no",  # what a rank writes is recorded by the driver, so that it outlives a crash
+    "collectonly": False,
+    "cov_source": [],  # pytest-cov; see `measuring`
+    "dist": "no",
+    "failedfirst": False,
+    "lf": False,
+    "maxfail": 0,
+    "newfirst": False,
+    "numprocesses": None,
+    "pastebin": None,
+    "setuponly": False,
+    "setupplan": False,
+    "setupshow": False,
+    "showlocals": True,
+    "stepwise": False,
+    "trace": False,
+    "tx": [],
+    "usepdb": False,
+    "xmlpath": None,
+}
+"""Options that are the driver's business, or that need a terminal."""
+
+
+@dataclass(frozen=True)
+class SessionSetup:
+    """What every rank's session has in common."""
+
+    folder: str
+    argv: list[str]
+    arguments: list[str]
+    options: dict[str, Any]
+    workerinput: dict[str, Any]
+    coverage: dict[str, Any] | None
+    basetemp: str
+    """Where each rank has a folder of its own for what it makes by itself."""
+
+    def options_of(self, rank: int) -> dict[str, Any]:
+        """Return a rank's options."""
+        return {**self.options, "basetemp": str(Path(self.basetemp) / f"rank{rank}")}
+
+    @classmethod
+    def of(cls, config: pytest.Config, basetemp: Path) -> SessionSetup:
+        """Return what the ranks' sessions are made from."""
+        options = {name: value for name, value in vars(config.option).items() if travels(value)}
+        options.update((name, value) for name, value in NOT_IN_RANKS.items() if name in options)
+        if options.get("tbstyle") in ("line", "native", "no"):
+            options["tbstyle"] = "short"  # those come as text; the driver shows what it wants of it
+        options["plugins"] = [*options["plugins"], "no:terminal"]
+        options["pythonwarnings"] = [
+            *(options.get("pythonwarnings") or []),
+            # Ranks start with gpucoll loaded.
+            "ignore::pytest.PytestAssertRewriteWarning",
+        ]
+        alone = {"workerid": "master", "testrunuid": secrets.token_hex(8), "mainargv": sys.argv}
+        return cls(
+            folder=str(config.invocation_params.dir),
+            argv=list(sys.argv),
+            arguments=[str(argument) for argument in config.args],
+            options=options,
+            workerinput=dict(getattr(config, "workerinput", alone)),
+            coverage=measuring.current(),
+            basetemp=str(basetemp),
+        )
+
+
+def travels(value: Any) -> bool:
+    """Return whether a value can be sent to another process."""
+    try:
+        cloudpickle.loads(cloudpickle.dumps(value))
+    except Exception:
+        return False
+    return True
