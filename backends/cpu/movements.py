@@ -162,6 +162,22 @@ def _take(context, call, way):
 
 
 @inline
+def _write_pieces(context, call):
+    """Put the table of this rank's pieces into its slot."""
+    table, table_bytes = posted_pieces(context, get(context, RANK)), 16 * get(context, WORLD_SIZE)
+    call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), table_bytes, 0)
+
+
+@inline
+def _check_pieces(context, call):
+    """Compare what ranks send and expect, where they say so; return a status."""
+    if get(call, PIECES) == 0 or pieces_agree(context):
+        return OK
+    put(context, MISMATCHED, get(context, SEQUENCE))
+    return MISMATCH
+
+
+@inline
 def _post_input(context, call):
     """Post this rank's header, with its small input in the slot or its arena offset."""
     sends, size_bytes = _sends(context, call), get(call, SIZE_BYTES)
@@ -175,9 +191,7 @@ def _post_input(context, call):
         destination = _IN_PLACE
     slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
     if get(call, PIECES) != 0:
-        table_bytes = 16 * get(context, WORLD_SIZE)
-        table = posted_pieces(context, get(context, RANK))
-        call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), table_bytes, 0)
+        _write_pieces(context, call)
     elif sends and is_small and source == NOT_SHARED:
         call_copy(
             get(context, _COPY_POSTED),
@@ -294,11 +308,10 @@ def _move(context, call):
     if is_small and get(call, _FLOW) != _ALL:
         return _move_small(context, call)
     status = wait_all_arrived(context, call)
+    if status == OK:
+        status = _check_pieces(context, call)
     if status != OK:
         return status
-    if get(call, PIECES) != 0 and not pieces_agree(context):
-        put(context, MISMATCHED, get(context, SEQUENCE))
-        return MISMATCH
     if get(call, KERNEL) == 0 and (
         get(call, _FLOW) == _ALL or get(context, RANK) == get(call, ROOT)
     ):
@@ -318,14 +331,19 @@ def _move(context, call):
 
 @inline
 def _alone(context, call):
-    """Move from this rank to itself."""
+    """Move from this rank to itself; return a status."""
     put(context, PATH, _LOCAL)
     if get(call, KERNEL) == 0:
-        _take_own(context, call)
-        return
+        if get(call, PIECES) != 0:
+            _write_pieces(context, call)
+        status = _check_pieces(context, call)
+        if status == OK:
+            _take_own(context, call)
+        return status
     store64(get(context, SOURCES), get(call, SOURCE))
     store64(get(context, DESTINATIONS), get(call, DESTINATION))
     reduce_inputs(context, call, get(context, DESTINATIONS), 1, get(call, SIZE_BYTES), 0)
+    return OK
 
 
 @compiled(types.int64(types.int64, types.int64))
@@ -334,12 +352,10 @@ def movement_loop(context, call):
     status = begin(context, call)
     if status != OK:
         return status
-    if get(context, WORLD_SIZE) == 1:
-        _alone(context, call)
-    else:
-        status = _move(context, call)
-        if status != OK:
-            return status
+    is_alone = get(context, WORLD_SIZE) == 1
+    status = _alone(context, call) if is_alone else _move(context, call)
+    if status != OK:
+        return status
     signal_done(context)
     close_record(context)
     return OK

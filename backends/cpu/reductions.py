@@ -81,10 +81,11 @@ def _reduce_slots(context, call, count):
 @inline
 def _n_symmetric(context, call):
     """Return how many ranks posted shared memory: their input and, if they have one, output."""
-    count = 0
-    one_result = get(call, COLLECTIVE) == _REDUCE
+    count, kind = 0, get(call, COLLECTIVE)
     for rank in range(get(context, WORLD_SIZE)):
-        needs_destination = not one_result or rank == get(call, ROOT)
+        has_none = kind == _REDUCE and rank != get(call, ROOT)
+        fills_itself = kind == _EXCLUSIVE_SCAN and rank == 0
+        needs_destination = not (has_none or fills_itself)
         has_destination = posted_destination(context, rank) != NOT_SHARED
         if posted_source(context, rank) != NOT_SHARED and (
             has_destination or not needs_destination

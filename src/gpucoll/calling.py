@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.arguments import ensure_host, template_of
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.plan import Plan
 from gpucoll.preparation import Arguments, group_result, prepare
-from gpucoll.shapes import parse_counts
+from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
 
@@ -178,6 +179,7 @@ class Calling:
         timeout_s: float | None,
     ) -> Any:
         """Exchange the counts in the call's turn, and prepare it with them."""
+        self._check_alone(collective, x, given)
         mine = self._own_counts(collective, x, given)
         finishing: list[Callable[[], Any]] = []
 
@@ -201,6 +203,25 @@ class Calling:
             async_op=async_op,
             timeout_s=timeout_s,
         )
+
+    def _check_alone(self, collective: Collective, x: Any, given: dict[str, Any]) -> None:
+        """Check what needs no counts, before anything is sent."""
+        asked = {"counts": None, "receive_counts": None}
+        arguments = self._parse({**given, **asked})
+        templates = [template_of(x)] if x is not None else []
+        if arguments.out is not None:
+            templates.append(template_of(arguments.out, "out"))
+        for template in templates:
+            ensure_host(template)
+            if arguments.op is not None:
+                arguments.op.check_dtype(template.dtype)
+        if len({template.dtype for template in templates}) > 1:
+            raise ArgumentTypeError(
+                f"out has dtype {templates[1].dtype}, but x has {templates[0].dtype}"
+            )
+        if collective == Collective.ALL_TO_ALL:
+            counts = parse_counts(given["counts"], self.world_size, "send_counts")
+            check_rows(collective, templates[0].shape, sum(counts), "send_counts add up to")
 
     def _own_counts(self, collective: Collective, x: Any, given: dict[str, Any]) -> list[int]:
         """Return what this rank tells the others: its own rows, or those to each of them."""

@@ -296,7 +296,8 @@ class ArrayCollectives(Calling):
         Parameters
         ----------
         x : array, number, or list or tuple of arrays
-            On the root, the data; on the others a template of the same shape and dtype.
+            On the root, the data; on the others a template of the same shape and dtype, or None
+            where `out` is given.
         root : int
             Whose x.
         out, async_op, timeout_s

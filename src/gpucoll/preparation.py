@@ -78,6 +78,8 @@ def prepare(
     is_root = arguments.root in (NO_ROOT, rank)
     if collective == Collective.SCATTER and not is_root:
         return _receive_block(x, arguments, rank, world_size)
+    if collective == Collective.BROADCAST and x is None and not is_root:
+        x = _template_in_out(arguments, rank, world_size)
     template = template_of(x)
     ensure_host(template)
     counts, receive_counts = arguments.counts, arguments.receive_counts
@@ -97,6 +99,16 @@ def prepare(
     )
     request = _request(collective, made.source, made.destination, arguments, result.row_count)
     return Prepared(request, made.finish, made.is_packed, made.lasting)
+
+
+def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:
+    """Return `out`, which says what a broadcast brings where there is no x."""
+    if arguments.out is None:
+        raise ArgumentTypeError(
+            f"broadcast on rank {rank} of {world_size} needs x (a template of the root's array, "
+            "such as np.empty(shape, dtype)) or out, to know what comes"
+        )
+    return arguments.out
 
 
 def _request(

@@ -51,7 +51,8 @@ def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple
     return rows
 
 
-def _check_axis(collective: Collective, shape: tuple[int, ...], rows: int, what: str) -> None:
+def check_rows(collective: Collective, shape: tuple[int, ...], rows: int, what: str) -> None:
+    """Raise unless an input has so many rows."""
     if not shape:
         raise ArgumentError(f"{collective.spelled} with counts needs an array with rows; x is 0-d")
     if shape[0] != rows:
@@ -80,19 +81,19 @@ def result_of(
         if counts is None:
             rows = shape[0] if shape else 1
             return Result((world_size * rows, *shape[1:]), rank * rows, row_count)
-        _check_axis(collective, shape, counts[rank], f"counts[{rank}] is")
+        check_rows(collective, shape, counts[rank], f"counts[{rank}] is")
         return Result((sum(counts), *shape[1:]), sum(counts[:rank]), row_count)
     if collective in SCATTERING:
         if counts is None:
             rows = _equal_rows(collective, shape, world_size)
             return Result((rows, *shape[1:]), -rank * rows, row_count)
-        _check_axis(collective, shape, sum(counts), "the counts add up to")
+        check_rows(collective, shape, sum(counts), "the counts add up to")
         return Result((counts[rank], *shape[1:]), -sum(counts[:rank]), row_count)
     if collective == Collective.ALL_TO_ALL:
         if counts is None or receive_counts is None:
             _equal_rows(collective, shape, world_size)
             return Result(shape, 0, row_count)
-        _check_axis(collective, shape, sum(counts), "send_counts add up to")
+        check_rows(collective, shape, sum(counts), "send_counts add up to")
         return Result((sum(receive_counts), *shape[1:]), 0, row_count)
     return Result(shape)
 

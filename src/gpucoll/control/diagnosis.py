@@ -181,7 +181,8 @@ def abort_error(group: HostGroup, word: int) -> GpucollError:
         return deadline_error(group, rank, sequence)
     if code == Abort.MESSAGE_DEADLINE:
         return _message_deadline_error(group, rank)
-    if code == Abort.LOST or (code == Abort.UNREADABLE and rank in group.members.gone_ranks()):
+    # Memory goes before the process: whoever reads it may find that out first.
+    if code == Abort.LOST or (code == Abort.UNREADABLE and group.members.ends_within(rank, 1.0)):
         return lost_error(group, rank, int(group.context[Context.SEQUENCE]))
     if code == Abort.UNREADABLE:
         return AbortedError(

@@ -142,6 +142,15 @@ class Members:
                 poll.register(fd, select.POLLIN)
         return sorted(ranks[fd] for fd, _ in poll.poll(0))
 
+    def ends_within(self, rank: int, timeout_s: float) -> bool:
+        """Return whether a rank's process has ended, or does so within this time."""
+        fd = int(np.int32(self.poll_table[rank] & 0xFFFFFFFF))
+        if fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(1000 * timeout_s))
+
     def gone_ranks(self) -> list[int]:
         """Return the ranks that will never take part again: ended or closed."""
         ended = self.ended_ranks()

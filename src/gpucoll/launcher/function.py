@@ -66,10 +66,11 @@ def launch(
     DeadlineError
         Ranks had not finished after `timeout_s`: the message names them.
 
-    Notes ----- KeyboardInterrupt in the caller is handed on to the ranks, which have the grace time
-    to end, and is raised when all have. A second one kills them. However it ends, no process,
-    thread, descriptor or file is left; and should the caller itself be killed, the kernel kills the
-    ranks.
+    Notes
+    -----
+    KeyboardInterrupt in the caller is handed on to the ranks, which have the grace time to end, and
+    is raised when all have. A second one kills them. However it ends, no process, thread,
+    descriptor or file is left; and should the caller itself be killed, the kernel kills the ranks.
     """
     check_arguments(function, ranks, args, timeout_s, bind)
     return run(function, ranks, tuple(args), dict(kwargs or {}), timeout_s, bind)
