@@ -33,6 +33,8 @@ class Request:
         Of an all_to_all with counts: rows from each rank.
     row_count : int
         Elements of a row.
+    parts : tuple of (Buffer, Buffer), optional
+        Of a fused list: each array's input and output, all of one dtype; `source` is the first.
     """
 
     collective: Collective
@@ -43,6 +45,7 @@ class Request:
     counts: tuple[int, ...] | None = None
     receive_counts: tuple[int, ...] | None = None
     row_count: int = 1
+    parts: tuple[tuple[Buffer, Buffer], ...] = ()
 
     @property
     def data(self) -> Buffer:
@@ -104,8 +107,11 @@ class Backend(Protocol):
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
 
-    def direct(self, collective: Collective) -> Callable[[Any, Any, Any, Any], Any]:
-        """Return the quick road ``(x, out, op, root)`` -> `out`, or None: not that way."""
+    def direct(self, collective: Collective) -> Callable[..., Any]:
+        """Return the quick road: ``(x, out, op, root)`` -> `out`, or None: not that way.
+
+        For ALL_REDUCE_LIST it is ``(xs, outs, op)`` of lists.
+        """
 
     def learn(self, collective: Collective, dtype: Any, op: Any, root: Any) -> None:
         """Make the quick road serve arrays of this dtype with these arguments from now on."""

@@ -10,7 +10,7 @@ import numpy as np
 from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name
 from gpucoll.backends.cpu.blocks import BlockMaker
 from gpucoll.backends.cpu.courier import Courier
-from gpucoll.backends.cpu.direct import DirectCalls
+from gpucoll.backends.cpu.direct import DirectCalls, DirectLists
 from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
@@ -53,9 +53,12 @@ class CpuBackend:
         """Prepare a collective."""
         return CpuCall(self._group, self._blocks.of(request))
 
-    def direct(self, collective: Collective) -> Callable[[Any, Any, Any, Any], Any]:
+    def direct(self, collective: Collective) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
-        return self._direct.setdefault(collective, DirectCalls(self._group)).call
+        kind = DirectLists if collective == Collective.ALL_REDUCE_LIST else DirectCalls
+        if collective not in self._direct:
+            self._direct[collective] = kind(self._group)
+        return self._direct[collective].call
 
     def learn(self, collective: Collective, dtype: np.dtype[Any], op: Any, root: Any) -> None:
         """Make the compiled entry serve arrays of this dtype with these arguments from now on."""

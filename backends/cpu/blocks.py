@@ -134,7 +134,25 @@ class BlockMaker:
         )
         if request.collective in MOVEMENTS:
             self._set_blocks(block, request)
+        if request.parts:
+            self._set_parts(block, request)
         return block
+
+    def _set_parts(self, block: CallBlock, request: Request) -> None:
+        """Describe a list of arrays, as `control.list_entry` does."""
+        numbers, rows, end = [len(request.parts)], [], 0
+        for source, destination in request.parts:
+            numbers += [len(source.shape), *source.shape]
+            rows += [end + source.size_bytes, source.address - end, destination.address - end]
+            end += source.size_bytes
+            block.keep += (source.owner, destination.owner)
+        words = block.words
+        block.sign(*numbers)
+        block.show_shape((end // request.data.item_bytes,))
+        words[Call.SIZE_BYTES] = end
+        words[Call.COUNT] = end // request.data.item_bytes
+        words[Call.N_SEGMENTS] = len(request.parts)
+        block.set_table(Call.SEGMENTS, rows)
 
     def _set_blocks(self, block: CallBlock, request: Request) -> None:
         movement, words = MOVEMENTS[request.collective], block.words

@@ -12,11 +12,13 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.control import entry
+from gpucoll.control import entry, list_entry
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
 from gpucoll.transport.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.layout import Call
+
+SEGMENT_WORDS = 3
 
 
 class DirectCalls:
@@ -48,6 +50,7 @@ class DirectCalls:
         self._table[entry.TABLE_NONE] = id(None)
         self._table[entry.TABLE_INT_TYPE] = id(int)
         self._table[entry.TABLE_SENDS] = sends
+        self._table[entry.TABLE_LIST_TYPE] = id(list)
         self._entries: list[tuple[np.dtype[Any], object, object, CallBlock]] = []
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
@@ -81,3 +84,14 @@ class DirectCalls:
 
 def _never(*arguments: Any) -> None:
     """Leave every call to Python: this interpreter's arrays do not lie in memory as expected."""
+
+
+class DirectLists(DirectCalls):
+    """The table of fused lists: ``(xs, outs, op)`` -> `outs`, or None."""
+
+    def __init__(self, group: HostGroup) -> None:
+        super().__init__(group, list_entry.direct_list)
+        self._segments = np.zeros(list_entry.MOST_ARRAYS * SEGMENT_WORDS, np.int64)
+        self._seen = np.zeros(list_entry.SEEN_WORDS, np.int64)
+        self._table[entry.TABLE_SEGMENTS] = self._segments.ctypes.data
+        self._table[entry.TABLE_SEEN] = self._seen.ctypes.data

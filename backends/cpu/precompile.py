@@ -15,6 +15,7 @@ MODULES = (
     "gpucoll.transport.numpy_handler",
     "gpucoll.control.entry",
     "gpucoll.control.message_entry",
+    "gpucoll.control.list_entry",
     "gpucoll.control.exchange",
     "gpucoll.backends.cpu.reductions",
     "gpucoll.backends.cpu.movements",

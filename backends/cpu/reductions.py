@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from numba import types
 
+from gpucoll.backends.cpu.segments import (
+    copy_in,
+    input_at,
+    is_one_piece,
+    output_at,
+    run_bytes,
+)
 from gpucoll.backends.cpu.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
@@ -70,12 +77,20 @@ def _reduce_slots(context, call, count):
     """Reduce the first `count` ranks' payloads of this call, in order, into the destination."""
     size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
     sources, me = get(context, SOURCES), get(context, RANK)
-    for rank in range(count):
-        store64(sources + 8 * rank, payload_of(slot_of(context, sequence, rank), size_bytes))
-    if me < count:
-        store64(sources + 8 * me, get(call, SOURCE))
-    store64(get(context, DESTINATIONS), get(call, DESTINATION))
-    reduce_inputs(context, call, get(context, DESTINATIONS), count, size_bytes, 0)
+    segment = done = 0
+    while True:
+        step = run_bytes(call, segment, done, size_bytes - done)
+        for rank in range(count):
+            payload = payload_of(slot_of(context, sequence, rank), size_bytes)
+            store64(sources + 8 * rank, payload + done)
+        if me < count:
+            store64(sources + 8 * me, input_at(call, segment, done))
+        store64(get(context, DESTINATIONS), output_at(call, segment, done))
+        reduce_inputs(context, call, get(context, DESTINATIONS), count, step, 0)
+        done += step
+        segment += 1
+        if done >= size_bytes:
+            return
 
 
 @inline
@@ -101,9 +116,7 @@ def _alone(context, call):
     if get(call, COLLECTIVE) == _EXCLUSIVE_SCAN:
         _fill_with_identity(context, call)
         return
-    store64(get(context, SOURCES), get(call, SOURCE))
-    store64(get(context, DESTINATIONS), get(call, DESTINATION))
-    reduce_inputs(context, call, get(context, DESTINATIONS), 1, get(call, SIZE_BYTES), 0)
+    _reduce_slots(context, call, 1)
 
 
 @inline
@@ -114,10 +127,11 @@ def _move(context, call, source, destination):
     is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
     if is_small and not shared:
         slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
-        call_copy(
+        copy_in(
+            call,
             get(context, _COPY_POSTED),
             payload_of(slot, size_bytes),
-            get(call, SOURCE),
+            0,
             size_bytes,
             get(context, _PREFETCH_BYTES),
         )
@@ -154,7 +168,7 @@ def _together(context, call):
     if kind == _REDUCE:  # small inputs go through slots, so that only the root has to wait
         least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
     source = destination = NOT_SHARED
-    if size_bytes >= least_bytes and get(context, ARENA_BYTES) > 0:
+    if size_bytes >= least_bytes and get(context, ARENA_BYTES) > 0 and is_one_piece(call):
         source = arena_offset(context, get(call, SOURCE), size_bytes)
         destination = arena_offset(context, get(call, DESTINATION), size_bytes)
     status = _move(context, call, source, destination)

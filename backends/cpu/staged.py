@@ -26,6 +26,15 @@ from gpucoll.backends.cpu.chunks import (
     wait_chunk,
     wait_chunk_of_all,
 )
+from gpucoll.backends.cpu.segments import (
+    copy_in,
+    copy_out,
+    input_at,
+    is_one_piece,
+    output_at,
+    run_bytes,
+    segment_at,
+)
 from gpucoll.backends.cpu.symmetric import slice_bytes
 from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, n_inputs, reduce_for_all
 from gpucoll.control.calls import DESTINATION, OK, RANK, SIZE_BYTES, SOURCE, WORLD_SIZE
@@ -49,18 +58,31 @@ def _fill(context, call, place):
     size_bytes = min(chunk_bytes, get(call, SIZE_BYTES) - offset)
     share = slice_bytes(size_bytes, world_size)
     stage = stage_of(context, place, me)
-    source = get(call, SOURCE) + offset
     for step in range(1, world_size):
         start = ((me + step) % world_size) * share
         stop = min(start + share, size_bytes)
         if stop > start:
-            call_copy(
+            copy_in(
+                call,
                 get(context, _COPY_IN),
                 stage + start,
-                source + start,
+                offset + start,
                 stop - start,
                 get(context, _PREFETCH_BYTES),
             )
+
+
+@inline
+def _set_tables(context, call, place, segment, offset, start):
+    """Note where each rank's input is, and where its result goes, from `start` in a chunk on."""
+    sources, results = get(context, SOURCES), get(context, DESTINATIONS)
+    for rank in range(get(context, WORLD_SIZE)):
+        stage = stage_of(context, place, rank) + start
+        store64(sources + 8 * rank, stage)
+        store64(results + 8 * rank, stage)
+    mine = 8 * get(context, RANK)
+    store64(sources + mine, input_at(call, segment, offset + start))
+    store64(results + mine, output_at(call, segment, offset + start))
 
 
 @inline
@@ -75,13 +97,13 @@ def _reduce(context, call, place):
     stop = min(start + share, size_bytes)
     if stop <= start:
         return
-    sources, results = get(context, SOURCES), get(context, DESTINATIONS)
-    for rank in range(world_size):
-        stage = stage_of(context, place, rank) + start
-        mine = rank == me
-        store64(sources + 8 * rank, get(call, SOURCE) + offset + start if mine else stage)
-        store64(results + 8 * rank, get(call, DESTINATION) + offset + start if mine else stage)
-    reduce_for_all(context, call, stop - start, get(context, _PREFETCH_BYTES))
+    segment, done = segment_at(call, offset + start), start
+    while done < stop:
+        step = run_bytes(call, segment, offset + done, stop - done)
+        _set_tables(context, call, place, segment, offset, done)
+        reduce_for_all(context, call, step, get(context, _PREFETCH_BYTES))
+        done += step
+        segment += 1
 
 
 @inline
@@ -121,7 +143,8 @@ def _drain(context, call, place, refills):
                 ahead,
             )
         else:
-            call_copy(get(context, _COPY_OUT), destination + start, stage + start, size, ahead)
+            kernel = get(context, _COPY_OUT)
+            copy_out(call, kernel, stage + start, offset + start, size, ahead)
     return OK
 
 
@@ -154,7 +177,8 @@ def reduce_staged(context, call):
             signal_chunk(context, READ, place)
         if place > 0:
             following = place - 1 + layout.STAGES
-            refills = (following + 1) * chunk_bytes <= size_bytes  # whole chunks: slices match
+            # Whole chunks: slices match. Of one array: so do their pieces.
+            refills = (following + 1) * chunk_bytes <= size_bytes and is_one_piece(call)
             status = _drain(context, call, place - 1, refills)
             if status != OK:
                 return status

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.arguments import ensure_host, template_of
+from gpucoll.arrays.arguments import Arguments as Arrays
+from gpucoll.arrays.arguments import ensure_host, is_sequence_of_arrays, template_of
+from gpucoll.backends.protocol import Request
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.fusing import FUSED, Packed, by_dtype, list_request, prepare_list
 from gpucoll.plan import Plan
-from gpucoll.preparation import Arguments, group_result, prepare
+from gpucoll.preparation import NOT_IN_GROUPS, Arguments, group_result, prepare
 from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
-
-_Quick = Callable[[Any, Any, Any, Any], Any]
 
 
 class Calling:
@@ -33,8 +34,9 @@ class Calling:
 
     def _open_roads(self) -> None:
         """Look the compiled entries up, once."""
-        road: Callable[[Collective], _Quick] = self._backend.direct
+        road: Callable[[Collective], Callable[..., Any]] = self._backend.direct
         self._quick_all_reduce = road(Collective.ALL_REDUCE)
+        self._quick_list: Callable[[Any, Any, Any], Any] = road(Collective.ALL_REDUCE_LIST)
         self._quick_reduce = road(Collective.REDUCE)
         self._quick_reduce_scatter = road(Collective.REDUCE_SCATTER)
         self._quick_scan = road(Collective.SCAN)
@@ -60,6 +62,12 @@ class Calling:
             return None
         shape = x.shape
         return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
+
+    def _list_like(self, xs: list[Any]) -> Any:
+        """Return new arrays for the results of a list; None where it holds anything else."""
+        if not all(type(x) is np.ndarray for x in xs):
+            return None
+        return [np.empty_like(x) for x in xs]
 
     def _is_template(self, x: Any, out: Any) -> bool:
         """Return whether x says, off the root of a scatter, what `out` also says."""
@@ -98,6 +106,12 @@ class Calling:
             given["op"] = sys.intern(op)
             method = getattr(self, collective.spelled)
             return method(x, **given, async_op=async_op, timeout_s=timeout_s)
+        if (
+            isinstance(x, list | tuple)
+            and collective in FUSED
+            and (not x or is_sequence_of_arrays(x))
+        ):
+            return self._run_list(collective, x, given, async_op, timeout_s)
         run = self._run_later if self._asks_for_counts(collective, *counts) else self._run_now
         return run(collective, x, given, async_op, timeout_s)
 
@@ -123,6 +137,65 @@ class Calling:
             timeout_s=timeout_s,
             lasting=group_result(prepared),
         )
+
+    def _run_list(
+        self,
+        collective: Collective,
+        xs: Sequence[Any],
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Run a list of arrays as one call for each dtype in it."""
+        arguments = self._parse(given)
+        gets = collective != Collective.REDUCE or arguments.root == self.rank
+        made = prepare_list(xs, arguments.out if gets else None)
+        tasks = [self._list_task(collective, arrays, arguments) for arrays in by_dtype(made)]
+        if collective == Collective.ALL_REDUCE and len(tasks) == 1 and type(xs[0]) is np.ndarray:
+            self._backend.learn(Collective.ALL_REDUCE_LIST, xs[0].dtype, given.get("op"), None)
+
+        def task(timeout_s: float | None) -> None:
+            for part in tasks:
+                part(timeout_s)
+
+        def finish() -> Any:
+            results = [item.finish() for item in made] if gets else None
+            return tuple(results) if results and isinstance(xs, tuple) else results
+
+        lasting = [item.lasting for item in made] if gets else None
+        if lasting and any(item is None for item in lasting):
+            lasting = NOT_IN_GROUPS
+        return self._run(
+            collective.spelled,
+            task,
+            finish,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            lasting=lasting,
+        )
+
+    def _list_task(
+        self, collective: Collective, arrays: list[Arrays], arguments: Arguments
+    ) -> Callable[[float | None], None]:
+        """Return what runs the arrays of one dtype."""
+        if collective == Collective.ALL_REDUCE:
+            run: Callable[[float | None], None] = self._backend.prepare(
+                list_request(arrays, arguments)
+            ).run
+            return run
+        packed = Packed(arrays)
+        gets = collective != Collective.REDUCE or arguments.root == self.rank
+        destination = packed.buffer if gets else None
+        request = Request(collective, packed.buffer, destination, arguments.op, arguments.root)
+        call = self._backend.prepare(request)
+
+        def task(timeout_s: float | None) -> None:
+            packed.pack()
+            call.run(timeout_s)
+            if gets:
+                packed.unpack()
+
+        return task
 
     def _parse(self, given: dict[str, Any]) -> Arguments:
         """Return what the user gave, checked."""

@@ -84,8 +84,11 @@ class ArrayCollectives(Calling):
         array([4., 4., 4.])
         """
         if not async_op and timeout_s is None:
-            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-            result = self._quick_all_reduce(x, target, op, None)
+            if type(x) is list:
+                result = self._quick_list(x, self._list_like(x) if out is None else out, op)
+            else:
+                target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+                result = self._quick_all_reduce(x, target, op, None)
             if result is not None:
                 return result
             self._raise_quick()

@@ -65,6 +65,7 @@ class Collective(IntEnum):
     COUNTS = 19
     SEND = 20
     RECV = 21
+    ALL_REDUCE_LIST = 22
 
     @property
     def spelled(self) -> str:

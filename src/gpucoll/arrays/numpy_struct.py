@@ -18,6 +18,8 @@ ARRAY_N_DIMENSIONS = 24
 ARRAY_DIMENSIONS = 32
 ARRAY_DESCRIPTION = 56
 ARRAY_FLAGS = 64
+LIST_SIZE = 16
+LIST_ITEMS = 24
 C_CONTIGUOUS = 0x0001
 WRITEABLE = 0x0400
 
@@ -27,14 +29,18 @@ def _word(address: int, kind: type[ctypes.c_int64] | type[ctypes.c_int32]) -> in
 
 
 def matches() -> bool:
-    """Return whether this interpreter's NumPy arrays lie in memory as this module says."""
+    """Return whether this interpreter's NumPy arrays and lists lie as this module says."""
     array = np.zeros((3, 5), np.float32)
     array.flags.writeable = False
     address = id(array)
     flags = _word(address + ARRAY_FLAGS, ctypes.c_int32)
     shape = _word(address + ARRAY_DIMENSIONS, ctypes.c_int64)
+    pair = [array, array.dtype]
+    items = _word(id(pair) + LIST_ITEMS, ctypes.c_int64)
     return (
-        _word(address + OBJECT_TYPE, ctypes.c_int64) == id(np.ndarray)
+        _word(id(pair) + LIST_SIZE, ctypes.c_int64) == 2
+        and [_word(items + 8 * place, ctypes.c_int64) for place in (0, 1)] == [*map(id, pair)]
+        and _word(address + OBJECT_TYPE, ctypes.c_int64) == id(np.ndarray)
         and _word(address + ARRAY_DATA, ctypes.c_int64) == array.ctypes.data
         and _word(address + ARRAY_N_DIMENSIONS, ctypes.c_int32) == 2
         and [_word(shape + 8 * axis, ctypes.c_int64) for axis in (0, 1)] == [3, 5]

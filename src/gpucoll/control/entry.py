@@ -52,7 +52,10 @@ TABLE_COUNT = 2
 TABLE_NONE = 3
 TABLE_INT_TYPE = 4
 TABLE_SENDS = 5
-TABLE_ENTRIES = 6
+TABLE_LIST_TYPE = 6
+TABLE_SEGMENTS = 7
+TABLE_SEEN = 8
+TABLE_ENTRIES = 9
 ENTRY_WORDS = 4  # dtype object, op object, root object, call block
 MAX_ENTRIES = 16
 TABLE_WORDS = TABLE_ENTRIES + MAX_ENTRIES * ENTRY_WORDS
@@ -78,7 +81,7 @@ _new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
 _increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
 
 
-_mix = inline(mix_digest)
+mix = inline(mix_digest)
 
 
 @inline
@@ -152,13 +155,13 @@ def _sign(call, array, count):
     if get(call, _SIGNS_COUNT):
         put(call, DIMENSIONS, 1)
         put(call, DIMENSIONS + 1, count)
-        put(call, DIGEST, _mix(_mix(get(call, _BASE_DIGEST), 1), count))
+        put(call, DIGEST, mix(mix(get(call, _BASE_DIGEST), 1), count))
         return
-    digest = _mix(get(call, _BASE_DIGEST), n_dimensions)
+    digest = mix(get(call, _BASE_DIGEST), n_dimensions)
     put(call, DIMENSIONS, n_dimensions)
     for place in range(n_dimensions):
         length = load64(dimensions + 8 * place)
-        digest = _mix(digest, length)
+        digest = mix(digest, length)
         if place < SHOWN_DIMENSIONS:
             put(call, DIMENSIONS + 1 + place, length)
     put(call, DIGEST, digest)
@@ -175,7 +178,7 @@ def _divides(array, parts):
 
 
 @inline
-def _is_usable(table, x, out):
+def is_usable(table, x, out):
     """Return whether these are plain contiguous arrays of one dtype object, `out` writeable."""
     array_type = get(table, TABLE_ARRAY_TYPE)
     if load64(x + OBJECT_TYPE) != array_type or load64(out + OBJECT_TYPE) != array_type:
@@ -191,7 +194,7 @@ def _is_usable(table, x, out):
 @inline
 def _prepare(table, x, out, operation, root):
     """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
-    if not _is_usable(table, x, out):
+    if not is_usable(table, x, out):
         return 0
     call = find_call(table, load64(x + ARRAY_DESCRIPTION), operation, root)
     if call == 0:

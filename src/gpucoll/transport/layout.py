@@ -310,6 +310,9 @@ class Call(IntEnum):
     TRANSFERS = 40
     N_TRANSFERS = 41
     TAKES_MORE = 42  # whether operations may be added while the loop runs
+    # A list of arrays.
+    SEGMENTS = 43  # address of its table; 0: one array
+    N_SEGMENTS = 44
 
 
 CALL_WORDS = 48

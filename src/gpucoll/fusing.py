@@ -1,0 +1,112 @@
+"""Lists of arrays in one call: checked array by array, moved as if they were one."""
+
+from __future__ import annotations
+
+import ctypes
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.arguments import Arguments as Arrays
+from gpucoll.arrays.arguments import ensure_host
+from gpucoll.arrays.arguments import prepare as prepare_arrays
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.protocol import Request
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.preparation import Arguments
+from gpucoll.types import Collective
+
+FUSED = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
+"""Collectives that take lists."""
+
+
+def prepare_list(xs: Sequence[Any], outs: Any) -> list[Arrays]:
+    """Check a list of inputs and outputs, and make buffers of them.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        An array cannot serve: the message says which; or two of them share memory.
+    """
+    if outs is not None and (not isinstance(outs, list | tuple) or len(outs) != len(xs)):
+        got = f"{len(outs)} arrays" if isinstance(outs, list | tuple) else type(outs).__name__
+        raise ArgumentTypeError(f"out must be a list of {len(xs)} arrays, as x is; got {got}")
+    made = []
+    for place, x in enumerate(xs):
+        try:
+            arrays = prepare_arrays(x, None if outs is None else outs[place], what=f"x[{place}]")
+            ensure_host(arrays.template, f"x[{place}]")
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(f"array {place} of the list: {error}") from None
+        made.append(arrays)
+    _check_overlaps(made)
+    return made
+
+
+def _check_overlaps(made: list[Arrays]) -> None:
+    """Raise where an output shares memory with another array of the list."""
+    pieces = []
+    for place, arrays in enumerate(made):
+        for buffer, is_output in ((arrays.source, False), (arrays.destination, True)):
+            if buffer.size_bytes:
+                pieces.append((buffer.address, buffer.size_bytes, place, is_output))
+    pieces.sort()
+    furthest: dict[bool, tuple[int, int]] = {}
+    for address, size_bytes, place, is_output in pieces:
+        for other_is_output, (end, other) in furthest.items():
+            if (is_output or other_is_output) and other != place and address < end:
+                raise ArgumentError(
+                    f"arrays {other} and {place} of the list share memory, and one is written: "
+                    "give each array once (tied weights too), with memory of its own"
+                )
+        if address + size_bytes > furthest.get(is_output, (0, 0))[0]:
+            furthest[is_output] = (address + size_bytes, place)
+
+
+def by_dtype(made: list[Arrays]) -> list[list[Arrays]]:
+    """Return the arrays of each dtype, in the order in which dtypes come first."""
+    groups: dict[str, list[Arrays]] = defaultdict(list)
+    for arrays in made:
+        groups[arrays.source.dtype].append(arrays)
+    return list(groups.values())
+
+
+def list_request(arrays: list[Arrays], arguments: Arguments) -> Request:
+    """Return the request of a fused all_reduce of arrays of one dtype."""
+    parts = tuple((item.source, item.destination) for item in arrays)
+    first = arrays[0]
+    return Request(
+        Collective.ALL_REDUCE_LIST, first.source, first.destination, arguments.op, parts=parts
+    )
+
+
+class Packed:
+    """Arrays of one dtype side by side in one buffer, for collectives that know no lists."""
+
+    def __init__(self, arrays: list[Arrays]) -> None:
+        self._arrays = arrays
+        first = arrays[0].source
+        size_bytes = sum(item.source.size_bytes for item in arrays)
+        self._memory = np.empty(size_bytes, np.uint8)
+        count = size_bytes // first.item_bytes
+        self.buffer = Buffer(
+            self._memory.ctypes.data, (count,), first.dtype, first.item_bytes, self._memory
+        )
+
+    def pack(self) -> None:
+        """Copy the inputs into the buffer."""
+        self._copy(lambda item: item.source, True)
+
+    def unpack(self) -> None:
+        """Copy the buffer to the outputs."""
+        self._copy(lambda item: item.destination, False)
+
+    def _copy(self, side: Callable[[Arrays], Buffer], packs: bool) -> None:
+        start = self.buffer.address
+        for item in self._arrays:
+            buffer = side(item)
+            to, of = (start, buffer.address) if packs else (buffer.address, start)
+            ctypes.memmove(to, of, buffer.size_bytes)
+            start += buffer.size_bytes
