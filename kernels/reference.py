@@ -1,4 +1,4 @@
-"""The reductions in NumPy, slow and plain: what every kernel is compared with.
+"""The reductions and scans in NumPy, slow and plain: what every kernel is compared with.
 
 Sources are combined left to right; half types are accumulated in float32 and rounded once; integers
 wrap, their average rounds toward zero; for bool, sum is lor and prod is land; min and max propagate
@@ -42,6 +42,56 @@ def reduce(op: str, sources: Sequence[Array], parameter: float = 1) -> Array:
         if op == "avg":
             total = _divide(kind, total, parameter)
         return np.asarray(total).astype(dtype).reshape(sources[0].shape)
+
+
+def scan(op: str, sources: Sequence[Array], parameter: float = 1) -> list[Array]:
+    """Return ``sources[0] op ... op sources[i]`` for every i; ``avg`` divides by ``i + 1``.
+
+    The parameters are those of `reduce`. Each result is rounded by itself.
+    """
+    prefixes = [sources[:count] for count in range(1, len(sources) + 1)]
+    return [reduce(op, prefix, len(prefix) if op == "avg" else parameter) for prefix in prefixes]
+
+
+def exclusive_scan(op: str, sources: Sequence[Array], parameter: float = 1) -> list[Array]:
+    """Return ``sources[0] op ... op sources[i-1]`` for every i, the identity for the first."""
+    first = np.empty_like(sources[0])
+    first[...] = identity(op, first.dtype)
+    return [first, *scan(op, sources[:-1], parameter)]
+
+
+def identity(op: str, dtype: np.dtype[Any]) -> Array:
+    """Return the element that changes nothing, shape (); ``avg`` has none."""
+    if op in ("min", "max"):
+        return _greatest_value(dtype) if op == "min" else _least_value(dtype)
+    zero = np.zeros((), dtype)
+    if op == "band":
+        return np.asarray(~zero)
+    return np.ones((), dtype) if op in ("prod", "land") else zero
+
+
+def _greatest_value(dtype: np.dtype[Any]) -> Array:
+    values = _values(dtype)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(values[np.nanargmax(values.astype(np.float64))])
+
+
+def _least_value(dtype: np.dtype[Any]) -> Array:
+    values = _values(dtype)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(values[np.nanargmin(values.astype(np.float64))])
+
+
+def _values(dtype: np.dtype[Any]) -> Array:
+    """Return all values of a narrow dtype, the outermost ones of a wide one."""
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.array([limits.min, limits.max], dtype)
+    if dtype.kind == "b":
+        return np.array([False, True])
+    if dtype.itemsize > 2:
+        return np.array([-np.inf, np.inf], dtype)
+    return np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
 
 
 def _kind(dtype: np.dtype[Any]) -> str:

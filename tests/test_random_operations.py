@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 
 from tests import oracle
-from tests.collective_cases import Case, put
-from tests.dtypes import assert_same, covering, op_of
+from tests.collective_cases import COLLECTIVES, COUNTED, COUNTS, REDUCTIONS, SCANS, Call, draw
+from tests.dtypes import covering
 
 N_OPERATIONS = 2000
-TUNING = {"GPUCOLL_CPU_TUNING": "one_shot_bytes=2048,chunk_bytes=4096,symmetric_min_bytes=512"}
+TUNING = {
+    "GPUCOLL_CPU_TUNING": "one_shot_bytes=2048,rooted_bytes=4096,chunk_bytes=4096,"
+    "symmetric_min_bytes=512,single_copy_min_bytes=5000,single_copy_max_bytes=20000"
+}
 LARGEST = 4000
 MOST_PENDING = 5
+SCANNED = (("float32", "sum"), ("bfloat16", "prod"), ("int16", "max"), ("complex64", "sum"))
+"""Few: each rank compiles its own scan kernels."""
 
 
 class Run:
@@ -33,9 +38,8 @@ class Run:
 
     def do(self, n_operations):
         steps = (
-            [self.all_reduce] * 6
+            [self.blocking] * 10
             + [self.asynchronous] * 3
-            + [self.broadcast] * 3
             + [self.barrier, self.objects, self.plan, self.plan, self.number_of_kind, self.settle]
         )
         for self.number in range(n_operations):
@@ -44,77 +48,56 @@ class Run:
                 self.settle()
         self.settle()
 
-    def draw(self, kind):
-        """Return a random case."""
-        dtype, op = self.random.choice(self.pairs)
+    def call(self, way):
+        """Return a random call, its arrays in place."""
+        name = self.random.choice((*COLLECTIVES, "all_reduce"))
+        dtype, op = self.random.choice(SCANNED if name in SCANS else self.pairs)
         largest = self.random.choice((4, 100, LARGEST))
-        return Case(
-            dtype,
-            self.random.randrange(largest),
-            op=op if kind == "reduce" else "",
-            root=self.random.randrange(self.comm.world_size) if kind == "broadcast" else -1,
-            placement=self.random.choice(("private", "private", "symmetric", "mixed")),
-            in_place=self.random.random() < 0.3,
-            offset=self.random.choice((0, 0, 1, 4)),
+        row = self.random.choice((0, 0, 3))
+        blocks = self.comm.world_size if name in COUNTED else 1
+        case = draw(
+            self.random,
+            name,
+            self.comm.world_size,
+            dtype=dtype,
+            op=op if name in REDUCTIONS else "",
+            count=self.random.randrange(largest) // (blocks * (row or 1)),
+            counts=self.random.choice(("", "", *COUNTS)) if name in COUNTED else "",
+            is_auto=way == "out" and self.random.random() < 0.2,
+            row=row,
+            way=way,
             seed=self.number,
         )
+        return Call(self.comm, case)
 
-    def arrays(self, case):
-        x = put(self.comm, case, 0)
-        x.array[...] = case.input_of(self.comm.rank)
-        return x, x if case.in_place else put(self.comm, case, 1)
+    def where(self, number):
+        return f"operation {number}: "
 
-    def compare(self, number, case, x, out):
-        where = f"operation {number}: rank {self.comm.rank} of {self.comm.world_size}, {case}"
-        assert_same(out.array, case.expected(self.comm.world_size), where)
-        x.check(where)
-        out.check(where)
-        if not case.in_place:
-            assert_same(x.array, case.input_of(self.comm.rank), f"input of {where}")
-
-    def all_reduce(self):
-        case = self.draw("reduce")
-        x, out = self.arrays(case)
-        self.comm.all_reduce(x.array, op_of(case.op), out=out.array)
-        self.compare(self.number, case, x, out)
+    def blocking(self):
+        call = self.call(self.random.choice(("out", "out", "new")))
+        call.check(call.run(), self.where(self.number))
 
     def asynchronous(self):
-        case = self.draw(self.random.choice(("reduce", "broadcast")))
-        x, out = self.arrays(case)
-        if case.op:
-            call = (x.array, op_of(case.op))
-            work = self.comm.all_reduce(*call, out=out.array, async_op=True)
-        else:
-            work = self.comm.broadcast(x.array, case.root, out=out.array, async_op=True)
-        self.pending.append((work, self.number, case, x, out))
+        call = self.call("asynchronous")
+        self.pending.append((call.make(async_op=True), self.number, call))
 
     def settle(self):
         self.random.shuffle(self.pending)
-        for work, *rest in self.pending:
-            work.wait()
-            self.compare(*rest)
+        for work, number, call in self.pending:
+            call.check(work.wait(), self.where(number))
         self.pending.clear()
 
-    def broadcast(self):
-        case = self.draw("broadcast")
-        x, out = self.arrays(case)
-        self.comm.broadcast(x.array, case.root, out=out.array)
-        self.compare(self.number, case, x, out)
+    def plan(self):
+        if len(self.plans) < 16 and self.random.random() < 0.3:
+            call = self.call("plan")
+            self.plans.append((call.make("plan_"), call))
+        elif self.plans:
+            plan, call = self.random.choice(self.plans)
+            call.fill()
+            call.check(plan(), self.where(self.number))
 
     def barrier(self):
         self.comm.barrier()
-
-    def plan(self):
-        if len(self.plans) < 8 and self.random.random() < 0.3:
-            case = self.draw("reduce")
-            x, out = self.arrays(case)
-            plan = self.comm.plan_all_reduce(x.array, op_of(case.op), out=out.array)
-            self.plans.append((plan, case, x, out))
-        elif self.plans:
-            plan, case, x, out = self.random.choice(self.plans)
-            x.array[...] = case.input_of(self.comm.rank)
-            plan()
-            self.compare(self.number, case, x, out)
 
     def number_of_kind(self):
         value = self.random.choice((1, 2.0, np.float32(3), True))

@@ -102,3 +102,48 @@ def test_dtype_and_shape_stay_and_sources_too(dtype, op):
     for source, copy in zip(sources, copies, strict=True):
         assert_same(source, copy)
         assert not np.shares_memory(result, source)
+
+
+# --- scans --------------------------------------------------------------------------------------
+
+
+def test_scans_by_hand():
+    sources = [np.array([value], np.int32) for value in (1, 2, 4, -10)]
+
+    assert [int(x[0]) for x in reference.scan("sum", sources)] == [1, 3, 7, -3]
+    assert [int(x[0]) for x in reference.scan("avg", sources)] == [1, 1, 2, 0]
+    assert [int(x[0]) for x in reference.scan("scaled_sum", sources, 2)] == [2, 6, 14, -6]
+    assert [int(x[0]) for x in reference.exclusive_scan("prod", sources)] == [1, 1, 2, 8]
+
+
+def test_half_types_are_rounded_at_each_prefix_and_not_between():
+    sources = [np.array([value], np.float16) for value in (2048, 1, 1, 1)]
+
+    assert [float(x[0]) for x in reference.scan("sum", sources)] == [2048, 2048, 2050, 2052]
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "expected"),
+    [
+        ("sum", "float32", 0),
+        ("scaled_sum", "int8", 0),
+        ("lxor", "bool", False),
+        ("prod", "complex64", 1),
+        ("land", "int8", 1),
+        ("band", "int8", -1),
+        ("band", "uint16", 65535),
+        ("band", "bool", True),
+        ("min", "int8", 127),
+        ("max", "int64", -(2**63)),
+        ("min", "bool", True),
+        ("max", "bool", False),
+        ("min", "float64", INF),
+        ("max", "float16", -INF),
+        ("min", "bfloat16", INF),
+        ("max", "float8_e5m2", -INF),
+        ("min", "float8_e4m3fn", 448),
+        ("max", "float8_e4m3fn", -448),
+    ],
+)
+def test_identities(op, dtype, expected):
+    assert reference.identity(op, np.dtype(dtype)).astype(complex) == expected

@@ -1,17 +1,24 @@
-"""all_reduce and broadcast against the oracle: ranks, dtypes, operations, placements, sizes."""
+"""all_reduce and broadcast against the oracle; and every collective as its number goes on."""
 
 from __future__ import annotations
 
 import ctypes
 import itertools
+from random import Random
 
 import numpy as np
 import pytest
 from tests.collective_cases import (
+    COLLECTIVES,
+    COUNTED,
     PLACEMENTS,
+    REDUCTIONS,
+    SAME_EVERYWHERE,
     SMALL_TUNING,
     Case,
+    check,
     counts_around,
+    draw,
     run_cases,
     thresholds,
 )
@@ -21,13 +28,6 @@ from gpucoll.transport import layout
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 SMALL_THRESHOLDS = (32, 256, 1024, 4096, 8192, 12288)
-
-
-def check(ranks, world_size, cases, **options):
-    """Run cases on ranks: all results are right, and the same on every rank. Return the paths."""
-    replies = ranks.call(world_size, run_cases, cases, **options)
-    assert len({digest for digest, _ in replies}) == 1, "the ranks have different bits"
-    return set.union(*(paths for _, paths in replies))
 
 
 @pytest.mark.parametrize("world_size", WORLD_SIZES)
@@ -201,24 +201,37 @@ def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size):
 JUST_BEFORE_WRAPPING = 2**31 - 6
 
 
+def mixture(world_size, names, counts, placements=PLACEMENTS):
+    """Return a few calls of each of these, in these placements and in a mixed order."""
+    random = Random(str(names))
+    cases = [
+        draw(
+            random,
+            name,
+            world_size,
+            dtype="float32",
+            op="sum" if name in REDUCTIONS else "",
+            count=count,
+            placement=placement,
+            counts="steep" if name in COUNTED and count == 200 else "",
+        )
+        for name in names
+        for count in counts
+        for placement in placements
+    ]
+    random.shuffle(cases)
+    return cases
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("first", ["all_reduce", "broadcast", "one rank's broadcasts"])
+@pytest.mark.parametrize("first", [*COLLECTIVES, "one rank's broadcasts"])
 def test_sequence_numbers_wrap(ranks, world_size, first):
-    reductions = [
-        Case("float32", count, op="sum", placement=placement, seed=count)
-        for count in (1, 200, 3000, 9000)
-        for placement in PLACEMENTS
-    ]
-    broadcasts = [
-        Case("float32", count, root=count % world_size, placement=placement)
-        for count in (1, 200, 3001, 9000)
-        for placement in PLACEMENTS
-    ]
-    cases = {
-        "all_reduce": reductions + broadcasts + reductions,
-        "broadcast": broadcasts + reductions + broadcasts,
-        "one rank's broadcasts": [Case("float32", 9000, root=0)] * 4 + reductions + broadcasts,
-    }[first]
+    """Before the mixture, `first` alone: the numbers wrap among its calls or just behind."""
+    if first == "one rank's broadcasts":
+        cases = [Case("float32", 9000, root=0)] * 4
+    else:
+        cases = mixture(world_size, [first], (1, 200, 3000))
+    cases += mixture(world_size, COLLECTIVES, (1, 3000))
     tuning = f"{SMALL_TUNING['GPUCOLL_CPU_TUNING']},initial_sequence={JUST_BEFORE_WRAPPING}"
 
     check(ranks, world_size, cases, environment={"GPUCOLL_CPU_TUNING": tuning})
@@ -249,31 +262,20 @@ def lines_of(places):
 
 
 @pytest.mark.parametrize("start", [-9, -2, 2**31 - 9, 2**31 - 2, -(2**31)])
-def test_sequence_numbers_of_any_size(ranks, start):
-    cases = [
-        Case("float32", count, op="sum" if turn % 2 else "", root=turn % 3, placement=placement)
-        for turn in range(4)
-        for count in (1, 200, 9000)
-        for placement in PLACEMENTS
-    ]
+@pytest.mark.parametrize("names", [("all_reduce", "broadcast"), COLLECTIVES], ids=["two", "all"])
+def test_sequence_numbers_of_any_size(ranks, start, names):
+    cases = mixture(3, names, (1, 200, 9000))
 
-    replies = ranks.call(3, start_from, start, cases, environment=SMALL_TUNING)
-
-    assert len({digest for digest, _ in replies}) == 1
+    ranks.call(3, start_from, start, cases, environment=SMALL_TUNING)
 
 
 # --- many ranks ---------------------------------------------------------------------------------
 
 
 def test_64_ranks(rank_server):
-    cases = [
-        Case("float32", count, op="sum", placement=placement, seed=place, in_place=bool(place % 2))
-        for place, count in enumerate((1, 100, 3000, 20_000))
-        for placement in PLACEMENTS
-    ]
-    cases += [Case("int16", count, root=count % 64) for count in (7, 3000, 60_001)]
+    # Few: each rank works out what all of them bring.
+    cases = mixture(64, COLLECTIVES, (1, 200), ["symmetric"])
+    cases += mixture(64, SAME_EVERYWHERE, (20_000,), ["private"])
     rank_server.compile([("float32", "sum")])
     with rank_server.fork(64) as pool:
-        replies = pool.call(run_cases, cases, limit_s=200)
-
-    assert len({digest for digest, _ in replies}) == 1
+        pool.call(run_cases, cases, limit_s=200)
