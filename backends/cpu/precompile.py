@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -13,20 +14,37 @@ MODULES = (
     "gpucoll.transport.flags",
     "gpucoll.transport.heap",
     "gpucoll.transport.numpy_handler",
-    "gpucoll.control.entry",
-    "gpucoll.control.message_entry",
-    "gpucoll.control.list_entry",
     "gpucoll.control.exchange",
+    "gpucoll.control.entry",
+    "gpucoll.control.list_entry",
+    "gpucoll.control.message_entry",
     "gpucoll.backends.cpu.reductions",
-    "gpucoll.backends.cpu.movements",
     "gpucoll.backends.cpu.messages",
+    "gpucoll.backends.cpu.movements",
 )
-"""Every module with compiled loops."""
+"""Every module with compiled loops; see `gpucoll.kernels.cpu.cache.N_ELSEWHERE`."""
 
 
 def load() -> None:
     """Import the compiled loops: from the cache, or compiling what it lacks."""
-    cache.import_compiled(MODULES)
+    cache.import_compiled(MODULES, _compile_elsewhere)
+
+
+def _compile_elsewhere() -> subprocess.Popen[bytes]:
+    """Start a process that compiles the last modules."""
+    return subprocess.Popen(
+        [sys.executable, "-m", __name__, *MODULES[-cache.N_ELSEWHERE :]],
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _environment() -> dict[str, str]:
+    """Return an environment in which another Python finds this very package."""
+    path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
+    return {**os.environ, "PYTHONPATH": path}
 
 
 def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
@@ -43,13 +61,13 @@ def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
     if cache.is_complete():
         return False
     if report is not None:
-        report("gpucoll: compiling the CPU kernels once for this machine (about 10 s) ...")
-    path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
-    subprocess.run(
-        [sys.executable, "-m", __name__], check=True, env={**os.environ, "PYTHONPATH": path}
-    )
+        report("gpucoll: compiling the CPU kernels once for this machine (about 15 s) ...")
+    subprocess.run([sys.executable, "-m", __name__], check=True, env=_environment())
     return True
 
 
 if __name__ == "__main__":
-    load()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    if not sys.argv[1:]:
+        load()

@@ -14,8 +14,9 @@ import hashlib
 import importlib
 import os
 import platform
+import subprocess
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +26,8 @@ _PACKAGE = Path(config.__file__).parent
 _COMPILED_FOLDERS = ("kernels/cpu", "transport", "control", "backends/cpu")
 _FURTHER_SOURCES = ("types.py", "arrays/numpy_struct.py")
 _STAMP = "complete"
+N_ELSEWHERE = 2
+"""The last modules take as long to compile as all others: a second process does these."""
 
 
 def _source_files() -> list[Path]:
@@ -55,14 +58,31 @@ def is_complete() -> bool:
     return (cache_folder() / _STAMP).exists()
 
 
-def import_compiled(modules: Iterable[str]) -> None:
-    """Import modules with compiled loops; while the cache is incomplete, one process at a time."""
+def import_compiled(
+    modules: Sequence[str], compile_elsewhere: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """Import modules with compiled loops; while the cache is incomplete, one process at a time.
+
+    Parameters
+    ----------
+    modules : sequence of str
+        All of them.
+    compile_elsewhere : callable
+        Starts a process that compiles the last ones, while this one does the others.
+    """
     if is_complete():
-        for name in modules:
-            importlib.import_module(name)
+        _import(modules)
         return
     with open(cache_folder() / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        for name in modules:
-            importlib.import_module(name)
+        if not is_complete() and len(os.sched_getaffinity(0)) > 1:
+            with compile_elsewhere() as helper:
+                _import(modules[:-N_ELSEWHERE])
+                helper.wait()  # what it could not do is done below
+        _import(modules)
         (cache_folder() / _STAMP).touch()
+
+
+def _import(modules: Iterable[str]) -> None:
+    for name in modules:
+        importlib.import_module(name)
