@@ -1,0 +1,112 @@
+"""The examples do what they say, on one rank and on several, and as programs."""
+
+from __future__ import annotations
+
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
+PROGRAM_TIMEOUT_S = 120
+
+several_ranks = pytest.mark.parametrize("world_size", [1, 2, 4])
+
+
+def example(name: str) -> dict:
+    """Return the names that an example defines; its functions travel to ranks by value."""
+    return runpy.run_path(str(EXAMPLES / f"{name}.py"), run_name=name)
+
+
+@pytest.fixture(scope="module")
+def digits():
+    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn's digits")
+    data = datasets.load_digits()
+    return data.data / 16, data.target
+
+
+@several_ranks
+def test_data_parallel_training_equals_one_process_bit_for_bit(ranks, digits, world_size):
+    replies = ranks.call(world_size, example("data_parallel_digits")["main"], *digits)
+
+    losses, accuracy, losses_alone = replies[0]
+    assert losses == losses_alone
+    assert all(reply[:2] == (losses, accuracy) for reply in replies)
+    assert losses[-1] < 0.05
+    assert accuracy > 0.9
+
+
+def test_data_parallel_training_depends_on_the_number_of_ranks_by_rounding_only(ranks, digits):
+    # A sum of N = 125 numbers is off by at most N u = 1.4e-14 of the sum of their magnitudes, which
+    # is at most some hundred times the sum. 240 steps add that up; where the loss falls they do not
+    # amplify it. Another batch, or a part left out, changes the loss by more than 1e-3.
+    module = example("data_parallel_digits")
+    training = [part[: module["TRAINING_IMAGES"]] for part in digits]
+    _, expected = module["train"](*training, [0], 1, lambda sums: sums, 20)
+
+    losses = ranks.call(4, module["main"], *digits)[0][0]
+
+    np.testing.assert_allclose(losses, expected, rtol=240 * 100 * 1.4e-14)
+
+
+@several_ranks
+def test_kmeans_finds_the_clusters_of_one_process(ranks, world_size):
+    result = ranks.call(world_size, example("kmeans")["main"])[0]
+
+    labels, centers, labels_alone, centers_alone = result
+    np.testing.assert_array_equal(labels, labels_alone)
+    np.testing.assert_array_equal(centers, centers_alone)
+    assert set(labels) == set(range(8))
+
+
+def test_kmeans_with_more_ranks_than_points_and_an_empty_cluster(ranks):
+    def cluster(comm):
+        mine = [[[0.0]], np.empty((0, 1)), [[1.0]], np.empty((0, 1))][comm.rank]
+        start = np.array([[0.0], [1.0], [9.0]])
+        return kmeans(comm, np.asarray(mine), start)
+
+    kmeans = example("kmeans")["kmeans"]
+
+    for labels, centers in ranks.call(4, cluster):
+        assert len(labels) <= 1
+        assert centers.ravel().tolist() == [0, 1, 9]
+
+
+@several_ranks
+def test_halo_exchange_equals_one_process_bit_for_bit(ranks, world_size):
+    temperatures, alone = ranks.call(world_size, example("halo_exchange")["main"])[0]
+
+    np.testing.assert_array_equal(temperatures, alone)
+    assert temperatures.max() > 10
+    assert np.isclose(temperatures.sum(), 100 * 51 * 30)  # no heat is lost
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4, 6])
+def test_process_grid_multiplies_as_numpy(ranks, world_size):
+    product, expected = ranks.call(world_size, example("process_grid")["main"])[0]
+
+    np.testing.assert_array_equal(product, expected)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_example_is_a_program_for_gpucoll_run(name):
+    if name == "data_parallel_digits":
+        pytest.importorskip("sklearn", reason="needs scikit-learn's digits")
+    check_program("-m", "gpucoll.launcher.cli", "-n", "2", str(EXAMPLES / f"{name}.py"))
+
+
+def test_example_is_a_program_by_itself():
+    check_program(str(EXAMPLES / "halo_exchange.py"))
+
+
+def check_program(*arguments: str) -> None:
+    command = [sys.executable, *arguments]
+
+    process = subprocess.run(command, capture_output=True, text=True, timeout=PROGRAM_TIMEOUT_S)
+
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert process.stdout.rstrip().endswith("True"), process.stdout
