@@ -32,6 +32,7 @@ class Case:
     name: str
     reps: int = LEAST_REPS
     wrong: int | None = None
+    path: str = ""
     rounds_us: list[list[float]] = field(default_factory=list)
 
     @property
@@ -41,7 +42,7 @@ class Case:
 
     def measurement(self) -> Measurement:
         """Return the samples, by rank and round."""
-        return Measurement(np.array(self.rounds_us).T, self.reps, self.wrong)
+        return Measurement(np.array(self.rounds_us).T, self.reps, self.wrong, self.path)
 
 
 class Bench:
@@ -139,6 +140,7 @@ class Bench:
             if self.options.check and count and case.variant != "limit":
                 checked = group.call("check", self.options.timeout_s, case=case.name)
                 case.wrong = sum(answer["wrong"] for answer in checked)
+                case.path = checked[0].get("path", "")
             self.calibrate(case)
         return cases
 

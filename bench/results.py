@@ -31,11 +31,14 @@ class Measurement:
         Calls in a sample.
     wrong : int or None
         Elements that were wrong, over all ranks; None where nothing was checked.
+    path : str
+        Which way the call took through the library, where that is known.
     """
 
     samples: Samples
     reps: int
     wrong: int | None
+    path: str = ""
 
     @property
     def time_us(self) -> float:
@@ -67,6 +70,12 @@ class Row:
     def title(self) -> str:
         """What the row is called in the table."""
         return self.library if self.placement == "private" else f"{self.library} {self.placement}"
+
+    @property
+    def path(self) -> str:
+        """Which way its calls took, where that is known: of both sides, where they differ."""
+        sides = [side for side in (self.out_of_place, self.in_place) if side and side.path]
+        return "/".join(dict.fromkeys(side.path for side in sides))
 
     @property
     def wrong(self) -> int:
@@ -108,6 +117,7 @@ class Row:
             "alg_bw": algorithm,
             "bus_bw": bus,
             "nwrong": side.wrong,
+            "path": side.path,
             "reps": side.reps,
             "samples_us": [[round(value, 4) for value in rank] for rank in side.samples.tolist()],
         }

@@ -98,7 +98,8 @@ def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
 def line_of(row: Row) -> str:
     """Return a result."""
     start = WIDTHS.format(row.size_bytes, row.count, row.dtype, row.redop, row.root)
-    return start + "".join(side_text(row, row.side(name)) for name in SIDES) + f"  {row.title}"
+    sides = "".join(side_text(row, row.side(name)) for name in SIDES)
+    return start + sides + f"  {row.title}" + (f" ({row.path})" if row.path else "")
 
 
 def side_text(row: Row, side: Measurement | None) -> str:

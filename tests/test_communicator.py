@@ -178,7 +178,17 @@ def test_describe(ranks):
 
 
 def test_the_public_names():
-    others = {"Communicator", "Description", "Plan", "ReduceOp", "Work", "init", "launch"}
+    others = {
+        "Communicator",
+        "Description",
+        "Message",
+        "Plan",
+        "ReduceOp",
+        "Work",
+        "init",
+        "launch",
+    }
+    others |= {"ANY_SOURCE", "ANY_TAG"}
     names = sorted({*errors.__all__, *others, "__version__"})
 
     assert gpucoll.__all__ == names

@@ -37,6 +37,7 @@ from gpucoll.control.calls import (
     LINE,
     NOT_SHARED,
     OK,
+    PATH,
     RANK,
     STATUS_LINES,
     WORLD_SIZE,
@@ -57,7 +58,16 @@ from gpucoll.transport.flags import (
     start_clock,
     yield_once,
 )
-from gpucoll.transport.layout import Abort, Call, Context, Kind, Progress, Status, Transfer
+from gpucoll.transport.layout import (
+    Abort,
+    Call,
+    Context,
+    Kind,
+    Path,
+    Progress,
+    Status,
+    Transfer,
+)
 
 ROW_BYTES = 8 * layout.TRANSFER_WORDS
 KIND, PEER, TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
@@ -80,7 +90,7 @@ _SPINS, _YIELDS = int(Context.SPINS), int(Context.YIELDS)
 _STATUS_CLOSED = layout.STATUS_CLOSED
 _EVENT, _LOST = int(Status.EVENT), int(Status.LOST)
 _ASIDE, _STATUS_MORE = int(Status.ASIDE), int(Status.MORE)
-_ABORT_LOST = int(Abort.LOST)
+_ABORT_LOST, _MESSAGE = int(Abort.LOST), int(Path.MESSAGE)
 _ABORT_DEADLINE = int(Abort.MESSAGE_DEADLINE)
 
 
@@ -380,6 +390,7 @@ def message_loop(context, call):
     if event_pending(context) and (is_aborted(context) or not _has_started(table, count)):
         return _EVENT
     start_clock(context)
+    put(context, PATH, _MESSAGE)
     _note(context, table)
     takes_more = get(call, _TAKES_MORE) != 0
     turns = 0

@@ -75,6 +75,10 @@ class Library(Protocol):
         """Return the tightest loop there is around the call, or None: the library has no such."""
         ...
 
+    def path(self) -> str:
+        """Return which way the last call took, empty where the library does not say."""
+        ...
+
     def barrier(self) -> None:
         """Return when every rank has come here."""
         ...

@@ -127,12 +127,13 @@ class Session:
         inputs.poison(call.destination)
         inputs.fill(call.source, given)
         self.loops[case](1)
+        path = self.library.path()
         periods = [inputs.encode(part, call.dtype) for part in parts]
         wrong = inputs.count_wrong(call.destination, periods)
         if not call.in_place:
             wrong += inputs.count_wrong(call.source, [given])  # an input that was written to
         call.source[:] = inputs.one(call.dtype)
-        return {"wrong": wrong}
+        return {"wrong": wrong, "path": path} if path else {"wrong": wrong}
 
     def measure(self, case: str, reps: int) -> dict[str, Any]:
         """Return the seconds of `reps` calls with nothing between them, begun by all at once."""

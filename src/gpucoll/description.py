@@ -37,6 +37,7 @@ class Description:
             "shared segment": f"{size_mib:.1f} MiB",
             "arena of this rank": f"{group.members.arena.used_bytes} bytes in use of "
             f"{group.members.arena_bytes} of address space",
+            "last call on this rank": backend.last_path().spelled,
             "deadline of a wait": f"{group.timeout_s:g} s",
             "prefetch": f"{tuning.prefetch_bytes} bytes ahead",
             **PROMISES,

@@ -350,6 +350,12 @@ class Path(IntEnum):
     STAGED = 3
     SYMMETRIC = 4
     SINGLE_COPY = 5
+    MESSAGE = 6
+
+    @property
+    def spelled(self) -> str:
+        """The name as users read it: one-shot, staged, symmetric, single copy."""
+        return self.name.lower().replace("one_shot", "one-shot").replace("_", " ")
 
 
 @dataclass(frozen=True)
