@@ -11,6 +11,7 @@ from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.control.call import CallBlock
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.identities import identity_of
+from gpucoll.kernels.cpu.operations import OPERATIONS
 from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
 from gpucoll.kernels.cpu.scan import scan_kernel
 from gpucoll.transport.layout import Call, Flow
@@ -87,6 +88,8 @@ class BlockMaker:
             parameter = parameter_for(dtype, [op.factor or 0])
         words[Call.PARAMETER] = parameter.ctypes.data
         words[Call.KERNEL] = reduce_kernel(dtype, op.name)
+        operation = OPERATIONS[op.name]
+        words[Call.PREPARES] = operation.scaled or operation.logical
         words[Call.PART_BYTES] //= parts_per_element(dtype)
         block.keep += (parameter,)
         if scans:

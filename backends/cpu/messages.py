@@ -294,23 +294,24 @@ def _unwanted_sender(context, table, count):
 
 @inline
 def _step(context, table, count):
-    """Take every operation one step further.
+    """Take every operation one step further, sends first: others wait for them.
 
     Return how many moved, or a negative status; and how many are not done.
     """
     moved = unfinished = 0
     for place in range(count):
         row = _row(table, place)
-        if get(row, STATE) < DONE:
-            if get(row, KIND) == SEND:
-                moved += _send(context, table, place)
-            else:
-                step = _receive(context, table, count, place)
-                if step < 0:
-                    return step, 1
-                moved += step
-            if get(row, STATE) < DONE:
-                unfinished += 1
+        if get(row, KIND) == SEND and get(row, STATE) < DONE:
+            moved += _send(context, table, place)
+            unfinished += get(row, STATE) < DONE
+    for place in range(count):
+        row = _row(table, place)
+        if get(row, KIND) != SEND and get(row, STATE) < DONE:
+            step = _receive(context, table, count, place)
+            if step < 0:
+                return step, 1
+            moved += step
+            unfinished += get(row, STATE) < DONE
     return moved, unfinished
 
 

@@ -76,6 +76,7 @@ _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
 _SINGLE_COPY = int(Path.SINGLE_COPY)
 _SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
 _SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
+_COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
 _IN_PLACE = 0
 """In place of a destination's offset: it is the input's."""
 _FLOW, _ALL = int(Call.FLOW), int(Flow.ALL)
@@ -104,14 +105,20 @@ def _is_small(context, call):
 
 
 @inline
+def _copy(context, destination, source, size_bytes):
+    """Copy; what is large with its lines taken ahead: a fifth faster beyond the caches."""
+    kernel = get(context, _COPY_PLAIN if size_bytes < _LARGE_BYTES else _COPY_TAKE)
+    call_copy(kernel, destination, source, size_bytes, get(context, _PREFETCH_BYTES))
+
+
+@inline
 def _take_own(context, call):
     """Copy the piece that this rank sends to itself, unless it is in place already."""
     me = get(context, RANK)
     source = get(call, SOURCE) + piece_offset(context, call, me, me)
     destination = get(call, DESTINATION) + landing(call, me)
     if source != destination:
-        size_bytes = piece_bytes(context, call, me, me)
-        call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
+        _copy(context, destination, source, piece_bytes(context, call, me, me))
 
 
 @inline
@@ -157,7 +164,7 @@ def _take(context, call, way):
             if status != OK:
                 return status
         else:
-            call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
+            _copy(context, destination, source, size_bytes)
     return OK
 
 
@@ -217,15 +224,18 @@ def _total_bytes(context, call):
 def _copies_once(context, call):
     """Return whether reading straight from processes is the faster way. Alike on all ranks.
 
-    One reader per piece (spread inputs) always gains. Several readers of one input slow each other
-    down, and where there is a single one of a large input two processes copy faster than one.
+    One reader per piece (spread inputs) always gains; so do all together where each has a CPU. But
+    several readers of one input slow each other down, and from or to a root two processes copy a
+    large input faster than one.
     """
     if get(call, KERNEL) != 0:
         return False
     size_bytes = _total_bytes(context, call)
     if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
         return False
-    return get(call, IS_SPREAD) != 0 or size_bytes <= get(context, _SINGLE_COPY_MAX_BYTES)
+    most_bytes = get(context, _SINGLE_COPY_MAX_BYTES)
+    is_even = get(call, IS_SPREAD) != 0 or (get(call, _FLOW) == _ALL and most_bytes > 0)
+    return is_even or size_bytes <= most_bytes
 
 
 @inline

@@ -10,12 +10,14 @@ from __future__ import annotations
 from numba import types
 
 from gpucoll.backends.cpu.segments import (
+    SEGMENTS,
     copy_in,
     input_at,
     is_one_piece,
     output_at,
     run_bytes,
 )
+from gpucoll.backends.cpu.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
@@ -23,6 +25,7 @@ from gpucoll.control.calls import (
     ARENA_BYTES,
     COLLECTIVE,
     DESTINATION,
+    HEADER_ADDRESS,
     IDENTITY,
     ITEM_BYTES,
     NOT_SHARED,
@@ -40,15 +43,17 @@ from gpucoll.control.calls import (
     leave_unverified,
     payload_of,
     post,
+    posted_address,
     posted_destination,
     posted_source,
     signal_done,
     slot_of,
     wait_all_arrived,
+    wait_all_done,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
-from gpucoll.transport.layout import Context, Path
+from gpucoll.transport.layout import Call, Context, Path
 from gpucoll.types import Collective
 
 _ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)
@@ -56,6 +61,7 @@ _COPY_PLAIN, _PREFETCH_BYTES = int(Context.COPY_PLAIN), int(Context.PREFETCH_BYT
 _SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
 _LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
 _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
+_SINGLE_COPY, PREPARES = int(Path.SINGLE_COPY), int(Call.PREPARES)
 _REDUCE, _EXCLUSIVE_SCAN = int(Collective.REDUCE), int(Collective.EXCLUSIVE_SCAN)
 
 
@@ -120,6 +126,27 @@ def _alone(context, call):
 
 
 @inline
+def _is_plain_shift(context, call):
+    """Return whether all there is to do is to give rank 0's input to rank 1. Alike on all ranks."""
+    if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
+        return False
+    return get(call, PREPARES) == 0 and get(call, SEGMENTS) == 0
+
+
+@inline
+def _shift(context, call):
+    """Read rank 0's input straight from its process, on rank 1; return when that is done."""
+    status = OK
+    if get(context, RANK) == 1:
+        source, size_bytes = posted_address(context, 0), get(call, SIZE_BYTES)
+        status = read_from(context, 0, get(call, DESTINATION), source, size_bytes)
+    if status != OK:
+        return status
+    signal_done(context)
+    return wait_all_done(context, get(context, SEQUENCE))
+
+
+@inline
 def _move(context, call, source, destination):
     """Post, wait for the others and reduce on the way that all have chosen; return a status."""
     size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
@@ -135,8 +162,11 @@ def _move(context, call, source, destination):
             size_bytes,
             get(context, _PREFETCH_BYTES),
         )
+    slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
+    if not is_small:
+        store64(slot + HEADER_ADDRESS, get(call, SOURCE))
     post(context, call, source, destination)
-    staged_ahead = not is_small and not shared
+    staged_ahead = not is_small and not shared and not _is_plain_shift(context, call)
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
     elif is_small and count == 0 and get(call, COLLECTIVE) == _REDUCE:
@@ -155,6 +185,9 @@ def _move(context, call, source, destination):
         if count > 0:
             _reduce_slots(context, call, count)
         return OK
+    if _is_plain_shift(context, call) and can_copy_once(context):
+        put(context, PATH, _SINGLE_COPY)
+        return _shift(context, call)
     if not staged_ahead:
         stage_first_chunk(context, call)
     put(context, PATH, _STAGED)

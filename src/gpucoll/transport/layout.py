@@ -313,6 +313,7 @@ class Call(IntEnum):
     # A list of arrays.
     SEGMENTS = 43  # address of its table; 0: one array
     N_SEGMENTS = 44
+    PREPARES = 45  # whether the op changes an input before it combines it
 
 
 CALL_WORDS = 48
@@ -373,7 +374,7 @@ class Tuning:
     single_copy_min_bytes: int
     """Private inputs from this size on that are only moved are read straight from their process."""
     single_copy_max_bytes: int
-    """Inputs that more than one rank may read go through stages beyond this size."""
+    """Inputs from or to a root go through stages beyond this size; 0: those for all ranks too."""
     prefetch_bytes: int
     """How far ahead lines are prefetched."""
     initial_sequence: int = 0
