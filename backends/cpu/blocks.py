@@ -10,7 +10,8 @@ from gpucoll.backends.cpu.reductions import reduction_loop
 from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.control.call import CallBlock
 from gpucoll.errors import ArgumentTypeError
-from gpucoll.kernels.cpu.identities import identity_of
+from gpucoll.kernels.cpu.custom import custom_kernel
+from gpucoll.kernels.cpu.identities import exact_identity, identity_of
 from gpucoll.kernels.cpu.operations import OPERATIONS
 from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
 from gpucoll.kernels.cpu.scan import scan_kernel
@@ -78,6 +79,9 @@ class BlockMaker:
         self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
     ) -> None:
         op.check_dtype(dtype)
+        if op.function is not None:
+            self._set_custom_kernel(block, collective, dtype, op)
+            return
         self._check_divisor(block, dtype, op)
         scans, words = collective in SCANS, block.words
         if op.name == "avg":
@@ -99,6 +103,22 @@ class BlockMaker:
                 identity = identity_of(dtype, op.name)
                 words[Call.IDENTITY] = identity.ctypes.data
                 block.keep += (identity,)
+
+    def _set_custom_kernel(
+        self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
+    ) -> None:
+        words = block.words
+        if collective == Collective.EXCLUSIVE_SCAN:
+            identity = exact_identity(op.identity, dtype, str(op))
+            words[Call.IDENTITY] = identity.ctypes.data
+            block.keep += (identity,)
+        kernel = custom_kernel(op, dtype)
+        words[Call.KERNEL] = kernel.address
+        block.keep += (kernel,)
+        if collective in SCANS:
+            scan = custom_kernel(op, dtype, collective.spelled)
+            words[Call.SCAN_KERNEL] = scan.address
+            block.keep += (scan,)
 
     def _check_divisor(self, block: CallBlock, dtype: str, op: ReduceOp) -> None:
         if op.name == "avg" and block.words[Call.ITEM_BYTES] == 1 and self._world_size > INT8_MAX:

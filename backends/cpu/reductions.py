@@ -10,7 +10,6 @@ from __future__ import annotations
 from numba import types
 
 from gpucoll.backends.cpu.segments import (
-    SEGMENTS,
     copy_in,
     input_at,
     is_one_piece,
@@ -130,7 +129,8 @@ def _is_plain_shift(context, call):
     """Return whether all there is to do is to give rank 0's input to rank 1. Alike on all ranks."""
     if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
         return False
-    return get(call, PREPARES) == 0 and get(call, SEGMENTS) == 0
+    is_small = get(call, SIZE_BYTES) <= get(context, _ONE_SHOT_BYTES)  # its address is not posted
+    return not is_small and get(call, PREPARES) == 0
 
 
 @inline

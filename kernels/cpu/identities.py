@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.errors import ArgumentTypeError
+from gpucoll.kernels.cpu.cast import HALF_TYPES, cast_array
 
 _NARROW_FLOATS = {
     "bfloat16": ("uint16", 0x3F80, 0x7F80),
@@ -58,3 +59,40 @@ def _values(kind: np.dtype[Any]) -> dict[str, Any]:
         limits = np.iinfo(kind)
         return {"zero": 0, "one": 1, "least": limits.min, "greatest": limits.max}
     return {"zero": 0, "one": 1, "least": -np.inf, "greatest": np.inf}
+
+
+def exact_identity(value: Any, dtype: str, name: str) -> npt.NDArray[Any]:
+    """Return the identity that a user gave with an operation as the bytes of one element.
+
+    Raises
+    ------
+    ArgumentTypeError
+        There is none, or it is not exactly a value of the dtype.
+    """
+    if value is None:
+        raise ArgumentTypeError(
+            f"exclusive_scan with {name}: rank 0 gets the operation's identity, and it has none; "
+            "give it: ReduceOp.custom(function, identity=...)"
+        )
+    try:
+        made, back = _made_and_back(value, dtype)
+        is_exact = back == value or (back != back and value != value)
+    except (TypeError, ValueError, OverflowError):
+        is_exact = False
+    if not is_exact:
+        raise ArgumentTypeError(
+            f"exclusive_scan with {name}: its identity {value!r} is not exactly a value of {dtype}"
+        )
+    return made
+
+
+def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
+    """Return a number as the bytes of one element, and the number that they are."""
+    with np.errstate(over="ignore"):
+        if dtype in HALF_TYPES:
+            bits = cast_array(np.array([float(value)], np.float32), dtype, narrows=True)
+            return bits, float(cast_array(bits, dtype, narrows=False)[0])
+        kind = np.dtype(dtype)
+        convert = {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind.kind]
+        made = np.array([convert(value)], kind)
+        return made, convert(made[0])

@@ -1,0 +1,173 @@
+"""Elements between memory and the type in which they are accumulated, one by one or in blocks.
+
+Numba has no half types: what it computes on is the accumulator, float32. The conversions are those
+of `gpucoll.kernels.cpu.elements`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from gpucoll.kernels.cpu.codegen import (
+    F32,
+    I8,
+    I64,
+    blocks,
+    compile_function,
+    new_function,
+    pointer,
+    vector,
+    vector_bytes,
+)
+from gpucoll.kernels.cpu.elements import Element, NarrowFloat, elements
+
+HALF_TYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+
+
+def accumulator_dtype(dtype: str) -> str:
+    """Return the dtype in which elements of a dtype are accumulated."""
+    return "float32" if dtype in HALF_TYPES else dtype
+
+
+def accumulator_of(dtype: str) -> Any:
+    """Return the same as a Numba type."""
+    return types.boolean if dtype == "bool" else getattr(types, accumulator_dtype(dtype))
+
+
+def _element(dtype: str) -> Element:
+    """Return the element without special instructions: Numba's target may lack the host's."""
+    if dtype != "float16":
+        return elements()[dtype]
+    form = NarrowFloat(5, 10)
+    return Element(form.storage, F32, "f", form.decode, form.encode)
+
+
+def _parts(b: ir.IRBuilder, element: Element, address: ir.Value, index: ir.Value) -> list[ir.Value]:
+    """Return pointers to the parts of element `index`: two of a complex one.
+
+    Indexed from one pointer, so that LLVM sees a step of one and can vectorise a loop.
+    """
+    base = pointer(b, address, element.storage)
+    if element.kind != "c":
+        return [b.gep(base, [index], source_etype=element.storage)]
+    first = b.shl(index, I64(1))
+    places = (first, b.add(first, I64(1)))
+    return [b.gep(base, [place], source_etype=element.storage) for place in places]
+
+
+@functools.cache
+def load_element(dtype: str) -> Any:
+    """Return ``(address, index) -> accumulator`` for Numba; addresses may be misaligned."""
+    element, accumulator = _element(dtype), accumulator_of(dtype)
+
+    @intrinsic
+    def load(typing_context: Any, address: Any, index: Any) -> Any:
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            places = _parts(b, element, *args)
+            values = [b.load(place, align=1, typ=element.storage) for place in places]
+            if element.kind == "c":
+                number = context.make_complex(b, accumulator)
+                number.real, number.imag = values
+                return number._getvalue()
+            if element.kind == "b":
+                return b.icmp_unsigned("!=", values[0], element.storage(0))
+            return element.load(b, values[0])
+
+        return accumulator(types.int64, types.int64), generate
+
+    return load
+
+
+@functools.cache
+def store_element(dtype: str) -> Any:
+    """Return ``(address, index, accumulator)`` for Numba; half types are rounded here."""
+    element, accumulator = _element(dtype), accumulator_of(dtype)
+
+    @intrinsic
+    def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            values = [args[2]]
+            if element.kind == "c":
+                number = context.make_complex(b, accumulator, args[2])
+                values = [number.real, number.imag]
+            elif element.kind == "b":
+                values = [b.zext(args[2], element.storage)]
+            stored = [element.store(b, value) for value in values]
+            for place, value in zip(_parts(b, element, *args[:2]), stored, strict=True):
+                b.store(value, place, align=1)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64, accumulator), generate
+
+    return store
+
+
+def convert_to(kind: Any) -> Any:
+    """Return ``(number) -> kind`` for Numba: integers wrap, floats round, to bool it is truth."""
+
+    @intrinsic
+    def convert(typing_context: Any, number: Any) -> Any:
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            return context.cast(b, args[0], signature.args[0], kind)
+
+        return kind(types.unliteral(number)), generate
+
+    return convert
+
+
+def scratch_of(size_bytes: int) -> Any:
+    """Return ``() -> address`` for Numba, of so many bytes on the stack."""
+
+    @intrinsic
+    def scratch(typing_context: Any) -> Any:
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            return b.ptrtoint(cgutils.alloca_once(b, I8, size=I64(size_bytes)), I64)
+
+        return types.int64(), generate
+
+    return scratch
+
+
+@functools.cache
+def cast_kernel(dtype: str, *, narrows: bool) -> int:
+    """Return the address of ``(destination, source, count)``: float32 to a half type, or back."""
+    element = elements()[dtype]
+    come, go = (F32, element.storage) if narrows else (element.storage, F32)
+    function, b = new_function(f"{'narrow' if narrows else 'widen'}_{dtype}", (I64,) * 3)
+    convert = element.store if narrows else element.load
+
+    def body(first: ir.Value, lanes: int, unroll: int) -> None:
+        destination, source = (
+            b.gep(pointer(b, address, kind), [first], source_etype=kind)
+            for address, kind in zip(function.args, (go, come), strict=False)
+        )
+        wide = b.bitcast(source, vector(come, lanes).as_pointer())
+        value = convert(b, b.load(wide, align=1, typ=vector(come, lanes)))
+        b.store(value, b.bitcast(destination, value.type.as_pointer()), align=1)
+
+    blocks(b, function.args[2], [(vector_bytes() // 4, 1), (1, 1)], body)
+    b.ret_void()
+    return compile_function(function)
+
+
+def cast_array(source: npt.NDArray[Any], dtype: str, *, narrows: bool) -> npt.NDArray[Any]:
+    """Return float32 numbers as the bits of a half type, or such bits as float32. Releases the GIL.
+
+    The bits are unsigned integers: NumPy alone has no such dtypes.
+    """
+    bits = np.dtype(f"u{elements()[dtype].size_bytes}")
+    held = np.ascontiguousarray(source, np.float32 if narrows else bits)
+    made = np.empty(held.shape, bits if narrows else np.float32)
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
+    kernel = prototype(cast_kernel(dtype, narrows=narrows))
+    kernel(made.ctypes.data, held.ctypes.data, held.size)
+    return made
