@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.direct import DirectCalls
-from gpucoll.backends.cpu.messages import message_loop
+from gpucoll.backends.cpu.messages import KEPT_ASIDE, LAST_SENDER, message_loop
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.control import message_entry
 from gpucoll.control.call import CallBlock
@@ -36,14 +36,6 @@ class _Held:
         """The data as a buffer; its owner is this."""
         return Buffer(self.data.ctypes.data, self.data.shape, "uint8", 1, self)
 
-    def answers(self, row: npt.NDArray[np.int64]) -> bool:
-        """Return whether a receive or probe asks for this message."""
-        peer, tag = int(row[Transfer.PEER]), int(row[Transfer.TAG])
-        return peer in (ANY_SOURCE, self.row[Transfer.FOUND_PEER]) and tag in (
-            ANY_TAG,
-            self.row[Transfer.FOUND_TAG],
-        )
-
 
 class Courier:
     """Sends, receives and probes of one rank.
@@ -57,6 +49,8 @@ class Courier:
     def __init__(self, group: HostGroup) -> None:
         self._group = group
         self._held: list[_Held] = []
+        self._table = _rows([])
+        """What is running, or ran last."""
         self._sending = DirectCalls(group, message_entry.direct_message, sends=True)
         self._receiving = DirectCalls(group, message_entry.direct_message)
         self._block = CallBlock(Collective.SEND, message_loop.address)
@@ -84,7 +78,7 @@ class Courier:
         requests: Sequence[MessageRequest],
         on_done: Callable[[MessageRequest], None],
         more: Callable[[], Sequence[MessageRequest]] | None,
-        timeout_s: float | None,
+        due: Callable[[], tuple[int, float | None]],
     ) -> None:
         """Do all of them at once; return when the last is done.
 
@@ -97,17 +91,24 @@ class Courier:
         more : callable, optional
             Returns requests that have been added meanwhile. Without it nothing is reported before
             all are done.
-        timeout_s : float, optional
-            Deadline, in seconds.
+        due : callable
+            Returns since when (``time.monotonic_ns``) and how long, in seconds, the request whose
+            deadline comes first may wait; None: the communicator's default.
         """
-        self._run_rows(list(requests), _rows(requests), on_done, more, timeout_s)
+        self._run_rows(list(requests), _rows(requests), on_done, more, due)
+
+    @property
+    def timeout_s(self) -> float:
+        """The default deadline, in seconds."""
+        return self._group.timeout_s
 
     def resume(self, requests: Sequence[MessageRequest]) -> None:
         """Go on with requests that the compiled entry has begun, and left to Python."""
         start = Context.MESSAGE_ROWS
         rows = self._group.context[start : start + _WORDS * len(requests)]
         table = rows.reshape(len(requests), _WORDS).copy()
-        self._run_rows(list(requests), table, lambda request: None, None, None)
+        begun_ns = int(self._group.context[Context.START_NS])
+        self._run_rows(list(requests), table, lambda _: None, None, lambda: (begun_ns, None))
 
     def _run_rows(
         self,
@@ -115,27 +116,35 @@ class Courier:
         table: npt.NDArray[np.int64],
         on_done: Callable[[MessageRequest], None],
         more: Callable[[], Sequence[MessageRequest]] | None,
-        timeout_s: float | None,
+        due: Callable[[], tuple[int, float | None]],
     ) -> None:
+        takes_more = more is not None
         while True:
-            self._serve_held(pending, table)
             table = self._report(pending, table, on_done)
+            if self._serve_held(pending, table):
+                table = self._report(pending, table, on_done)
             if not pending:
                 return
-            status = self._run_table(table, timeout_s, more is not None)
+            status = self._run_table(table, due, takes_more)
             if status == Status.ASIDE:
+                takes_more = True  # so that it is held here once it came, whatever ends the call
                 held = self._aside(int(self._group.context[Context.UNMATCHED]))
                 pending.append(MessageRequest(Kind.RECV, -1, -1, held.buffer))
                 table = np.concatenate([table, held.row[None]])
-            elif status == Status.MORE and more is not None:
+            elif status == Status.MORE:
                 self._group.context[Context.MORE] = 0
-                added = list(more())
+                added = list(more()) if more is not None else []
                 pending += added
                 table = np.concatenate([table, _rows(added)])
 
     def _run_table(
-        self, table: npt.NDArray[np.int64], timeout_s: float | None, takes_more: bool
+        self,
+        table: npt.NDArray[np.int64],
+        due: Callable[[], tuple[int, float | None]],
+        takes_more: bool,
     ) -> int:
+        self._table = table
+        self._group.context[Context.START_NS], timeout_s = due()
         words = self._block.words
         words[Call.TRANSFERS] = table.ctypes.data
         words[Call.N_TRANSFERS] = len(table)
@@ -150,18 +159,18 @@ class Courier:
         on_done: Callable[[MessageRequest], None],
     ) -> npt.NDArray[np.int64]:
         """Report and drop what is done; return the rows of the rest."""
-        rest = [place for place, row in enumerate(table) if row[Transfer.STATE] < Progress.DONE]
-        for place, row in enumerate(table):
-            if place not in rest:
-                _fill_in(pending[place], row)
-        done = [request for place, request in enumerate(pending) if place not in rest]
-        pending[:] = [pending[place] for place in rest]
-        for request in done:
-            if request.buffer is not None and isinstance(request.buffer.owner, _Held):
-                self._held.append(request.buffer.owner)
+        is_done = table[:, Transfer.STATE] >= Progress.DONE
+        if not is_done.any():
+            return table
+        done = [pending[place] for place in np.flatnonzero(is_done)]
+        pending[:] = [pending[place] for place in np.flatnonzero(~is_done)]
+        for request, row in zip(done, table[is_done], strict=True):
+            _fill_in(request, row)
+            if (held := _owner(request)) is not None:
+                self._hold([*self._held, held])
             else:
                 on_done(request)
-        return np.ascontiguousarray(table[rest])
+        return table[~is_done]
 
     # --- messages that came too early -------------------------------------------------------------
 
@@ -169,25 +178,28 @@ class Courier:
         """Return where the next message of a rank goes, which nobody asks for yet."""
         envelope = self._group.members.next_envelope(self._group.rank, sender)
         data = np.empty(int(envelope[Envelope.SIZE_BYTES]), np.uint8)
-        row = np.zeros(_WORDS, np.int64)
-        row[Transfer.KIND] = Kind.RECV
-        row[Transfer.PEER] = row[Transfer.FOUND_PEER] = sender
-        row[Transfer.TAG] = row[Transfer.FOUND_TAG] = envelope[Envelope.TAG]
+        row = _row_of(sender, envelope)
         row[Transfer.ADDRESS] = data.ctypes.data
-        row[Transfer.SIZE_BYTES] = data.nbytes
-        row[Transfer.DTYPE] = envelope[Envelope.DTYPE]
-        shape = envelope[Envelope.DIMENSIONS :][:_SHAPE_WORDS]
-        row[Transfer.DIMENSIONS :][:_SHAPE_WORDS] = shape
+        row[Transfer.POST] = KEPT_ASIDE
         return _Held(row, data)
 
-    def _serve_held(self, pending: Sequence[MessageRequest], table: npt.NDArray[np.int64]) -> None:
-        """Give kept messages to those who ask for them, the oldest first."""
-        for row in table:
+    def _hold(self, held: list[_Held]) -> None:
+        """Keep these messages; another thread may be looking at the list."""
+        self._held = held
+        self._group.context[Context.UNEXPECTED] = len(held)
+
+    def _serve_held(self, pending: Sequence[MessageRequest], table: npt.NDArray[np.int64]) -> bool:
+        """Give kept messages to those who ask for them, the oldest first; return whether any."""
+        has_served = False
+        for request, row in zip(pending, table, strict=True) if self._held else ():
             if row[Transfer.KIND] == Kind.SEND or row[Transfer.STATE] != Progress.WAITING:
                 continue
-            held = next((held for held in self._held if held.answers(row)), None)
+            if _owner(request) is not None:
+                continue  # takes the next message aside, behind those that are kept
+            held = next((held for held in self._held if _asks_for(row, held.row)), None)
             if held is None:
                 continue
+            has_served = True
             for field in (Transfer.FOUND_PEER, Transfer.FOUND_TAG):
                 row[field] = held.row[field]
             size_and_dtype = [Transfer.SIZE_BYTES, Transfer.DTYPE]
@@ -201,34 +213,39 @@ class Courier:
             else:
                 ctypes.memmove(int(row[Transfer.ADDRESS]), held.data.ctypes.data, held.data.nbytes)
                 row[Transfer.STATE] = Progress.DONE
-                self._held.remove(held)
-        self._group.context[Context.UNEXPECTED] = len(self._held)
+                self._hold([other for other in self._held if other is not held])
+        return has_served
 
     def look(self, request: MessageRequest) -> bool:
-        """Probe without waiting; return whether there is such a message, and fill it in."""
-        table = _rows([request])
-        self._serve_held([request], table)
-        row = table[0]
-        if row[Transfer.STATE] != Progress.DONE:
-            members, me = self._group.members, self._group.rank
-            everyone = range(self._group.world_size)
-            peers = everyone if request.peer == ANY_SOURCE else [request.peer]
-            for peer in peers:
-                if members.has_message(me, peer):
-                    found = members.next_envelope(me, peer)
-                    if request.tag in (ANY_TAG, found[Envelope.TAG]):
-                        row[Transfer.FOUND_PEER] = peer
-                        row[Transfer.FOUND_TAG] = found[Envelope.TAG]
-                        row[Transfer.SIZE_BYTES] = found[Envelope.SIZE_BYTES]
-                        row[Transfer.DTYPE] = found[Envelope.DTYPE]
-                        shape = found[Envelope.DIMENSIONS :][:_SHAPE_WORDS]
-                        row[Transfer.DIMENSIONS :][:_SHAPE_WORDS] = shape
-                        row[Transfer.STATE] = Progress.DONE
-                        break
-        if row[Transfer.STATE] == Progress.DONE:
-            _fill_in(request, row)
-            return True
+        """Probe without waiting; return whether there is such a message, and fill it in.
+
+        Other messages may be under way in the communicator's thread.
+        """
+        asking = _rows([request])[0]
+        size, last = self._group.world_size, int(self._group.context[LAST_SENDER])
+        everyone = ((last + 1 + step) % size for step in range(size))
+        peers = everyone if request.peer == ANY_SOURCE else (request.peer,)
+        waiting = (row for peer in peers if (row := self._next_from(peer)) is not None)
+        for row in (*(held.row for held in self._held), *waiting):
+            if _asks_for(asking, row):
+                _fill_in(request, row)
+                return True
         return False
+
+    def _next_from(self, peer: int) -> npt.NDArray[np.int64] | None:
+        """Return the next message of a rank; None where there is none, or is being taken."""
+        members, me = self._group.members, self._group.rank
+        taken = members.mailbox_words(me, peer)[layout.MAILBOX_TAIL // 8 :][:1]
+        number = int(taken[0])
+        if not members.has_message(me, peer):
+            return None
+        row, table = _row_of(peer, members.next_envelope(me, peer)), self._table
+        is_taken = (table[:, Transfer.STATE] == Progress.UNDER_WAY) & (
+            table[:, Transfer.FOUND_PEER] == peer
+        )
+        if (is_taken & (table[:, Transfer.KIND] == Kind.RECV)).any() or taken[0] != number:
+            return None
+        return row
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of messages that came and that nobody has received."""
@@ -255,6 +272,31 @@ class Courier:
         """Make a running table come back for more."""
         self._group.context[Context.MORE] = 1
         self._group.ring_bell(self._group.rank)
+
+
+def _owner(request: MessageRequest) -> _Held | None:
+    """Return the message that a request takes aside; None for a user's request."""
+    owner = None if request.buffer is None else request.buffer.owner
+    return owner if isinstance(owner, _Held) else None
+
+
+def _row_of(sender: int, envelope: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return a message as a row of operations: the receive that it fits."""
+    row = np.zeros(_WORDS, np.int64)
+    row[Transfer.KIND] = Kind.RECV
+    row[Transfer.PEER] = row[Transfer.FOUND_PEER] = sender
+    row[Transfer.TAG] = row[Transfer.FOUND_TAG] = envelope[Envelope.TAG]
+    row[Transfer.SIZE_BYTES] = envelope[Envelope.SIZE_BYTES]
+    row[Transfer.DTYPE] = envelope[Envelope.DTYPE]
+    row[Transfer.DIMENSIONS :][:_SHAPE_WORDS] = envelope[Envelope.DIMENSIONS :][:_SHAPE_WORDS]
+    return row
+
+
+def _asks_for(asking: npt.NDArray[np.int64], message: npt.NDArray[np.int64]) -> bool:
+    """Return whether a receive or probe asks for a message."""
+    return asking[Transfer.PEER] in (ANY_SOURCE, message[Transfer.FOUND_PEER]) and asking[
+        Transfer.TAG
+    ] in (ANY_TAG, message[Transfer.FOUND_TAG])
 
 
 def _rows(requests: Sequence[MessageRequest]) -> npt.NDArray[np.int64]:

@@ -32,7 +32,7 @@ from gpucoll.backends.cpu.mailboxes import (
     tail_of,
     write_shape,
 )
-from gpucoll.backends.cpu.single_copy import can_read, read_from
+from gpucoll.backends.cpu.single_copy import SLICE_BYTES, can_read, read_from
 from gpucoll.control.calls import (
     LINE,
     NOT_SHARED,
@@ -45,7 +45,7 @@ from gpucoll.control.calls import (
     arena_offset,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import get, load64_acquire, pause, put
+from gpucoll.kernels.cpu.memory import exchange64, get, load64, load64_acquire, pause, put
 from gpucoll.transport import layout
 from gpucoll.transport.flags import (
     begin_to_sleep,
@@ -55,7 +55,6 @@ from gpucoll.transport.flags import (
     is_aborted,
     look_around,
     sleep_until_rung,
-    start_clock,
     yield_once,
 )
 from gpucoll.transport.layout import (
@@ -82,12 +81,19 @@ SEND, RECV, PROBE = int(Kind.SEND), int(Kind.RECV), int(Kind.PROBE)
 WAITING, UNDER_WAY = int(Progress.WAITING), int(Progress.UNDER_WAY)
 DONE, MISFIT = int(Progress.DONE), int(Progress.MISFIT)
 ANY = -1
+KEPT_ASIDE = 1
+"""In the word POST of a receive: nobody has asked for it."""
 _TRANSFERS, _N_TRANSFERS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _TAKES_MORE = int(Call.TAKES_MORE)
 _BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
 _UNMATCHED, _MORE = int(Context.UNMATCHED), int(Context.MORE)
 _SPINS, _YIELDS = int(Context.SPINS), int(Context.YIELDS)
 _STATUS_CLOSED = layout.STATUS_CLOSED
+_EVENT_LINE, _EVENT_WORD = int(Context.EVENT_LINE), layout.EVENT_WORD
+_ANSWER_EVEN, _ANSWER_ODD = layout.STATUS_ACKNOWLEDGED
+_SEQUENCE, _CHUNK = int(Context.SEQUENCE), int(Context.CHUNK)
+LAST_SENDER = int(Context.MESSAGE_ROWS) + FOUND_PEER
+"""Whose message came last, in the context's own row: ANY_SOURCE looks at the next rank first."""
 _EVENT, _LOST = int(Status.EVENT), int(Status.LOST)
 _ASIDE, _STATUS_MORE = int(Status.ASIDE), int(Status.MORE)
 _ABORT_LOST, _MESSAGE = int(Abort.LOST), int(Path.MESSAGE)
@@ -178,12 +184,16 @@ def _send(context, table, place):
 
 @inline
 def _is_being_taken(table, count, sender):
-    """Return whether a receive is in the middle of a message of this sender."""
+    """Return whether a receive is in the middle of a message of this sender.
+
+    One that is taken aside counts until Python knows of it: later receives may ask for it.
+    """
     for place in range(count):
         row = _row(table, place)
-        is_under_way = get(row, KIND) == RECV and get(row, STATE) == UNDER_WAY
-        if is_under_way and get(row, FOUND_PEER) == sender:
-            return True
+        if get(row, KIND) == RECV and get(row, FOUND_PEER) == sender:
+            state, is_aside = get(row, STATE), get(row, POST) == KEPT_ASIDE
+            if state == UNDER_WAY or (is_aside and state == DONE):
+                return True
     return False
 
 
@@ -194,6 +204,16 @@ def _asks_for(row, sender, tag):
 
 
 @inline
+def _is_first(table, place, sender, tag):
+    """Return whether no earlier operation asks for this message, which may have come just now."""
+    for before in range(place):
+        row = _row(table, before)
+        if get(row, KIND) != SEND and get(row, STATE) == WAITING and _asks_for(row, sender, tag):
+            return False
+    return True
+
+
+@inline
 def _take_part(context, row, mailbox, number):
     """Copy a post's data to its place, and give the post back."""
     done = get(row, DONE_BYTES)
@@ -201,8 +221,9 @@ def _take_part(context, row, mailbox, number):
     post = post_at(context, mailbox, number)
     copy(context, get(row, ADDRESS) + done, post + ENVELOPE_BYTES, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)
-    advance_tail(context, mailbox, get(row, FOUND_PEER))
+    # First the state: `Courier.look` must not take the next post for the beginning of a message.
     put(row, STATE, DONE if done + part_bytes >= get(row, SIZE_BYTES) else UNDER_WAY)
+    advance_tail(context, mailbox, get(row, FOUND_PEER))
 
 
 @inline
@@ -212,10 +233,14 @@ def _fetch(context, row, mailbox, post):
     place = get(post, E_PLACE)
     if get(post, E_WAY) == IN_ARENA:
         copy(context, get(row, ADDRESS), arena_of(context, sender) + place, size_bytes)
-        if is_aborted(context):  # what was read may be anything by now
-            status = _EVENT
     else:
-        status = read_from(context, sender, get(row, ADDRESS), place, size_bytes)
+        done = 0
+        while done < size_bytes and status != _LOST and not is_aborted(context):
+            step = min(SLICE_BYTES, size_bytes - done)  # a mismatch ends no message: see `_answer`
+            status = read_from(context, sender, get(row, ADDRESS) + done, place + done, step)
+            done += step
+    if status != _LOST:
+        status = _EVENT if is_aborted(context) else OK  # what was read may be anything by then
     if status == OK:
         advance_tail(context, mailbox, sender)
         put(row, STATE, DONE)
@@ -235,6 +260,7 @@ def _match(context, row, sender, mailbox, number):
         put(row, DTYPE, get(post, E_DTYPE))
         read_shape(row, post)
         return OK
+    put(context, LAST_SENDER, sender)
     if get(post, E_WAY) != POSTED:
         return _fetch(context, row, mailbox, post)
     _take_part(context, row, mailbox, number)
@@ -255,13 +281,13 @@ def _receive(context, table, count, place):
     first = get(row, PEER)
     n_senders = 1 if first != ANY else get(context, WORLD_SIZE)
     for step in range(n_senders):
-        sender = first if first != ANY else (get(context, RANK) + 1 + step) % n_senders
+        sender = first if first != ANY else (get(context, LAST_SENDER) + 1 + step) % n_senders
         mailbox = incoming(context, sender)
         number = tail_of(mailbox)
         if head_of(mailbox) == number or _is_being_taken(table, count, sender):
             continue
-        post = post_at(context, mailbox, number)
-        if _asks_for(row, sender, get(post, E_TAG)):
+        tag = get(post_at(context, mailbox, number), E_TAG)
+        if _asks_for(row, sender, tag) and _is_first(table, place, sender, tag):
             status = _match(context, row, sender, mailbox, number)
             return 1 if status == OK else -status
     return 0
@@ -346,14 +372,34 @@ def _closed_peer(context, table, count):
 
 
 @inline
-def _note(context, table):
-    """Say in the segment what this rank is about to do: read when something goes wrong."""
+def _note(context, table, count):
+    """Say in the segment what this rank waits for: read when it gives up."""
     doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
-    put(doing, 0, get(table, KIND))
-    put(doing, 1, get(table, PEER))
-    put(doing, 2, get(table, TAG))
-    put(doing, 3, get(table, SIZE_BYTES))
-    put(doing, 4, get(table, DTYPE))
+    first = 0
+    while first < count - 1 and get(_row(table, first), STATE) >= DONE:
+        first += 1
+    row = _row(table, first)
+    put(doing, 0, get(row, KIND))
+    put(doing, 1, get(row, PEER))
+    put(doing, 2, get(row, TAG))
+    put(doing, 3, get(row, SIZE_BYTES))
+    put(doing, 4, get(row, DTYPE))
+
+
+@inline
+def _answer(context):
+    """Answer a mismatch while operations are under way, so that no rank waits for this one.
+
+    The other end of a message may have to recover before it can go on. The event stays pending:
+    this rank raises it at its next call.
+    """
+    event = load64(get(context, _EVENT_LINE) + _EVENT_WORD)
+    line = get(context, STATUS_LINES) + get(context, RANK) * LINE
+    place = line + (_ANSWER_ODD if event & 1 else _ANSWER_EVEN)
+    if load64(place) != event:
+        put(place, 1, get(context, _SEQUENCE))
+        put(place, 2, get(context, _CHUNK))
+        exchange64(place, event)
 
 
 @inline
@@ -365,20 +411,25 @@ def _wait_for_bell(context, table, count, takes_more):
     bell = get(context, _BELLS) + get(context, RANK) * LINE
     seen = begin_to_sleep(bell)
     moved, _ = _step(context, table, count)
-    if moved == 0 and not (takes_more and get(context, _MORE) != 0):
+    is_needed = _unwanted_sender(context, table, count) >= 0
+    is_needed = is_needed or (takes_more and get(context, _MORE) != 0)
+    if moved == 0 and not is_needed:
         sleep_until_rung(context, bell, seen)
     end_sleep(bell)
-    if moved != 0:
+    if moved != 0 or is_needed:
         return moved
-    if event_pending(context) and (is_aborted(context) or not _has_started(table, count)):
-        return -_EVENT
+    if event_pending(context):
+        if is_aborted(context) or not _has_started(table, count):
+            return -_EVENT
+        _answer(context)
+    _note(context, table, count)
     status = look_around(context, _ABORT_DEADLINE)
     if status != OK:
         return -status
     closed = _closed_peer(context, table, count)
     if closed >= 0:
         moved, _ = _step(context, table, count)  # what it sent before it closed is still there
-        if moved == 0:
+        if moved == 0 and _unwanted_sender(context, table, count) < 0:
             give_up(context, _ABORT_LOST, closed)
             return -_LOST
     return moved
@@ -386,13 +437,14 @@ def _wait_for_bell(context, table, count, takes_more):
 
 @compiled(types.int64(types.int64, types.int64))
 def message_loop(context, call):
-    """Run the call's table of operations until all are done; return a status."""
+    """Run the call's table of operations until all are done; return a status.
+
+    The deadline counts from `Context.START_NS`, which is the caller's: it may go on with a table.
+    """
     table, count = get(call, _TRANSFERS), get(call, _N_TRANSFERS)
     if event_pending(context) and (is_aborted(context) or not _has_started(table, count)):
         return _EVENT
-    start_clock(context)
     put(context, PATH, _MESSAGE)
-    _note(context, table)
     takes_more = get(call, _TAKES_MORE) != 0
     turns = 0
     while True:
@@ -411,7 +463,9 @@ def message_loop(context, call):
             sender = _unwanted_sender(context, table, count)
             if sender >= 0:
                 put(context, _UNMATCHED, sender)
-                return _ASIDE
+                _note(context, table, count)
+                status = look_around(context, _ABORT_DEADLINE)  # they may come without end
+                return _ASIDE if status == OK else status
         if turns <= get(context, _SPINS):
             pause()
         elif turns <= get(context, _SPINS) + get(context, _YIELDS):

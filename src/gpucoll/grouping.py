@@ -7,9 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from gpucoll.calling import Calling
-from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError, StateError
-from gpucoll.postman import Postman
-from gpucoll.preparation import NOT_IN_GROUPS
+from gpucoll.errors import MismatchError, StateError
+from gpucoll.postman import Grouped, Postman, check_in_group
 from gpucoll.work import WorkQueue
 
 _Task = Callable[[float | None], None]
@@ -33,12 +32,14 @@ class Grouping(Calling):
         Parameters
         ----------
         timeout_s : float, optional
-            Deadline of the sends and receives, in seconds.
+            Deadline of the sends and receives, in seconds; a shorter one of a call inside counts.
 
         Raises
         ------
         StateError
-            Groups do not nest; objects, `split` and what asks for counts cannot be inside.
+            Groups do not nest.
+        ArgumentTypeError
+            Objects, numbers, `probe`, plans, `split` and what asks for counts cannot be inside.
 
         Examples
         --------
@@ -50,7 +51,7 @@ class Grouping(Calling):
         if self._grouped is not None:
             raise StateError("a group is open already: groups do not nest")
         calls: list[tuple[_Task, Callable[[], Any], float | None]] = []
-        messages: list[Any] = []
+        messages: list[Grouped] = []
         self._grouped, self._postman.grouped = calls, messages
         self._queue.hold(True)
         try:
@@ -77,20 +78,15 @@ class Grouping(Calling):
         timeout_s: float | None,
         lasting: Any,
     ) -> Any:
-        if async_op:
-            raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
-        if lasting is NOT_IN_GROUPS:
-            raise ArgumentTypeError(
-                f"{name} cannot be called like this inside group(): its result is an object, a "
-                "number or a converted array, which cannot be filled at the end. Pass contiguous "
-                "arrays, or call it outside"
-            )
+        check_in_group(name, async_op, lasting)
         assert self._grouped is not None
         self._grouped.append((task, finish, timeout_s))
         return lasting
 
     def _raise_unreceived(self) -> None:
         """Raise where messages were left behind; called at close."""
+        if self._group.failure is not None:
+            return  # what broke the communicator was raised, and is why they are there
         who = f"rank {self.rank} of {self.world_size}"
         if left := self._backend.courier.unreceived():
             listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])

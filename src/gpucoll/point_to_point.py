@@ -14,7 +14,8 @@ from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.calling import Calling
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
-from gpucoll.postman import Postman
+from gpucoll.postman import Postman, check_in_group
+from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.transport.layout import Context, Kind, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
 
@@ -113,7 +114,7 @@ class PointToPoint(Calling):
         tag: int = 0,
         *,
         like: Any = None,
-        shape: Sequence[int] | None = None,
+        shape: int | Sequence[int] | None = None,
         dtype: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
@@ -156,8 +157,10 @@ class PointToPoint(Calling):
         self._check_peer(source, "source", may_be_any=True)
         self._check_tag(tag, may_be_any=True)
         if out is None and like is None and shape is None and dtype is None:
-            if async_op:
-                raise ArgumentError("an asynchronous recv needs out, like or shape and dtype")
+            if async_op or self._postman.grouped is not None:
+                raise ArgumentError(
+                    "recv with async_op=True, or inside group(), needs out, like or shape and dtype"
+                )
             message = self.probe(source, tag, timeout_s=timeout_s)
             assert message is not None
             source, tag = message.source, message.tag
@@ -165,13 +168,14 @@ class PointToPoint(Calling):
         elif out is not None:
             template = template_like(like=out)
         else:
-            template = template_like(None if shape is None else tuple(shape), dtype, like)
+            lengths = (shape,) if isinstance(shape, int | np.integer) else shape
+            template = template_like(None if lengths is None else tuple(lengths), dtype, like)
         destination = self._destination(template, out)
         if type(out) is np.ndarray:
             self._backend.courier.learn(Kind.RECV, out.dtype, template.dtype)
         request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
         return self._deliver(
-            "recv", [request], destination.finish, async_op, timeout_s, destination.lasting
+            "recv", [request], destination.finish, async_op, timeout_s, _in_group(destination)
         )
 
     def send_recv(
@@ -226,7 +230,7 @@ class PointToPoint(Calling):
             MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
         ]
         return self._deliver(
-            "send_recv", requests, destination.finish, async_op, timeout_s, destination.lasting
+            "send_recv", requests, destination.finish, async_op, timeout_s, _in_group(destination)
         )
 
     def probe(
@@ -251,8 +255,11 @@ class PointToPoint(Calling):
         self._check_peer(source, "source", may_be_any=True)
         self._check_tag(tag, may_be_any=True)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
+        if self._postman.grouped is not None:
+            check_in_group("probe", False, NOT_IN_GROUPS)
         if not wait:
             self._group.check_open()
+            self._group.raise_if_aborted()
             if not self._backend.courier.look(request):
                 return None
         else:
@@ -327,6 +334,11 @@ class PointToPoint(Calling):
         if not (0 <= tag < TAGS or (may_be_any and tag == ANY_TAG)):
             anything = " or ANY_TAG" if may_be_any else ""
             raise ArgumentError(f"tag must be in 0..{TAGS - 1}{anything}; got {tag}")
+
+
+def _in_group(destination: Destination) -> Any:
+    """Return what a receive inside a group returns."""
+    return NOT_IN_GROUPS if destination.lasting is None else destination.lasting
 
 
 def _template_of_message(message: Message) -> Template:

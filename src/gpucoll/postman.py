@@ -8,22 +8,36 @@ that waits does not keep a later send from being sent.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpucoll.backends.protocol import MessageRequest
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.work import Work, WorkQueue
 
 
+@dataclass
+class Grouped:
+    """A call whose messages wait for the end of the group."""
+
+    requests: list[MessageRequest]
+    finish: Callable[[], Any]
+    timeout_s: float | None
+
+
 class _Courier(Protocol):
+    @property
+    def timeout_s(self) -> float: ...
+
     def run(
         self,
         requests: Sequence[MessageRequest],
         on_done: Callable[[MessageRequest], None],
         more: Callable[[], Sequence[MessageRequest]] | None,
-        timeout_s: float | None,
+        due: Callable[[], tuple[int, float | None]],
     ) -> None: ...
 
     def ring_own_bell(self) -> None: ...
@@ -35,15 +49,21 @@ class _Delivery:
 
     requests: list[MessageRequest]
     work: Work
+    timeout_s: float
+    begun_ns: int = 0
+    """When it was taken up: its deadline counts from there."""
+
+    @property
+    def deadline_ns(self) -> float:
+        return self.begun_ns + self.timeout_s * 1e9
 
 
 class _Batch:
     """Deliveries that make progress together."""
 
-    def __init__(self, courier: _Courier, queue: WorkQueue, timeout_s: float | None) -> None:
+    def __init__(self, courier: _Courier, queue: WorkQueue) -> None:
         self._courier = courier
         self._queue = queue
-        self._timeout_s = timeout_s
         self._lock = threading.Lock()
         self.work: Work | None = None
         """The batch's own place in the queue."""
@@ -68,7 +88,7 @@ class _Batch:
         """Run until every delivery is done; what fails is told to its Work."""
         try:
             while requests := self._take_new():
-                self._courier.run(requests, self._on_done, self._take_new, self._timeout_s)
+                self._courier.run(requests, self._on_done, self._take_new, self._due)
         except BaseException as error:
             with self._lock:
                 self._is_over = True
@@ -81,8 +101,17 @@ class _Batch:
             new, self._new = self._new, []
             if not new and not self._unfinished:
                 self._is_over = True
+            for delivery in new:
+                delivery.begun_ns = time.monotonic_ns()
             self._unfinished += new
         return [request for delivery in new for request in delivery.requests]
+
+    def _due(self) -> tuple[int, float]:
+        """Return the begin and the length of the deadline that comes first."""
+        first = min(self._unfinished, key=lambda delivery: delivery.deadline_ns, default=None)
+        if first is None:  # the courier only puts aside what it has begun to take
+            return time.monotonic_ns(), self._courier.timeout_s
+        return first.begun_ns, first.timeout_s
 
     def _on_done(self, request: MessageRequest) -> None:
         delivery = next(item for item in self._unfinished if request in item.requests)
@@ -111,7 +140,7 @@ class Postman:
         self._queue = queue
         self._run = run
         self._batch: _Batch | None = None
-        self.grouped: list[tuple[list[MessageRequest], Callable[[], Any]]] | None = None
+        self.grouped: list[Grouped] | None = None
         """What is collected while a group is open."""
 
     def deliver(
@@ -124,34 +153,55 @@ class Postman:
         lasting: Any = None,
     ) -> Any:
         """Run requests; return what `finish` does, or a Work."""
+        if timeout_s is not None and not timeout_s > 0:
+            raise ArgumentError(f"timeout_s must be positive; got {timeout_s}")
         if self.grouped is not None:
-            if async_op:
-                raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
-            self.grouped.append((requests, finish))
+            check_in_group(name, async_op, lasting)
+            self.grouped.append(Grouped(requests, finish, timeout_s))
             return lasting
         if not async_op and not self._queue.is_busy:
 
             def task(timeout_s: float | None) -> None:
-                self._courier.run(requests, _ignore, None, timeout_s)
+                self._courier.run(requests, _ignore, None, _from_now(timeout_s))
 
             return self._run(name, task, finish, timeout_s=timeout_s)
-        delivery = _Delivery(list(requests), Work(finish, name))
+        limit_s = self._courier.timeout_s if timeout_s is None else timeout_s
+        delivery = _Delivery(list(requests), Work(finish, name), limit_s)
         batch = self._batch
         if batch is None or not self._queue.is_last(batch.work) or not batch.add(delivery):
-            self._batch = batch = _Batch(self._courier, self._queue, timeout_s)
+            self._batch = batch = _Batch(self._courier, self._queue)
             batch.add(delivery)
             self._run(name, batch.run, _nothing, async_op=True, on_work=batch.set_work)
         return delivery.work if async_op else delivery.work.wait()
 
-    def run_group(
-        self, grouped: list[tuple[list[MessageRequest], Callable[[], Any]]], timeout_s: float | None
-    ) -> None:
-        """Run all messages of a group at once, then finish them in order."""
-        requests = [request for part, _ in grouped for request in part]
+    def run_group(self, grouped: list[Grouped], timeout_s: float | None) -> None:
+        """Run all messages of a group at once, by the shortest deadline; then finish in order."""
+        requests = [request for call in grouped for request in call.requests]
+        limits = [call.timeout_s for call in grouped if call.timeout_s is not None]
+        if timeout_s is not None:
+            limits.append(timeout_s)
         if requests:
-            self._courier.run(requests, _ignore, None, timeout_s)
-        for _, finish in grouped:
-            finish()
+            self._courier.run(requests, _ignore, None, _from_now(min(limits, default=None)))
+        for call in grouped:
+            call.finish()
+
+
+def check_in_group(name: str, async_op: bool, lasting: Any) -> None:
+    """Raise unless a call can be kept for the end of a group."""
+    if async_op:
+        raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
+    if lasting is NOT_IN_GROUPS:
+        raise ArgumentTypeError(
+            f"{name} cannot be called like this inside group(): its result is an object, a "
+            "number or a converted array, which cannot be filled at the end. Pass contiguous "
+            "arrays, or call it outside"
+        )
+
+
+def _from_now(timeout_s: float | None) -> Callable[[], tuple[int, float | None]]:
+    """Return a deadline for the courier that counts from now."""
+    now_ns = time.monotonic_ns()
+    return lambda: (now_ns, timeout_s)
 
 
 def _ignore(request: MessageRequest) -> None:

@@ -33,6 +33,7 @@ from gpucoll.control.entry import (
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
+from gpucoll.transport.flags import start_clock
 from gpucoll.transport.layout import (
     MESSAGE_DIMENSIONS,
     TRANSFER_WORDS,
@@ -56,9 +57,12 @@ _T_KIND, _T_PEER, _T_TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.
 _T_ADDRESS, _T_SIZE_BYTES = int(Transfer.ADDRESS), int(Transfer.SIZE_BYTES)
 _T_DTYPE, _T_STATE = int(Transfer.DTYPE), int(Transfer.STATE)
 _T_DONE_BYTES, _T_DIMENSIONS = int(Transfer.DONE_BYTES), int(Transfer.DIMENSIONS)
+_T_POST = int(Transfer.POST)
 _SEND, _RECV, _DONE = int(Kind.SEND), int(Kind.RECV), int(Progress.DONE)
 _TAGS = int(TAGS)
 _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+_error_occurred = types.ExternalFunction("PyErr_Occurred", _i64())
+_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
 @inline
@@ -72,6 +76,7 @@ def _fill_row(row, call, x, peer, tag, sends):
     put(row, _T_DTYPE, get(call, DTYPE))
     put(row, _T_STATE, 0)
     put(row, _T_DONE_BYTES, 0)
+    put(row, _T_POST, 0)
     n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
     put(row, _T_DIMENSIONS, n_dimensions)
     dimensions = load64(x + ARRAY_DIMENSIONS)
@@ -99,6 +104,9 @@ def _prepare_message(table, row, x, peer_object, tag_object, sends):
         return 0
     least = 0 if sends else -1  # a receive may say ANY
     peer, tag = _as_integer(peer_object), _as_integer(tag_object)
+    if (peer == -1 or tag == -1) and _error_occurred() != 0:
+        _clear_error()  # beyond 64 bits: Python says so
+        return 0
     if peer < least or peer >= get(context, WORLD_SIZE) or tag < least or tag >= _TAGS:
         return 0
     if not sends and get(context, _UNEXPECTED) != 0:
@@ -156,6 +164,7 @@ def direct_message(self, arguments, n_arguments):
     if is_known and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
         call = _prepare_messages(table, arguments, n_arguments)
         if call != 0:
+            start_clock(context)
             status = run_without_gil(context, call)
             row = context + 8 * _MESSAGE_ROW
             if status == _OK and _all_done(row, get(call, _N_TRANSFERS)):
