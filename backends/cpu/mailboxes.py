@@ -28,6 +28,7 @@ MAILBOX_POSTS = layout.MAILBOX_POSTS
 EAGER_BYTES = int(Context.EAGER_BYTES)
 _MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
 _BELLS, _COPY_PLAIN = int(Context.BELLS), int(Context.COPY_PLAIN)
+_COPY_POSTED, _PREFETCH_BYTES = int(Context.COPY_POSTED), int(Context.PREFETCH_BYTES)
 
 E_SIZE_BYTES, E_TAG, E_DTYPE = int(Envelope.SIZE_BYTES), int(Envelope.TAG), int(Envelope.DTYPE)
 E_WAY, E_PLACE = int(Envelope.WAY), int(Envelope.PLACE)
@@ -104,6 +105,13 @@ def read_shape(transfer, envelope):
 def copy(context, destination, source, size_bytes):
     """Copy between private memory and a post, or out of an arena."""
     call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
+
+
+@inline
+def copy_posted(context, destination, source, size_bytes):
+    """Copy to a post, taking its lines back from whoever read them."""
+    ahead = get(context, _PREFETCH_BYTES)
+    call_copy(get(context, _COPY_POSTED), destination, source, size_bytes, ahead)
 
 
 @inline

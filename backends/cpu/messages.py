@@ -24,6 +24,7 @@ from gpucoll.backends.cpu.mailboxes import (
     advance_head,
     advance_tail,
     copy,
+    copy_posted,
     head_of,
     incoming,
     outgoing,
@@ -89,6 +90,7 @@ _BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
 _UNMATCHED, _MORE = int(Context.UNMATCHED), int(Context.MORE)
 _SPINS, _YIELDS = int(Context.SPINS), int(Context.YIELDS)
 _STATUS_CLOSED = layout.STATUS_CLOSED
+_SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
 _EVENT_LINE, _EVENT_WORD = int(Context.EVENT_LINE), layout.EVENT_WORD
 _ANSWER_EVEN, _ANSWER_ODD = layout.STATUS_ACKNOWLEDGED
 _SEQUENCE, _CHUNK = int(Context.SEQUENCE), int(Context.CHUNK)
@@ -124,12 +126,25 @@ def _fill_post(context, row, post):
     """Put the next part of a message behind the envelope's place of a post."""
     done = get(row, DONE_BYTES)
     part_bytes = min(get(context, EAGER_BYTES), get(row, SIZE_BYTES) - done)
-    copy(context, post + ENVELOPE_BYTES, get(row, ADDRESS) + done, part_bytes)
+    copy_posted(context, post + ENVELOPE_BYTES, get(row, ADDRESS) + done, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)
 
 
 @inline
-def _write_envelope(context, row, post):
+def _is_fetched(context, row, is_alone):
+    """Return whether the receiver reads the data straight from this process.
+
+    Where each rank has a CPU, two processes stream what is very large faster than one copies it,
+    if that is all they have to do: with messages both ways each copies one.
+    """
+    receiver, most_bytes = get(row, PEER), get(context, _SINGLE_COPY_MAX_BYTES)
+    if receiver == get(context, RANK) or not can_read(context, receiver):
+        return False
+    return not is_alone or most_bytes == 0 or get(row, SIZE_BYTES) <= 2 * most_bytes
+
+
+@inline
+def _write_envelope(context, row, post, is_alone):
     """Write the envelope, and the data or where it is; return the way."""
     size_bytes = get(row, SIZE_BYTES)
     put(post, E_SIZE_BYTES, size_bytes)
@@ -142,7 +157,7 @@ def _write_envelope(context, row, post):
         if offset != NOT_SHARED:
             way = IN_ARENA
             put(post, E_PLACE, offset)
-        elif get(row, PEER) != get(context, RANK) and can_read(context, get(row, PEER)):
+        elif _is_fetched(context, row, is_alone):
             way = IN_PROCESS
             put(post, E_PLACE, get(row, ADDRESS))
     if way == POSTED:
@@ -152,7 +167,7 @@ def _write_envelope(context, row, post):
 
 
 @inline
-def _send(context, table, place):
+def _send(context, table, count, place):
     """Take a send one step further; return whether it moved."""
     row = _row(table, place)
     mailbox = outgoing(context, get(row, PEER))
@@ -169,7 +184,7 @@ def _send(context, table, place):
     post = post_at(context, mailbox, head)
     if get(row, STATE) == WAITING:
         put(row, STATE, UNDER_WAY)
-        way = _write_envelope(context, row, post)
+        way = _write_envelope(context, row, post, count == 1)
         put(row, POST, -1 if way == POSTED else head)
     else:
         _fill_post(context, row, post)
@@ -328,7 +343,7 @@ def _step(context, table, count):
     for place in range(count):
         row = _row(table, place)
         if get(row, KIND) == SEND and get(row, STATE) < DONE:
-            moved += _send(context, table, place)
+            moved += _send(context, table, count, place)
             unfinished += get(row, STATE) < DONE
     for place in range(count):
         row = _row(table, place)

@@ -234,6 +234,8 @@ def _copies_once(context, call):
     if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
         return False
     most_bytes = get(context, _SINGLE_COPY_MAX_BYTES)
+    if get(call, _FLOW) == _TO_ROOT:
+        most_bytes //= 4  # the root copies its own block too
     is_even = get(call, IS_SPREAD) != 0 or (get(call, _FLOW) == _ALL and most_bytes > 0)
     return is_even or size_bytes <= most_bytes
 

@@ -140,6 +140,8 @@ def _shift(context, call):
     if get(context, RANK) == 1:
         source, size_bytes = posted_address(context, 0), get(call, SIZE_BYTES)
         status = read_from(context, 0, get(call, DESTINATION), source, size_bytes)
+    elif get(call, SOURCE) != get(call, DESTINATION):
+        _fill_with_identity(context, call)  # meanwhile
     if status != OK:
         return status
     signal_done(context)
@@ -205,7 +207,9 @@ def _together(context, call):
         source = arena_offset(context, get(call, SOURCE), size_bytes)
         destination = arena_offset(context, get(call, DESTINATION), size_bytes)
     status = _move(context, call, source, destination)
-    if status == OK and kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0:
+    is_empty = kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0
+    has_shifted = get(context, PATH) == _SINGLE_COPY and get(call, SOURCE) != get(call, DESTINATION)
+    if status == OK and is_empty and not has_shifted:
         _fill_with_identity(context, call)
     return status
 
