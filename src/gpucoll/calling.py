@@ -225,7 +225,7 @@ class Calling:
         call = self._backend.prepare(prepared.request)
 
         def run_slowly() -> None:
-            self._run(collective.spelled, call.run, lambda: None)
+            self._run(collective.spelled, call.run, lambda: None, lasting=prepared.lasting)
 
         return Plan(call.run_once, self._raise_status, run_slowly, prepared.lasting)
 
