@@ -132,7 +132,7 @@ class WorkQueue:
 
     def is_last(self, work: Work | None) -> bool:
         """Return whether nothing was queued after this work, which has not ended."""
-        return work is self._last and self._unfinished > 0
+        return work is not None and work is self._last
 
     def complete(self, work: Work) -> None:
         """End a Work that was not queued itself, by its task."""
@@ -189,6 +189,8 @@ class WorkQueue:
             work._run()
             with self._condition:
                 self._unfinished -= 1
+                if self._last is work:
+                    self._last = None
                 if work._error is not None:
                     self._failed.append(work)
                 self._tell()

@@ -182,7 +182,11 @@ def nothing_left_over():
 def children():
     """Return the processes whose parent this one is, ended ones that nobody has waited for too."""
     threads = Path("/proc/self/task").iterdir()
-    return {pid for thread in threads for pid in (thread / "children").read_text().split()}
+    found: set[str] = set()
+    for thread in threads:
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            found |= {*(thread / "children").read_text().split()}
+    return found
 
 
 def open_descriptors():
