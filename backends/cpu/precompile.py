@@ -61,7 +61,7 @@ def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
     if cache.is_complete():
         return False
     if report is not None:
-        report("gpucoll: compiling the CPU kernels once for this machine (about 15 s) ...")
+        report("gpucoll: compiling the CPU kernels once for this machine (about 30 s) ...")
     subprocess.run([sys.executable, "-m", __name__], check=True, env=_environment())
     return True
 
