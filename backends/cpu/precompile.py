@@ -17,12 +17,15 @@ MODULES = (
     "gpucoll.control.exchange",
     "gpucoll.control.entry",
     "gpucoll.control.list_entry",
-    "gpucoll.control.message_entry",
     "gpucoll.backends.cpu.reductions",
+    "gpucoll.control.message_entry",
     "gpucoll.backends.cpu.messages",
     "gpucoll.backends.cpu.movements",
 )
 """Every module with compiled loops; see `gpucoll.kernels.cpu.cache.N_ELSEWHERE`."""
+
+_NAME = "gpucoll.backends.cpu.precompile"
+"""This module's name also where it runs as ``__main__``."""
 
 
 def load() -> None:
@@ -33,7 +36,7 @@ def load() -> None:
 def _compile_elsewhere() -> subprocess.Popen[bytes]:
     """Start a process that compiles the last modules."""
     return subprocess.Popen(
-        [sys.executable, "-m", __name__, *MODULES[-cache.N_ELSEWHERE :]],
+        [sys.executable, "-m", _NAME, *MODULES[-cache.N_ELSEWHERE :]],
         env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -61,8 +64,8 @@ def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
     if cache.is_complete():
         return False
     if report is not None:
-        report("gpucoll: compiling the CPU kernels once for this machine (about 30 s) ...")
-    subprocess.run([sys.executable, "-m", __name__], check=True, env=_environment())
+        report("gpucoll: compiling the CPU kernels once for this machine (about 15 s) ...")
+    subprocess.run([sys.executable, "-m", _NAME], check=True, env=_environment())
     return True
 
 

@@ -49,7 +49,7 @@ def init(
     Notes
     -----
     Collective: every rank of the job calls it, as often as the others do. The first call of a
-    machine compiles the kernels (about 30 s), later ones load them (about half a second).
+    machine compiles the kernels (about 15 s), later ones load them (about half a second).
 
     Examples
     --------

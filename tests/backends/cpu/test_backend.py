@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from gpucoll.backends.cpu import precompile
 from gpucoll.errors import ArgumentTypeError
+from gpucoll.kernels.cpu import cache
 from gpucoll.types import Collective, ReduceOp
 
 
@@ -16,3 +19,11 @@ def test_avg_over_more_ranks_than_the_dtype_can_count(dtype):
 
     with pytest.raises(ArgumentTypeError, match=f"avg of {dtype} over 128 ranks"):
         BlockMaker(0, 128).plain(Collective.ALL_REDUCE, dtype, 1, ReduceOp.AVG)
+
+
+def test_compiling_is_shared_by_two_processes_also_where_the_module_is_a_script(monkeypatch):
+    name, started = precompile.__name__, []
+    monkeypatch.setattr(precompile, "__name__", "__main__")
+    monkeypatch.setattr(precompile.subprocess, "Popen", lambda line, **_: started.append(line))
+    precompile._compile_elsewhere()
+    assert started == [[sys.executable, "-m", name, *precompile.MODULES[-cache.N_ELSEWHERE :]]]
