@@ -10,7 +10,7 @@ from typing import Any
 from gpucoll import config
 from gpucoll.errors import ArgumentError
 from gpucoll.topology import cpu_quota
-from gpucoll.transport.layout import Tuning, round_up
+from gpucoll.transport.layout import RING, Tuning, round_up
 
 KIB = 1024
 LANE_BYTES = 256
@@ -57,8 +57,11 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
             raise ArgumentError(
                 f"{config.CPU_TUNING}: {name} must be a multiple of 64 in 64..{1 << 20}"
             )
-    if not 0 <= values["initial_sequence"] < 2**31:  # flags start at 0, which must lie behind it
-        raise ArgumentError(f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - 1}")
+    # Flags start at 0, which must lie behind it, also those of the last slot of the ring.
+    if not 0 <= values["initial_sequence"] < 2**31 - RING:
+        raise ArgumentError(
+            f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - RING - 1}"
+        )
     return Tuning(**values)
 
 

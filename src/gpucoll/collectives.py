@@ -314,7 +314,7 @@ class ArrayCollectives(Calling):
         Notes
         -----
         Small arrays do not synchronise: the root goes on before everybody has read. A mismatch is
-        then found within three calls; one in the very last calls before `close` may stay unseen
+        then found within fifteen calls; one in the very last calls before `close` may stay unseen
         (end with a `barrier` where that matters). Cost: n once on the root and once on each reader.
 
         Examples

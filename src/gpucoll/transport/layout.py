@@ -24,11 +24,11 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 LINE_BYTES = 128
-RING = 4
+RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
-RECORDS = 16
+RECORDS = 32
 RECORD_BYTES = 256
 MAX_RANKS = 256
 HEADER_BYTES = 64

@@ -198,7 +198,7 @@ def test_bits_depend_on_neither_placement_nor_tuning(ranks, world_size):
 
 # --- sequence numbers ---------------------------------------------------------------------------
 
-JUST_BEFORE_WRAPPING = 2**31 - 6
+JUST_BEFORE_WRAPPING = 2**31 - 2 - layout.RING
 
 
 def mixture(world_size, names, counts, placements=PLACEMENTS):
@@ -230,7 +230,7 @@ def test_sequence_numbers_wrap(ranks, world_size, first):
     if first == "one rank's broadcasts":
         cases = [Case("float32", 9000, root=0)] * 4
     else:
-        cases = mixture(world_size, [first], (1, 200, 3000))
+        cases = 2 * mixture(world_size, [first], (1, 200, 3000))
     cases += mixture(world_size, COLLECTIVES, (1, 3000))
     tuning = f"{SMALL_TUNING['GPUCOLL_CPU_TUNING']},initial_sequence={JUST_BEFORE_WRAPPING}"
 
