@@ -59,6 +59,7 @@ from gpucoll.control.calls import (
     posted_source,
     signal_done,
     slot_of,
+    swapped_payload_of,
     wait_all_arrived,
     wait_all_done,
 )
@@ -122,6 +123,15 @@ def _take_own(context, call):
 
 
 @inline
+def _payload_of(context, call, rank):
+    """Return where the small input of `rank` lies."""
+    sequence, size_bytes = get(context, SEQUENCE), get(call, LARGEST_BYTES)
+    if get(call, _FLOW) == _ALL:
+        return swapped_payload_of(context, sequence, rank, size_bytes)
+    return payload_of(slot_of(context, sequence, rank), size_bytes)
+
+
+@inline
 def _input_of(context, call, rank, way):
     """Return where the piece of `rank` for this rank lies: in its slot, its arena, its process."""
     offset = piece_offset(context, call, rank, get(context, RANK))
@@ -129,8 +139,7 @@ def _input_of(context, call, rank, way):
         return posted_address(context, rank) + offset
     if way == _SYMMETRIC:
         return arena_of(context, rank) + posted_source(context, rank) + offset
-    slot = slot_of(context, get(context, SEQUENCE), rank)
-    return payload_of(slot, get(call, LARGEST_BYTES)) + offset
+    return _payload_of(context, call, rank) + offset
 
 
 @inline
@@ -202,7 +211,7 @@ def _post_input(context, call):
     elif sends and is_small and source == NOT_SHARED:
         call_copy(
             get(context, _COPY_POSTED),
-            payload_of(slot, get(call, LARGEST_BYTES)),
+            _payload_of(context, call, get(context, RANK)),
             get(call, SOURCE),
             size_bytes,
             get(context, _PREFETCH_BYTES),

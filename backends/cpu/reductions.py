@@ -40,13 +40,13 @@ from gpucoll.control.calls import (
     begin,
     close_record,
     leave_unverified,
-    payload_of,
     post,
     posted_address,
     posted_destination,
     posted_source,
     signal_done,
     slot_of,
+    swapped_payload_of,
     wait_all_arrived,
     wait_all_done,
 )
@@ -86,7 +86,7 @@ def _reduce_slots(context, call, count):
     while True:
         step = run_bytes(call, segment, done, size_bytes - done)
         for rank in range(count):
-            payload = payload_of(slot_of(context, sequence, rank), size_bytes)
+            payload = swapped_payload_of(context, sequence, rank, size_bytes)
             store64(sources + 8 * rank, payload + done)
         if me < count:
             store64(sources + 8 * me, input_at(call, segment, done))
@@ -155,11 +155,10 @@ def _move(context, call, source, destination):
     shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
     is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
     if is_small and not shared:
-        slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
         copy_in(
             call,
             get(context, _COPY_POSTED),
-            payload_of(slot, size_bytes),
+            swapped_payload_of(context, get(context, SEQUENCE), get(context, RANK), size_bytes),
             0,
             size_bytes,
             get(context, _PREFETCH_BYTES),

@@ -30,7 +30,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
     world_size = len(introductions)
     crowded = is_oversubscribed(introductions)
     values = {
-        "one_shot_bytes": (16 if crowded else 32) * KIB,
+        "one_shot_bytes": (16 if crowded else 64 if world_size == 2 else 32) * KIB,
         "chunk_bytes": max(64, 4 * world_size) * KIB if world_size > 2 else 128 * KIB,
         "symmetric_min_bytes": (8 if crowded else 2) * KIB,
         "rooted_bytes": min(64 * KIB, max(16 * KIB, 4096 * KIB // world_size)),
