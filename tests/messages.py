@@ -19,9 +19,9 @@ def eager_bytes(comm):
 
 def sizes(comm):
     """Return sizes, in bytes, around those at which something changes."""
-    eager = eager_bytes(comm)
-    steps = (eager, layout.POSTS * eager)
-    return [0, 1, 2, *(size + step for size in steps for step in (-1, 0, 1)), 3 * eager, 1 << 20]
+    eager, post = eager_bytes(comm), comm._group.members.layout.post_bytes
+    limits = (eager, post, layout.POSTS * post)
+    return [0, 1, 2, *(size + step for size in limits for step in (-1, 0, 1)), 3 * post, 1 << 20]
 
 
 def choose_way(comm, way):

@@ -25,7 +25,7 @@ from gpucoll.transport.layout import Context, Envelope, Transfer, Way
 POSTS, ENVELOPE_BYTES = layout.POSTS, layout.ENVELOPE_BYTES
 MAILBOX_HEAD, MAILBOX_TAIL = layout.MAILBOX_HEAD, layout.MAILBOX_TAIL
 MAILBOX_POSTS = layout.MAILBOX_POSTS
-EAGER_BYTES = int(Context.EAGER_BYTES)
+EAGER_BYTES, POST_BYTES = int(Context.EAGER_BYTES), int(Context.POST_BYTES)
 _MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
 _BELLS, _COPY_PLAIN = int(Context.BELLS), int(Context.COPY_PLAIN)
 _COPY_POSTED, _PREFETCH_BYTES = int(Context.COPY_POSTED), int(Context.PREFETCH_BYTES)
@@ -47,7 +47,7 @@ def mailbox_of(context, receiver, sender):
 @inline
 def post_at(context, mailbox, number):
     """Return the address of a post by its running number."""
-    size_bytes = ENVELOPE_BYTES + get(context, EAGER_BYTES)
+    size_bytes = ENVELOPE_BYTES + get(context, POST_BYTES)
     return mailbox + MAILBOX_POSTS + (number & (POSTS - 1)) * size_bytes
 
 

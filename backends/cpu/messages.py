@@ -19,6 +19,7 @@ from gpucoll.backends.cpu.mailboxes import (
     ENVELOPE_BYTES,
     IN_ARENA,
     IN_PROCESS,
+    POST_BYTES,
     POSTED,
     POSTS,
     advance_head,
@@ -125,7 +126,7 @@ def _may_start(table, place):
 def _fill_post(context, row, post):
     """Put the next part of a message behind the envelope's place of a post."""
     done = get(row, DONE_BYTES)
-    part_bytes = min(get(context, EAGER_BYTES), get(row, SIZE_BYTES) - done)
+    part_bytes = min(get(context, POST_BYTES), get(row, SIZE_BYTES) - done)
     copy_posted(context, post + ENVELOPE_BYTES, get(row, ADDRESS) + done, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)
 
@@ -232,7 +233,7 @@ def _is_first(table, place, sender, tag):
 def _take_part(context, row, mailbox, number):
     """Copy a post's data to its place, and give the post back."""
     done = get(row, DONE_BYTES)
-    part_bytes = min(get(context, EAGER_BYTES), get(row, SIZE_BYTES) - done)
+    part_bytes = min(get(context, POST_BYTES), get(row, SIZE_BYTES) - done)
     post = post_at(context, mailbox, number)
     copy(context, get(row, ADDRESS) + done, post + ENVELOPE_BYTES, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)

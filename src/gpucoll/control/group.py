@@ -100,6 +100,7 @@ class HostGroup:
             Context.BELLS: base + place.bells,
             Context.MAILBOXES: base + place.mailboxes,
             Context.MAILBOX_STRIDE: place.mailbox_stride,
+            Context.POST_BYTES: place.post_bytes,
             Context.EAGER_BYTES: place.eager_bytes,
             Context.PIDS: members.pid_table.ctypes.data,
             Context.ROOTED_BYTES: tuning.rooted_bytes,

@@ -118,7 +118,7 @@ class Members:
         """Return the envelope of the next message between two ranks; there must be one."""
         words = self.mailbox_words(receiver, sender)
         place = int(words[layout.MAILBOX_TAIL // 8]) % layout.POSTS
-        post_words = (layout.ENVELOPE_BYTES + self.layout.eager_bytes) // 8
+        post_words = (layout.ENVELOPE_BYTES + self.layout.post_bytes) // 8
         start = layout.MAILBOX_POSTS // 8 + place * post_words
         return words[start : start + layout.ENVELOPE_BYTES // 8]
 
