@@ -79,7 +79,7 @@ _SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
 _SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
 _COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
 _IN_PLACE = 0
-"""In place of a destination's offset: it is the input's."""
+"""In place of a destination's offset: what this rank sends to itself is there already."""
 _FLOW, _ALL = int(Call.FLOW), int(Flow.ALL)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 
@@ -113,12 +113,20 @@ def _copy(context, destination, source, size_bytes):
 
 
 @inline
-def _take_own(context, call):
-    """Copy the piece that this rank sends to itself, unless it is in place already."""
+def _is_in_place(context, call):
+    """Return whether what this rank sends to itself is there already."""
     me = get(context, RANK)
     source = get(call, SOURCE) + piece_offset(context, call, me, me)
-    destination = get(call, DESTINATION) + landing(call, me)
-    if source != destination:
+    return source == get(call, DESTINATION) + landing(call, me)
+
+
+@inline
+def _take_own(context, call):
+    """Copy the piece that this rank sends to itself, unless it is in place already."""
+    if not _is_in_place(context, call):
+        me = get(context, RANK)
+        source = get(call, SOURCE) + piece_offset(context, call, me, me)
+        destination = get(call, DESTINATION) + landing(call, me)
         _copy(context, destination, source, piece_bytes(context, call, me, me))
 
 
@@ -203,8 +211,6 @@ def _post_input(context, call):
     may_share = get(call, _FLOW) == _ALL or not is_small
     if sends and may_share and get(call, LARGEST_BYTES) >= get(context, _SYMMETRIC_MIN_BYTES):
         source = arena_offset(context, get(call, SOURCE), size_bytes)
-    if get(call, DESTINATION) == get(call, SOURCE):
-        destination = _IN_PLACE
     slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
     if get(call, PIECES) != 0:
         _write_pieces(context, call)
@@ -216,6 +222,8 @@ def _post_input(context, call):
             size_bytes,
             get(context, _PREFETCH_BYTES),
         )
+    if _is_in_place(context, call):
+        destination = _IN_PLACE
     if not is_small:
         store64(slot + HEADER_ADDRESS, get(call, SOURCE))
     post(context, call, source, destination)
@@ -235,17 +243,20 @@ def _copies_once(context, call):
 
     One reader per piece (spread inputs) always gains; so do all together where each has a CPU. But
     several readers of one input slow each other down, and from or to a root two processes copy a
-    large input faster than one.
+    large input faster than one, unless the root has its own result to copy meanwhile.
     """
     if get(call, KERNEL) != 0:
         return False
     size_bytes = _total_bytes(context, call)
     if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
         return False
-    most_bytes = get(context, _SINGLE_COPY_MAX_BYTES)
-    if get(call, _FLOW) == _TO_ROOT:
-        most_bytes //= 4  # the root copies its own block too
-    is_even = get(call, IS_SPREAD) != 0 or (get(call, _FLOW) == _ALL and most_bytes > 0)
+    most_bytes, flow = get(context, _SINGLE_COPY_MAX_BYTES), get(call, _FLOW)
+    copies_own = flow != _ALL and posted_destination(context, get(call, ROOT)) != _IN_PLACE
+    if flow == _TO_ROOT:
+        most_bytes //= 4 if copies_own else 2
+    is_even = get(call, IS_SPREAD) != 0
+    if flow == _ALL or (flow == _FROM_ROOT and copies_own):
+        is_even = is_even or most_bytes > 0
     return is_even or size_bytes <= most_bytes
 
 
