@@ -27,7 +27,7 @@ from gpucoll.kernels.cpu.cast import (
     scratch_of,
     store_element,
 )
-from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.jit import inline_typed
 from gpucoll.kernels.cpu.memory import get
 from gpucoll.types import ReduceOp
 
@@ -66,23 +66,23 @@ def _pieces(op: ReduceOp, dtype: str) -> _Pieces:
     get_total, put_total = load_element(held), store_element(held)
     convert = convert_to(accumulator_of(dtype))
 
-    @inline
+    @inline_typed
     def begin(total, source, first, size):
         for place in range(size):
             put_total(total, place, load(source, first + place))
 
-    @inline
+    @inline_typed
     def combine(total, source, first, size):
         for place in range(size):
             value = function(get_total(total, place), load(source, first + place))
             put_total(total, place, convert(value))
 
-    @inline
+    @inline_typed
     def give(total, destination, first, size):
         for place in range(size):
             store(destination, first + place, get_total(total, place))
 
-    @inline
+    @inline_typed
     def give_and_combine(total, destination, source, first, size):
         for place in range(size):
             before, loaded = get_total(total, place), load(source, first + place)
@@ -187,7 +187,7 @@ def _compile(op: ReduceOp, dtype: str) -> Any:
         raise ArgumentTypeError(
             f"{op}: what its function uses has changed since ReduceOp.custom; make the op anew"
         )
-    kind, function = accumulator_of(dtype), inline(op.function)
+    kind, function = accumulator_of(dtype), inline_typed(op.function)
     try:
         function.get_call_template((kind, kind), {})
     except Exception as error:

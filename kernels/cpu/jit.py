@@ -14,18 +14,19 @@ from gpucoll.kernels.cpu.cache import cache_folder
 
 CompiledLoop = Any  # numba.core.ccallback.CFunc: has .address and, for calls from Python, .ctypes
 
-_njit = functools.partial(
+inline_typed = functools.partial(
     numba.njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
 )
+"""Decorator of a function that compiled code calls, with arguments of any type; LLVM inlines it."""
 
 
 def inline(function: Callable[..., Any]) -> Any:
-    """Decorate a function that compiled loops call; LLVM inlines it. Arguments are int64.
+    """Decorate a function of the compiled loops: as `inline_typed`, but every argument is an int64.
 
     Numba by itself compiles it anew for each constant that it is called with, and for bools: of all
     loops' 23 s of compiling 7 s went there (one core, 2026-11-21). LLVM sees the constants anyway.
     """
-    dispatcher = _njit(function)
+    dispatcher = inline_typed(function)
     template_for = dispatcher.get_call_template
 
     def template_for_words(arguments: tuple[Any, ...], keywords: Any) -> Any:

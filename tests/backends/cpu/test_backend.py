@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import pytest
@@ -24,6 +25,6 @@ def test_avg_over_more_ranks_than_the_dtype_can_count(dtype):
 def test_compiling_is_shared_by_two_processes_also_where_the_module_is_a_script(monkeypatch):
     name, started = precompile.__name__, []
     monkeypatch.setattr(precompile, "__name__", "__main__")
-    monkeypatch.setattr(precompile.subprocess, "Popen", lambda line, **_: started.append(line))
+    monkeypatch.setattr(subprocess, "Popen", lambda line, **_: started.append(line))
     precompile._compile_elsewhere()
     assert started == [[sys.executable, "-m", name, *precompile.MODULES[-cache.N_ELSEWHERE :]]]
