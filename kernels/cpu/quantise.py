@@ -17,6 +17,7 @@ from llvmlite import ir
 
 from gpucoll.kernels.cpu.block_codes import BLOCK, FORMATS, BlockFormat
 from gpucoll.kernels.cpu.codegen import (
+    CACHE_LINE_BYTES,
     F32,
     I8,
     I32,
@@ -26,6 +27,7 @@ from gpucoll.kernels.cpu.codegen import (
     counted_loop,
     new_function,
     pointer,
+    prefetch,
     vector,
     vector_bytes,
 )
@@ -34,6 +36,9 @@ from gpucoll.kernels.cpu.reduce import compile_lock, splat
 
 _UNROLL = 4
 _ALIGNMENT_BYTES = 16
+_AHEAD = 4096
+"""Bytes of float32 between what is prefetched and what is worked on. Measured: 0.56 of memcpy's rate
+without prefetching, 0.77 with 1024, 1.0 with 4096 (quantise to int8, Xeon with AVX-512)."""
 _INFINITY, _NAN = 0x7F800000, 0x7FC00000
 
 Bytes = npt.NDArray[np.uint8]
@@ -69,6 +74,13 @@ def _store(b: ir.IRBuilder, value: ir.Value, address: ir.Value, index: ir.Value)
     b.store(value, b.bitcast(where, value.type.as_pointer()), align=1)
 
 
+def _prefetch(
+    b: ir.IRBuilder, address: ir.Value, size_bytes: int, ahead: int, *, for_write: bool = False
+) -> None:
+    for line in range(0, size_bytes, CACHE_LINE_BYTES):
+        prefetch(b, b.add(address, I64(ahead + line)), for_write=for_write)
+
+
 def _greater(b: ir.IRBuilder, x: ir.Value, y: ir.Value) -> ir.Value:
     return b.select(b.icmp_signed(">", x, y), x, y)
 
@@ -83,6 +95,7 @@ def _greatest_bits(b: ir.IRBuilder, source: ir.Value, first: ir.Value, lanes: in
             bits = _load(b, source, b.add(index, I64(turn * lanes)), I32, lanes)
             magnitude = b.and_(bits, constant(ints, 0x7FFFFFFF))
             after[turn] = _greater(b, before[turn], magnitude)
+        _prefetch(b, b.add(source, b.shl(index, I64(2))), 4 * lanes * _UNROLL, _AHEAD)
     together = functools.reduce(functools.partial(_greater, b), found)
     while lanes > 1:
         lanes //= 2
@@ -203,6 +216,7 @@ def emit_dequantise(block_format: str, *, divides: bool) -> ir.Function:
     def values(message: ir.Value, block: ir.Value, index: ir.Value) -> list[ir.Value]:
         scale = b.load(_place(b, message, block, F32), align=1, typ=F32)
         scales, codes = splat(b, scale, lanes), b.add(message, codes_offset)
+        _prefetch(b, b.add(codes, index), lanes * _UNROLL, _AHEAD // 4)
         return [
             b.fmul(form.widen(b, _load(b, codes, place, I8, lanes)), scales)
             for place in (b.add(index, I64(turn * lanes)) for turn in range(_UNROLL))
@@ -214,6 +228,13 @@ def emit_dequantise(block_format: str, *, divides: bool) -> ir.Function:
         first = b.mul(block, I64(BLOCK))
         step = I64(lanes * _UNROLL)
         with counted_loop(b, first, b.add(first, I64(BLOCK)), step, []) as (index, _, _):
+            _prefetch(
+                b,
+                b.add(destination, b.shl(index, I64(2))),
+                4 * lanes * _UNROLL,
+                _AHEAD,
+                for_write=True,
+            )
             totals = values(messages, block, index)
             with counted_loop(b, I64(1), sources, I64(1), totals) as (source, before, after):
                 message = b.add(messages, b.mul(source, stride))
