@@ -58,7 +58,7 @@ def pack(
     alignment_bytes: int = 16,
 ) -> npt.NDArray[np.uint8]:
     """Return the arrays side by side, as bytes; between them zeros."""
-    made = [x if dtype is None else convert(x, dtype, scale) for x in arrays]
+    made = [convert(x, dtype or x.dtype.name, scale) for x in arrays]
     offsets = layout([x.nbytes for x in made], alignment_bytes)
     buffer = np.zeros(offsets[-1], np.uint8)
     for offset, x in zip(offsets, made, strict=False):
