@@ -137,8 +137,9 @@ class Exchange:
         self._quantise_inputs()
         self._all_to_all.run(timeout_s)
         self._reduce()
-        left_s = None if timeout_s is None else timeout_s - (time.monotonic() - start)
-        self._all_gather.run(left_s and max(left_s, _LEAST_TIMEOUT_S))
+        if timeout_s is not None:
+            timeout_s = max(timeout_s - (time.monotonic() - start), _LEAST_TIMEOUT_S)
+        self._all_gather.run(timeout_s)
         if self._residuals is not None:
             self._keep_errors(self._residuals)
         for rank in range(self._world_size):

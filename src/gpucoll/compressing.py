@@ -35,6 +35,8 @@ class Compressing(Calling):
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
+        if compression is None:
+            raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
         how, op = Compression.parse(compression), _parse_op(op)
         is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
         made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]

@@ -9,6 +9,7 @@ from tests.dtypes import HALF_TYPES, any_values, assert_same, dtype_of
 from tests.guarded import Guarded
 
 from gpucoll.kernels import reference_compression as reference
+from gpucoll.kernels.cpu import convert, elements
 from gpucoll.kernels.cpu.convert import CONVERTIBLE, cast
 
 COUNTS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 1000)
@@ -48,6 +49,20 @@ def converted(x: np.ndarray, dtype: str, offsets: tuple[int, int] = (0, 0)) -> n
 def test_every_value_and_what_lies_between(dtype):
     near, values = near_values_of(dtype), all_values(dtype)
 
+    assert_same(converted(near, dtype), reference.convert(near, dtype))
+    assert_same(converted(values, "float32"), reference.convert(values, "float32"))
+
+
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_other_widths_of_vectors_without_special_instructions(monkeypatch, dtype, width):
+    monkeypatch.setattr(elements, "host_features", frozenset)
+    plain = elements.elements.__wrapped__
+    monkeypatch.setattr("gpucoll.kernels.cpu.convert.elements", plain)
+    monkeypatch.setattr("gpucoll.kernels.cpu.convert.vector_bytes", lambda: width)
+    monkeypatch.setattr(convert, "convert_kernel", convert.convert_kernel.__wrapped__)
+
+    near, values = near_values_of(dtype), all_values(dtype)
     assert_same(converted(near, dtype), reference.convert(near, dtype))
     assert_same(converted(values, "float32"), reference.convert(values, "float32"))
 

@@ -137,6 +137,18 @@ def test_places_of_random_bits(block_format):
     assert_same(whole[-BLOCK:], last[-BLOCK:])
 
 
+@pytest.mark.parametrize("width", [16, 32, 64])
+@pytest.mark.parametrize("block_format", FORMATS)
+def test_other_widths_of_vectors(monkeypatch, block_format, width):
+    """Processors with narrower or wider vectors get the same bits."""
+    monkeypatch.setattr("gpucoll.kernels.cpu.quantise_kernels.vector_bytes", lambda: width)
+    for name in ("_quantise_kernel", "_dequantise_kernel"):
+        monkeypatch.setattr(kernels, name, getattr(kernels, name).__wrapped__)
+    for seed in (None, 3):
+        check(wide_values(2 * BLOCK + 100, 5), block_format, 3, seed)
+        check(midpoints(block_format)[: 4 * BLOCK], block_format, 4, seed)
+
+
 @pytest.mark.parametrize("block_format", FORMATS)
 def test_every_code_is_read(block_format):
     """Also those that quantise never writes."""
