@@ -1,4 +1,4 @@
-"""What a compressed all_reduce must return, bit for bit, and the bounds that the documents promise."""
+"""What a compressed all_reduce must return, bit for bit, and the bounds that are promised."""
 
 from __future__ import annotations
 
@@ -43,9 +43,7 @@ def all_reduce(
         for owner in range(world_size):
             part = slice(owner * blocks * BLOCK, (owner + 1) * blocks * BLOCK)
             place = owner * blocks
-            known = [
-                through(x[part], name, seed, 2 * rank, place) for rank, x in enumerate(fed)
-            ]
+            known = [through(x[part], name, seed, 2 * rank, place) for rank, x in enumerate(fed)]
             total = known[0]
             for value in known[1:]:
                 total = total + value

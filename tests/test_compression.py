@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 
 import ml_dtypes  # noqa: F401
@@ -17,7 +18,7 @@ from tests.dtypes import assert_same, bits
 from tests.guarded import Guarded
 
 BLOCKS = ("int8_block", "float8_block")
-COUNTS = (0, 1, 255, 256, 257, 512, 2 * 256 * 7, 5000, 40_003)
+COUNTS = (0, 1, 255, 256, 257, 512, 2 * 256 * 7, 5000, 20_003)
 
 
 def inputs_of(world_size: int, count: int, kind: str = "normal", seed: int = 0) -> list[np.ndarray]:
@@ -31,7 +32,7 @@ def inputs_of(world_size: int, count: int, kind: str = "normal", seed: int = 0) 
         elif kind == "outliers":
             x[:: 100 + rank] *= 1000
         elif kind == "cancelling":
-            x = np.random.default_rng(seed).standard_normal(count) * (-1) ** rank
+            x = x / 100 + np.random.default_rng(seed).standard_normal(count) * (-1) ** rank
         elif kind == "bits":
             x = generator.integers(0, 2**32, count, np.uint32).view(np.float32)
         made.append(x.astype(np.float32))
@@ -64,7 +65,9 @@ def reduce_all(comm, name, seed, op, count, kind):
     assert_same(work.wait(), expected, where)
     residual = Guarded(count, np.float32, 4)
     residual.array[...] = 0
-    y = comm.all_reduce(source.array, op, out=source.array, compression=how, residual=residual.array)
+    y = comm.all_reduce(
+        source.array, op, out=source.array, compression=how, residual=residual.array
+    )
     assert y is source.array
     assert_same(y, expected, where)
     assert_same(residual.array, left[comm.rank], where)
@@ -73,16 +76,21 @@ def reduce_all(comm, name, seed, op, count, kind):
     return bits(y).tobytes()
 
 
+def reduce_all_counts(comm, name):
+    digest = hashlib.sha256()
+    for turn, count in enumerate(COUNTS):
+        for seed in (None, 7 + turn) if name in BLOCKS and turn % 2 else (None,):
+            op, kind = ("sum", "avg")[turn % 2], ("normal", "wide", "bits")[turn % 3]
+            digest.update(reduce_all(comm, name, seed, op, count, kind))
+    return digest.digest()
+
+
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 7])
 @pytest.mark.parametrize("name", COMPRESSIONS)
 def test_bits_are_the_oracles(ranks, world_size, name):
-    for turn, count in enumerate(COUNTS):
-        op = ("sum", "avg")[turn % 2]
-        seeds = (None, 7 + turn) if name in BLOCKS and count < 20_000 else (None,)
-        for seed in seeds:
-            kind = ("normal", "wide", "bits")[turn % 3]
-            got = ranks.call(world_size, reduce_all, name, seed, op, count, kind)
-            assert len(set(got)) == 1  # the same bits on every rank
+    got = ranks.call(world_size, reduce_all_counts, name)
+
+    assert len(set(got)) == 1  # the same bits on every rank
 
 
 @pytest.mark.parametrize("kind", ["normal", "wide", "outliers", "cancelling"])
@@ -126,7 +134,9 @@ def test_what_is_not_finite_stays_in_its_block_and_out_of_the_residual(comm):
         assert np.isfinite(y[: hurt.start]).all()
         assert np.isfinite(y[hurt.stop :]).all()
         assert np.isfinite(residual).all()
-        assert np.isfinite(comm.all_reduce(np.ones_like(x), compression=name, residual=residual)).all()
+        assert np.isfinite(
+            comm.all_reduce(np.ones_like(x), compression=name, residual=residual)
+        ).all()
 
 
 # --- error feedback -----------------------------------------------------------------------------
@@ -150,7 +160,11 @@ def feed_back(comm, name, op, turns):
     # is there, which is at most twice the sum of the greatest magnitudes.
     roundings = turns * (3 * comm.world_size + 6) * 2.0**-24 * 2 * greatest
     lost = np.abs(fed * divisor + left - exact).max()
-    return lost / roundings, np.abs(fed * divisor - exact).max(), np.abs(plain * divisor - exact).max()
+    return (
+        lost / roundings,
+        np.abs(fed * divisor - exact).max(),
+        np.abs(plain * divisor - exact).max(),
+    )
 
 
 @pytest.mark.parametrize("op", ["sum", "avg"])
@@ -189,11 +203,8 @@ def test_half_types_are_widened_and_rounded_once_more(comm, name, dtype):
 
     got = comm.all_reduce(inputs[comm.rank], compression=name, residual=residual)
 
-    # Fused arrays end with their block, which the shares follow: 1024 elements.
-    padded = [np.concatenate([x, np.zeros(24, np.float32)]) for x in wide]
-    expected, left = oracle.all_reduce(padded, "sum", name)
-    assert_same(got, expected[:1000].astype(np.dtype(dtype)))
-    assert_same(residual, left[comm.rank][:1000])
+    assert_same(got, expected.astype(np.dtype(dtype)))
+    assert_same(residual, left[comm.rank])
 
 
 @pytest.mark.ranks(2)
@@ -211,7 +222,7 @@ def test_lists_are_fused_and_share_no_scale(comm, name):
     ]
     packed = []
     for arrays in inputs:
-        whole = np.zeros(512 + 256 + 512, np.float32)
+        whole = np.zeros(512 + 256 + 257, np.float32)
         for start, x in zip((0, 512, 768, 768), arrays, strict=True):
             whole[start : start + x.size] = x.reshape(-1).astype(np.float32)
         packed.append(whole)
@@ -316,8 +327,11 @@ def bad_rows():
 @pytest.mark.ranks(1)
 def test_bad_input(comm):
     for label, x, given, error, text in bad_rows():
-        with pytest.raises(error, match=re.escape(text)):
+        try:
             comm.all_reduce(x, **given)
+        except error as caught:
+            assert text in str(caught), label  # noqa: PT017  (pytest.raises would not say which)
+        else:
             raise AssertionError(label)
 
 
@@ -340,11 +354,9 @@ def test_bad_compressions(given, error, text):
 def differ(comm, odd, usual):
     out, residual = np.full(1000, 7, np.float32), np.full(1000, 0.5, np.float32)
     x = np.ones(1000, np.float32)
+    call = odd if comm.rank == 1 else usual
     with pytest.raises(MismatchError) as caught:
-        if comm.rank == 1:
-            odd(comm, x, out, residual)
-        else:
-            usual(comm, x, out, residual)
+        call(comm, x, out, residual)
     assert (out == 7).all()
     assert (residual == 0.5).all()
     return str(caught.value), comm.all_reduce(1)
@@ -365,7 +377,7 @@ DIFFERENCES = {
     "shape": (compressed(shape=(10, 100)), "shape (10, 100)"),
     "none": (lambda comm, x, out, residual: comm.all_reduce(x, out=out), "shape (1000,))"),
     "a list": (
-        lambda comm, x, out, residual: comm.all_reduce([x], out=[out], compression="int8_block"),
+        lambda comm, x, out, residual: comm.all_reduce([x[1:], x[:1]], compression="int8_block"),
         "compression=int8_block",
     ),
     "all_to_all": (

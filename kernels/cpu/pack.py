@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 from llvmlite import ir
 
 from gpucoll.kernels.cpu.codegen import (
@@ -30,6 +31,7 @@ from gpucoll.kernels.cpu.codegen import (
 )
 from gpucoll.kernels.cpu.convert import CONVERTIBLE, convert_kernel
 from gpucoll.kernels.cpu.copy import CopyKind, copy_kernel, streaming_copy_kernel
+from gpucoll.kernels.cpu.elements import elements
 from gpucoll.kernels.cpu.reduce import compile_lock
 
 ALIGNMENT_BYTES = 16
@@ -161,35 +163,28 @@ def _prepare(
     *,
     packs: bool,
 ) -> Callable[[], None]:
-    factors = {
-        "float64": np.array([scale or 0], np.float64),
-        "": np.array([scale or 0], np.float32),
-    }
+    scales = {width: np.array([scale or 0], f"f{width}") for width in (4, 8)}
     streams = offsets[-1] >= _STREAMING_MIN_BYTES
     copies = streaming_copy_kernel() if streams else copy_kernel(_COPY)
-    rows = []
+    rows: list[int] = []
     for piece, (start, end) in zip(pieces, pairwise(offsets), strict=True):
-        count = piece.count
-        ends = (piece.dtype, dtype or piece.dtype)[:: 1 if packs else -1]
-        addresses = (buffer + start, piece.address)[:: 1 if packs else -1]
-        check_conversion(*ends, scale)
-        if ends[0] == ends[1] and scale is None:
-            kernel, count_or_bytes, last = copies, count * piece.item_bytes, _COPY_AHEAD_BYTES
+        count, in_buffer = piece.count, dtype or piece.dtype
+        come, go = (piece.dtype, in_buffer) if packs else (in_buffer, piece.dtype)
+        check_conversion(come, go, scale)
+        if come == go and scale is None:
+            item_bytes = piece.item_bytes
+            work = (copies, count * item_bytes, _COPY_AHEAD_BYTES)
         else:
-            kernel, count_or_bytes = convert_kernel(*ends, scale is not None), count
-            last = factors.get(ends[1], factors[""]).ctypes.data
-        in_buffer = count * (piece.item_bytes if dtype is None else _item_bytes(dtype))
-        gap = start + in_buffer
-        rows += [kernel, *addresses, count_or_bytes, last, buffer + gap, (end - gap) * packs]
+            item_bytes = elements()[in_buffer].size_bytes
+            factor = scales[8 if go == "float64" else 4]
+            work = (convert_kernel(come, go, scale is not None), count, factor.ctypes.data)
+        places = (buffer + start, piece.address) if packs else (piece.address, buffer + start)
+        gap = start + count * item_bytes
+        rows += [work[0], *places, *work[1:], buffer + gap, end - gap if packs else 0]
     table = np.array(rows, np.int64)
-    run, n_rows = _pack_kernel(), len(pieces)
-
-    def pack() -> None:
-        run(table.ctypes.data, n_rows)
-
-    pack.keep = factors  # type: ignore[attr-defined]  # their addresses are in the table
-    return pack
+    return functools.partial(_run, table, len(pieces), scales)
 
 
-def _item_bytes(dtype: str) -> int:
-    return {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}.get(dtype, 1)
+def _run(table: npt.NDArray[np.int64], n_rows: int, scales: object) -> None:
+    """Run a table; it holds the addresses of the scales, which must live as long."""
+    _pack_kernel()(table.ctypes.data, n_rows)

@@ -1,4 +1,4 @@
-"""Random bits from counters, as LLVM IR: Philox4x32-10 (Salmon et al., SC 2011), a vector at a time.
+"""Random bits from counters, as LLVM IR: Philox4x32-10 (Salmon et al., SC 2011), vector by vector.
 
 A block of 256 elements takes 32 counters of four words. Element e of its block gets the lower half
 (e < 128) or the upper half of word ``e % 4`` of counter ``(e % 128) // 4``: bits depend on seed,

@@ -1,8 +1,8 @@
 """Block quantisation: a byte for each float32, and a scale for each block of 256.
 
-A message is its blocks' scales, zeros up to a multiple of 16 bytes, then the codes. Every byte of it
-follows from the input alone; `docs/compression.md` has the formats. Messages of float16 and bfloat16
-are cast elements alone, whole blocks of them too.
+A message is its blocks' scales, zeros up to a multiple of 16 bytes, then the codes. Every byte of
+it follows from the input alone; `docs/compression.md` has the formats. Messages of float16 and
+bfloat16 are cast elements alone, whole blocks of them too.
 """
 
 from __future__ import annotations

@@ -51,6 +51,8 @@ def _side(buffers: Sequence[Buffer], shared: Float32s | None = None) -> _Side:
     if len(buffers) == 1 and buffers[0].dtype == "float32":
         return _Side(_view(buffers[0]), _nothing, _nothing)
     offsets = layout([4 * buffer.count for buffer in buffers], _BLOCK_BYTES)
+    if buffers:
+        offsets[-1] = offsets[-2] + 4 * buffers[-1].count  # nothing comes after the last
     array = np.empty(offsets[-1] // 4, np.float32) if shared is None else shared
     pack, unpack = (
         prepare(buffers, array.ctypes.data, offsets, dtype="float32")
@@ -64,10 +66,8 @@ def _nothing() -> None:
 
 
 def _view(buffer: Buffer) -> Float32s:
-    if not buffer.count:
-        return np.empty(0, np.float32)
     memory = (ctypes.c_float * buffer.count).from_address(buffer.address)
-    return np.frombuffer(memory, np.float32)
+    return np.ctypeslib.as_array(memory) if buffer.count else np.empty(0, np.float32)
 
 
 def _buffer(array: Bytes) -> Buffer:
@@ -208,7 +208,7 @@ class Exchange:
 
 
 def _clear_what_is_not_finite(x: Float32s) -> None:
-    """An infinity or NaN would come back with every following call."""
+    """Set to zero what would come back with every following call: infinities and NaN."""
     x[~np.isfinite(x)] = 0
 
 

@@ -10,7 +10,8 @@ from gpucoll.arrays.arguments import Arguments as Arrays
 from gpucoll.arrays.arguments import is_sequence_of_arrays
 from gpucoll.arrays.arguments import prepare as prepare_arrays
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.libraries import library_of
+from gpucoll.arrays.libraries import is_array, library_of
+from gpucoll.arrays.library import kind_of
 from gpucoll.calling import Calling
 from gpucoll.compressed_exchange import Exchange
 from gpucoll.compression import Compression
@@ -48,9 +49,7 @@ class Compressing(Calling):
                 )
             how.check_dtype(arrays.template.dtype)
         residuals = _residuals(residual, made, is_list)
-        exchange = Exchange(
-            self._backend, self.rank, self.world_size, made, residuals, op, how
-        )
+        exchange = Exchange(self._backend, self.rank, self.world_size, made, residuals, op, how)
 
         def finish() -> Any:
             results = [arrays.finish() for arrays in made]
@@ -89,9 +88,14 @@ def _residuals(residual: Any, made: Sequence[Arrays], is_list: bool) -> list[Buf
     buffers = []
     for place, (array, arrays) in enumerate(zip(given, made, strict=True)):
         what = f"residual[{place}]" if is_list else "residual"
-        view = library_of(array, what).look_at_out(array)
+        if not is_array(array):
+            raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")
+        try:
+            view = library_of(array, what).look_at_out(array)
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(f"{what} cannot be written: {error}") from None
         of = view.template
-        if of.dtype != "float32" or of.device != "cpu" or of.number is not None:
+        if of.dtype != "float32" or of.device != "cpu":
             raise ArgumentTypeError(
                 f"{what} must be a float32 array on the host; got {of.dtype} on {of.device}"
             )

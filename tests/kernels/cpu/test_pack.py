@@ -1,4 +1,4 @@
-"""Pack and unpack against the reference: any number of arrays, any dtype, with and without a cast."""
+"""Pack and unpack against the reference: any arrays, as they are and with a cast."""
 
 from __future__ import annotations
 
@@ -66,7 +66,9 @@ def check(dtypes, dtype=None, scale=None, alignment_bytes=16, counts=COUNTS):
 
     landed = [Guarded(x.size, x.dtype, (place + 3) % 7) for place, x in enumerate(arrays)]
     pack.prepare_unpack(pieces_of(landed), at, offsets, dtype=dtype, scale=scale)()
-    for (start, x, item), one in zip(zip(offsets, arrays, items, strict=False), landed, strict=True):
+    for (start, x, item), one in zip(
+        zip(offsets, arrays, items, strict=False), landed, strict=True
+    ):
         kind = x.dtype if dtype is None else dtype_of(dtype)
         packed = expected[start : start + x.size * item].copy().view(kind)
         same = dtype is None and scale is None
