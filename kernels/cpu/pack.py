@@ -38,7 +38,7 @@ ALIGNMENT_BYTES = 16
 _COPY = CopyKind("read", "write")
 _COPY_AHEAD_BYTES = 2048
 _STREAMING_MIN_BYTES = 64 << 20
-"""From here on copies pass by the caches: 1.3 times as fast at 90 MB and more, slower below 40 MB."""
+"""From here on copies pass by the caches: 1.3 times as fast above 90 MB, slower below 40 MB."""
 _ROW_WORDS = 7
 
 
@@ -124,9 +124,9 @@ def prepare_pack(
     Parameters
     ----------
     pieces : sequence of Piece
-        C-contiguous, at any address; they must live as long as what is returned.
+        C-contiguous, at any address; what is returned keeps them alive.
     buffer : int
-        Address.
+        Address; its memory must live as long as what is returned.
     offsets : sequence of int
         Of `layout`.
     dtype : str, optional
@@ -182,9 +182,9 @@ def _prepare(
         gap = start + count * item_bytes
         rows += [work[0], *places, *work[1:], buffer + gap, end - gap if packs else 0]
     table = np.array(rows, np.int64)
-    return functools.partial(_run, table, len(pieces), scales)
+    return functools.partial(_run, table, len(pieces), (scales, pieces))
 
 
-def _run(table: npt.NDArray[np.int64], n_rows: int, scales: object) -> None:
-    """Run a table; it holds the addresses of the scales, which must live as long."""
+def _run(table: npt.NDArray[np.int64], n_rows: int, keep: object) -> None:
+    """Run a table; `keep` is what its addresses lead to."""
     _pack_kernel()(table.ctypes.data, n_rows)

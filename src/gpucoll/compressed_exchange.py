@@ -70,6 +70,17 @@ def _view(buffer: Buffer) -> Float32s:
     return np.ctypeslib.as_array(memory) if buffer.count else np.empty(0, np.float32)
 
 
+def _memory(backend: Any, shape: tuple[int, ...], dtype: str) -> Any:
+    """Return memory that the backend moves without a copy, where it has any left.
+
+    It is also kept from call to call: new memory of the system costs as much as quantising into it.
+    """
+    try:
+        return backend.empty(shape, dtype)
+    except MemoryError:
+        return np.empty(shape, dtype)
+
+
 def _buffer(array: Bytes) -> Buffer:
     return Buffer(array.ctypes.data, (array.size,), "uint8", 1, array)
 
@@ -117,9 +128,9 @@ class Exchange:
         self._fed = self._inputs.array if residuals is None else np.empty(count, np.float32)
         self._blocks = -(-count // (BLOCK * world_size))
         message_bytes = quantise.message_bytes(self._blocks, how.wire_format)
-        self._sent = np.empty((world_size, message_bytes), np.uint8)
-        self._received = np.empty_like(self._sent)
-        self._sum = np.empty(self._share(self._fed, rank).size, np.float32)
+        self._sent = _memory(backend, (world_size, message_bytes), "uint8")
+        self._received = _memory(backend, (world_size, message_bytes), "uint8")
+        self._sum = _memory(backend, (self._share(self._fed, rank).size,), "float32")
         quantise.prepare_kernels(
             how.wire_format, by_chance=how.seed is not None, divides=self._divisor is not None
         )
