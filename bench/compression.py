@@ -28,6 +28,7 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.bench.argument_types import count, size
 from gpucoll.bench.environment import cpu_model, version_of
 from gpucoll.kernels.cpu import pack, quantise
+from gpucoll.kernels.cpu.block_codes import BLOCK
 from gpucoll.kernels.cpu.convert import convert_kernel
 from gpucoll.types import COMPRESSIONS
 from gpucoll.version import __version__
@@ -94,8 +95,8 @@ def memcpy(size_bytes: int) -> Case:
 
 def kernel_cases(size_bytes: int) -> Iterator[Case]:
     """Return casts, quantisation and its reverse of float32 arrays of so many bytes."""
-    length = size_bytes // 4 // quantise.BLOCK * quantise.BLOCK
-    blocks, wide_bytes = length // quantise.BLOCK, 4 * length
+    length = size_bytes // 4 // BLOCK * BLOCK
+    blocks, wide_bytes = length // BLOCK, 4 * length
     x = np.random.default_rng(0).standard_normal(length, dtype=np.float32)
     y = np.empty_like(x)
     yield memcpy(wide_bytes)
@@ -225,7 +226,7 @@ def break_even(name: str, world_size: int, gb_per_s: dict[str, float]) -> float:
     """
     wire = OF_COMPRESSION[name]
     is_half = wire in quantise.HALVES
-    code = 2.0 if is_half else 1 + 4 / quantise.BLOCK
+    code = 2.0 if is_half else 1 + 4 / BLOCK
     there = gb_per_s[f"float32 to {wire}" if is_half else f"quantise {wire}"]
     back = gb_per_s[f"{wire} to float32" if is_half else f"dequantise {wire}"]
     adding = gb_per_s[f"dequantise and add 2 {wire}"]
@@ -262,7 +263,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print("# " + ", ".join(f"{key} {value}" for key, value in found["environment"].items()))
     for title, key, cases in (
         (f"{options.size} bytes of float32, one thread", "kernels", kernel_cases(options.size)),
-        (f"{options.arrays} arrays of 4 KiB to 4 MiB, one thread", "pack", pack_cases(options.arrays)),
+        (
+            f"{options.arrays} arrays of 4 KiB to 4 MiB, one thread",
+            "pack",
+            pack_cases(options.arrays),
+        ),
     ):
         rates = measure([*cases], options.rounds)
         found[key] = [rate._asdict() for rate in rates]

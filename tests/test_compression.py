@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
+from typing import ClassVar
+from unittest import mock
 
 import ml_dtypes  # noqa: F401
 import numpy as np
 import pytest
 
 import gpucoll
-from gpucoll import Compression
-from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MismatchError
+from gpucoll import Compression, config
+from gpucoll.compressed_exchange import Exchange
+from gpucoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DeadlineError,
+    MismatchError,
+    StateError,
+)
 from gpucoll.types import COMPRESSIONS
 from tests import compression_oracle as oracle
 from tests.dtypes import assert_same, bits
@@ -411,3 +423,65 @@ def test_the_deadline_is_the_whole_calls(ranks):
     assert "all_reduce(op=sum, float32, shape (10,), compression=int8_block)" in str(
         replies[0].error
     )
+
+
+def interrupted_between(comm):
+    """Rank 1 is interrupted when it has all messages, and the others wait for its share."""
+    effect = KeyboardInterrupt if comm.rank == 1 else None
+    with mock.patch.object(Exchange, "_reduce", side_effect=effect):
+        comm.all_reduce(np.ones(10, np.float32), compression="int8_block")
+
+
+def test_ctrl_c_between_the_exchanges_ends_all_ranks(ranks):
+    first, second, third = ranks.replies(3, interrupted_between)
+
+    assert isinstance(second.error, KeyboardInterrupt)
+    for reply in (first, third):
+        assert isinstance(reply.error, AbortedError)
+        assert "rank 1 was interrupted in all_reduce(op=sum, float32" in str(reply.error)
+    assert ranks.call(3, lambda comm: comm.all_reduce(1)) == [3] * 3
+
+
+def closed(comm):
+    comm.close()
+    with pytest.raises(StateError, match="is closed"):
+        comm.all_reduce(np.ones(10, np.float32), compression="int8_block")
+
+
+def test_after_close(ranks):
+    ranks.call(2, closed)
+
+
+class OnGpu:
+    """What an array of a library unknown to us says of itself."""
+
+    __cuda_array_interface__: ClassVar = {
+        "shape": (4,),
+        "typestr": "<f4",
+        "data": (1 << 40, False),
+        "version": 3,
+    }
+
+
+@pytest.mark.ranks(1)
+def test_gpu_arrays_are_refused_with_the_reason(comm):
+    for x in (OnGpu(), [OnGpu(), OnGpu()]):
+        with pytest.raises(BackendUnavailableError, match=r"compression .* x lies on cuda"):
+            comm.all_reduce(x, compression="int8_block")
+
+
+def without_room(comm):
+    """Messages that find no room in the arena travel as other arrays do."""
+    x = np.arange(100_000, dtype=np.float32)
+    kept = []
+    for size_bytes in (1 << 20, 1 << 16, 1 << 12):
+        with contextlib.suppress(MemoryError):
+            while True:
+                kept.append(comm.empty(size_bytes, "uint8"))
+    return comm.all_reduce(x, compression="int8_block")[-1]
+
+
+def test_a_full_arena(ranks):
+    got = ranks.call(2, without_room, environment={config.ARENA_BYTES: str(1 << 20)})
+
+    assert got == pytest.approx([2 * 99_999] * 2, rel=1 / 126)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.arrays.arguments import Arguments as Arrays
-from gpucoll.arrays.arguments import is_sequence_of_arrays
+from gpucoll.arrays.arguments import is_sequence_of_arrays, template_of
 from gpucoll.arrays.arguments import prepare as prepare_arrays
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import is_array, library_of
@@ -15,9 +15,15 @@ from gpucoll.arrays.library import kind_of
 from gpucoll.calling import Calling
 from gpucoll.compressed_exchange import Exchange
 from gpucoll.compression import Compression
-from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    GpucollError,
+)
 from gpucoll.fusing import check_overlaps, prepare_list
 from gpucoll.preparation import NOT_IN_GROUPS
+from gpucoll.transport.layout import Abort
 from gpucoll.types import ReduceOp
 
 _OPS = ("sum", "avg")
@@ -36,20 +42,31 @@ class Compressing(Calling):
         async_op: bool,
         timeout_s: float | None,
     ) -> Any:
+        self._group.check_open()
         if compression is None:
             raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
         how, op = Compression.parse(compression), _parse_op(op)
         is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
-        made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
-        for arrays in made:
-            if arrays.template.device != "cpu":
+        for array in x if is_list else [x]:
+            template = template_of(array)
+            if template.device != "cpu":
                 raise BackendUnavailableError(
-                    f"all_reduce with compression works on host arrays; x lies on "
-                    f"{arrays.template.device}: leave compression out, or copy it to the host"
+                    "all_reduce with compression works on host arrays; x lies on "
+                    f"{template.device}: leave compression out, or copy it to the host"
                 )
-            how.check_dtype(arrays.template.dtype)
+            how.check_dtype(template.dtype)
+        made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
         residuals = _residuals(residual, made, is_list)
         exchange = Exchange(self._backend, self.rank, self.world_size, made, residuals, op, how)
+
+        def task(timeout_s: float | None) -> None:
+            try:
+                exchange.run(timeout_s)
+            except GpucollError:
+                raise
+            except BaseException:  # Ctrl-C between two exchanges: the others wait in the second
+                self._group.abort(Abort.INTERRUPTED)
+                raise
 
         def finish() -> Any:
             results = [arrays.finish() for arrays in made]
@@ -61,7 +78,7 @@ class Compressing(Calling):
         is_lasting = all(item is not None for item in lasting)
         return self._run(
             "all_reduce",
-            exchange.run,
+            task,
             finish,
             async_op=async_op,
             timeout_s=timeout_s,

@@ -1,4 +1,4 @@
-"""``python -m gpucoll.bench.compression``: what it prints and writes, and the arithmetic behind it."""
+"""``python -m gpucoll.bench.compression``: what it prints and writes, its arithmetic."""
 
 from __future__ import annotations
 
@@ -13,7 +13,18 @@ from gpucoll.types import COMPRESSIONS
 def test_a_small_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(compression, "REDUCED_BYTES", (4096,))
     place = tmp_path / "figures.json"
-    options = ["--size", "64K", "--arrays", "3", "--rounds", "2", "--ranks", "1", "--json", str(place)]
+    options = [
+        "--size",
+        "64K",
+        "--arrays",
+        "3",
+        "--rounds",
+        "2",
+        "--ranks",
+        "1",
+        "--json",
+        str(place),
+    ]
 
     assert compression.main(options) == 0
 
