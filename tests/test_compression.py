@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
+import time
 from typing import ClassVar
 from unittest import mock
 
@@ -24,6 +25,7 @@ from gpucoll.errors import (
     MismatchError,
     StateError,
 )
+from gpucoll.transport.layout import EVENT_ABORT
 from gpucoll.types import COMPRESSIONS
 from tests import compression_oracle as oracle
 from tests.dtypes import assert_same, bits
@@ -290,6 +292,18 @@ def test_pytorch_tensors(comm):
     assert_same(residual.numpy(), left[comm.rank])
 
 
+def until(condition, limit_s=15.0):
+    """Poll for what has no event to wait for, with a deadline."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.001)
+
+
+def is_broken(comm):
+    return bool(comm._group.members.event_words()[EVENT_ABORT // 8])
+
+
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
@@ -419,6 +433,31 @@ def come_late(comm):
 def test_the_deadline_is_the_whole_calls(ranks):
     replies = ranks.replies(2, come_late)
 
+    assert {type(reply.error) for reply in replies} == {DeadlineError}
+    assert "all_reduce(op=sum, float32, shape (10,), compression=int8_block)" in str(
+        replies[0].error
+    )
+
+
+def late_between(comm):
+    """Rank 1 has all messages, and goes on when the others have given up."""
+    if comm.rank == 1:
+        reduce = Exchange._reduce
+
+        def wait_and_reduce(self):
+            until(lambda: is_broken(comm))
+            reduce(self)
+
+        with mock.patch.object(Exchange, "_reduce", wait_and_reduce):
+            comm.all_reduce(np.ones(10, np.float32), compression="int8_block")
+    comm.all_reduce(np.ones(10, np.float32), compression="int8_block", timeout_s=0.3)
+
+
+def test_the_second_exchange_keeps_the_deadline(ranks):
+    start = time.monotonic()
+    replies = ranks.replies(2, late_between)
+
+    assert time.monotonic() - start < 10  # the communicator's own is 20 s
     assert {type(reply.error) for reply in replies} == {DeadlineError}
     assert "all_reduce(op=sum, float32, shape (10,), compression=int8_block)" in str(
         replies[0].error

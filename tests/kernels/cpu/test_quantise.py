@@ -130,6 +130,34 @@ def test_blocks_of_extreme_magnitudes(block_format):
 
 
 @pytest.mark.parametrize("block_format", FORMATS)
+def test_chances_at_their_very_edge(block_format):
+    """Fractions that, with the bits drawn, are just enough to round up, and just not enough."""
+    limit = np.float32(FORMATS[block_format].limit)
+    drawn = reference.random_bits(0, 3, 0)
+    if block_format == "int8":
+        least, unit = 0, 2.0**-16
+    else:
+        least, unit = 1, 2.0**-16 * (0.125 if block_format == "float8_e4m3fn" else 0.25)
+    for off in (-1.0, -0.5625, -0.5, -0.4375, 0.0, 0.4375):
+        x = (least + (65536 - drawn + off) * unit).astype(np.float32)
+        x[0] = limit
+        check(x, block_format, 1, 3)
+        check(-x, block_format, 1, 3)
+
+
+@pytest.mark.parametrize("block_format", FORMATS)
+def test_the_greatest_of_a_block_may_be_scaled_beyond_the_limit(block_format):
+    """By an ulp, which no code may show: magnitudes for which it is so, with every drawn number."""
+    limit = np.float32(FORMATS[block_format].limit)
+    magnitudes = np.random.default_rng(2).uniform(1, 2, 4000).astype(np.float32)
+    beyond = magnitudes[magnitudes * (limit / magnitudes) > limit][:40]
+    assert len(beyond) == 40
+    x = np.repeat(beyond, BLOCK) * np.tile(np.array([1, -1], np.float32), 20 * BLOCK)
+    for seed in (None, *range(10)):
+        check(x, block_format, len(beyond), seed)
+
+
+@pytest.mark.parametrize("block_format", FORMATS)
 def test_places_of_random_bits(block_format):
     """Halves of the numbers are used in full, and part of a call draws what the whole would."""
     x = wide_values(3 * BLOCK, 3)
