@@ -125,8 +125,11 @@ class Exchange:
         count = self._inputs.array.size
         self._results = _side([arrays.destination for arrays in made], self._inputs.array)
         self._residuals = None if residuals is None else _side(residuals)
-        self._fed = self._inputs.array if residuals is None else np.empty(count, np.float32)
         self._blocks = -(-count // (BLOCK * world_size))
+        self._fed, self._known = self._inputs.array, np.empty(0, np.float32)
+        if residuals is not None:
+            self._fed = np.empty(count, np.float32)
+            self._known = np.empty(self._blocks * BLOCK, np.float32)
         message_bytes = quantise.message_bytes(self._blocks, how.wire_format)
         self._sent = _memory(backend, (world_size, message_bytes), "uint8")
         self._received = _memory(backend, (world_size, message_bytes), "uint8")
@@ -143,7 +146,7 @@ class Exchange:
         self._all_to_all, self._all_gather = map(backend.prepare, requests)
 
     def run(self, timeout_s: float | None = None) -> None:
-        """Do it: outputs and residuals are written last, when nothing can fail any more."""
+        """Do it; outputs and residuals are written last, when all ranks have done their part."""
         start = time.monotonic()
         self._quantise_inputs()
         self._all_to_all.run(timeout_s)
@@ -200,14 +203,13 @@ class Exchange:
 
         What the sum lost belongs to all ranks; the one that quantised it brings it into the next.
         """
-        memory = np.empty(self._blocks * BLOCK, np.float32)
         with np.errstate(all="ignore"):
             for rank in range(self._world_size):
                 share = self._share(self._fed, rank)
-                known = memory[: share.size]
+                known = self._known[: share.size]
                 self._dequantise(self._sent[rank], known)
                 _clear_what_is_not_finite(np.subtract(share, known, out=share))
-            known = memory[: self._sum.size]
+            known = self._known[: self._sum.size]
             self._dequantise(self._received[self._rank], known)
             np.subtract(self._sum, known, out=known)
             if self._divisor is not None:
