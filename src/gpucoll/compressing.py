@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,26 +48,10 @@ class Compressing(Calling):
             raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
         how, op = Compression.parse(compression), _parse_op(op)
         is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
-        for array in x if is_list else [x]:
-            template = template_of(array)
-            if template.device != "cpu":
-                raise BackendUnavailableError(
-                    "all_reduce with compression works on host arrays; x lies on "
-                    f"{template.device}: leave compression out, or copy it to the host"
-                )
-            how.check_dtype(template.dtype)
+        _check_inputs(x if is_list else [x], how)
         made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
         residuals = _residuals(residual, made, is_list)
         exchange = Exchange(self._backend, self.rank, self.world_size, made, residuals, op, how)
-
-        def task(timeout_s: float | None) -> None:
-            try:
-                exchange.run(timeout_s)
-            except GpucollError:
-                raise
-            except BaseException:  # Ctrl-C between two exchanges: the others wait in the second
-                self._group.abort(Abort.INTERRUPTED)
-                raise
 
         def finish() -> Any:
             results = [arrays.finish() for arrays in made]
@@ -78,12 +63,34 @@ class Compressing(Calling):
         is_lasting = all(item is not None for item in lasting)
         return self._run(
             "all_reduce",
-            task,
+            functools.partial(self._run_exchange, exchange),
             finish,
             async_op=async_op,
             timeout_s=timeout_s,
             lasting=(lasting if is_list else lasting[0]) if is_lasting else NOT_IN_GROUPS,
         )
+
+    def _run_exchange(self, exchange: Exchange, timeout_s: float | None) -> None:
+        """Run a call; where this rank leaves it in the middle, the others must not wait for it."""
+        try:
+            exchange.run(timeout_s)
+        except GpucollError:
+            raise
+        except BaseException:  # Ctrl-C, no memory: between the exchanges nobody else sees it
+            self._group.abort(Abort.INTERRUPTED)
+            raise
+
+
+def _check_inputs(xs: Sequence[Any], how: Compression) -> None:
+    """Raise unless these arrays can be compressed so."""
+    for x in xs:
+        template = template_of(x)
+        if template.device != "cpu":
+            raise BackendUnavailableError(
+                "all_reduce with compression works on host arrays; x lies on "
+                f"{template.device}: leave compression out, or copy it to the host"
+            )
+        how.check_dtype(template.dtype)
 
 
 def _parse_op(op: Any) -> ReduceOp:
@@ -102,31 +109,34 @@ def _residuals(residual: Any, made: Sequence[Arrays], is_list: bool) -> list[Buf
     given = residual if is_list else [residual]
     if not isinstance(given, list | tuple) or len(given) != len(made):
         raise ArgumentTypeError(f"residual must be a list of {len(made)} arrays, as x is")
-    buffers = []
-    for place, (array, arrays) in enumerate(zip(given, made, strict=True)):
-        what = f"residual[{place}]" if is_list else "residual"
-        if not is_array(array):
-            raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")
-        try:
-            view = library_of(array, what).look_at_out(array)
-        except (ArgumentError, ArgumentTypeError) as error:
-            raise type(error)(f"{what} cannot be written: {error}") from None
-        of = view.template
-        if of.dtype != "float32" or of.device != "cpu":
-            raise ArgumentTypeError(
-                f"{what} must be a float32 array on the host; got {of.dtype} on {of.device}"
-            )
-        if view.strides is not None:
-            raise ArgumentError(f"{what} must be C-contiguous")
-        buffer = view.buffer()
-        if buffer.count != arrays.source.count:
-            raise ArgumentError(
-                f"{what} has {buffer.count} elements (shape {of.shape}), but x has "
-                f"{arrays.source.count} (shape {arrays.template.shape})"
-            )
-        buffers.append(buffer)
+    names = [f"residual[{place}]" if is_list else "residual" for place in range(len(made))]
+    buffers = [_residual(*row) for row in zip(given, names, made, strict=True)]
     _check_alone(buffers, made)
     return buffers
+
+
+def _residual(array: Any, what: str, arrays: Arrays) -> Buffer:
+    """Return the memory of one residual, which errors call `what`."""
+    if not is_array(array):
+        raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")
+    try:
+        view = library_of(array, what).look_at_out(array)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise type(error)(f"{what} cannot be written: {error}") from None
+    of = view.template
+    if of.dtype != "float32" or of.device != "cpu":
+        raise ArgumentTypeError(
+            f"{what} must be a float32 array on the host; got {of.dtype} on {of.device}"
+        )
+    if view.strides is not None:
+        raise ArgumentError(f"{what} must be C-contiguous")
+    buffer = view.buffer()
+    if buffer.count != arrays.source.count:
+        raise ArgumentError(
+            f"{what} has {buffer.count} elements (shape {of.shape}), but x has "
+            f"{arrays.source.count} (shape {arrays.template.shape})"
+        )
+    return buffer
 
 
 @dataclass(frozen=True)
