@@ -14,6 +14,33 @@ NO_ROOT = -1
 
 
 @dataclass(frozen=True)
+class PartOf:
+    """The call that a request is a part of: what ranks compare, and errors name, in its place.
+
+    Attributes
+    ----------
+    collective : Collective
+        What the user called.
+    op : ReduceOp
+    dtype : str
+        Of the user's array, or the first of a list.
+    detail : int
+        What else the call is: which compression.
+    shape : tuple of int
+        What errors show.
+    numbers : tuple of int
+        On these, too, all ranks must agree.
+    """
+
+    collective: Collective
+    op: ReduceOp
+    dtype: str
+    detail: int
+    shape: tuple[int, ...]
+    numbers: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class Request:
     """One collective with its buffers.
 
@@ -35,6 +62,8 @@ class Request:
         Elements of a row.
     parts : tuple of (Buffer, Buffer), optional
         Of a fused list: each array's input and output, all of one dtype; `source` is the first.
+    part_of : PartOf, optional
+        The call that this one is a part of.
     """
 
     collective: Collective
@@ -46,6 +75,7 @@ class Request:
     receive_counts: tuple[int, ...] | None = None
     row_count: int = 1
     parts: tuple[tuple[Buffer, Buffer], ...] = ()
+    part_of: PartOf | None = None
 
     @property
     def data(self) -> Buffer:

@@ -180,6 +180,7 @@ def test_describe(ranks):
 def test_the_public_names():
     others = {
         "Communicator",
+        "Compression",
         "Description",
         "Message",
         "Plan",

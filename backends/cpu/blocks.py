@@ -159,6 +159,10 @@ class BlockMaker:
             self._set_blocks(block, request)
         if request.parts:
             self._set_parts(block, request)
+        if (whole := request.part_of) is not None:
+            block.set_call(whole.collective, whole.dtype, whole.op, NO_ROOT, whole.detail)
+            block.sign(*whole.numbers)
+            block.show_shape(whole.shape)
         return block
 
     def _set_parts(self, block: CallBlock, request: Request) -> None:

@@ -2,7 +2,8 @@
 
 Two compilers, one back end (LLVM, through llvmlite):
 
-- `codegen`, `elements`, `operations`, `reduce` and `copy` emit LLVM IR: Numba's language has no
-  vector types, and these loops decide the speed (`docs/decisions/0002-llvm-kernels.md`).
+- `codegen`, `elements`, `operations`, `reduce`, `copy`, `convert`, `pack`, `quantise_kernels` and
+  what these import emit LLVM IR: Numba's language has no vector types, and these loops decide the
+  speed (`docs/decisions/0002-llvm-kernels.md`).
 - `jit` and `memory` are what the loops *around* them, written in Numba, stand on.
 """

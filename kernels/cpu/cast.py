@@ -1,4 +1,4 @@
-"""Elements between memory and the type in which they are accumulated, one by one or in blocks.
+"""Elements between memory and the type in which they are accumulated, one by one.
 
 Numba has no half types: what it computes on is the accumulator, float32. The conversions are those
 of `gpucoll.kernels.cpu.elements`.
@@ -6,12 +6,9 @@ of `gpucoll.kernels.cpu.elements`.
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -21,12 +18,7 @@ from gpucoll.kernels.cpu.codegen import (
     F32,
     I8,
     I64,
-    blocks,
-    compile_function,
-    new_function,
     pointer,
-    vector,
-    vector_bytes,
 )
 from gpucoll.kernels.cpu.elements import Element, NarrowFloat, elements
 
@@ -135,39 +127,3 @@ def scratch_of(size_bytes: int) -> Any:
         return types.int64(), generate
 
     return scratch
-
-
-@functools.cache
-def cast_kernel(dtype: str, *, narrows: bool) -> int:
-    """Return the address of ``(destination, source, count)``: float32 to a half type, or back."""
-    element = elements()[dtype]
-    come, go = (F32, element.storage) if narrows else (element.storage, F32)
-    function, b = new_function(f"{'narrow' if narrows else 'widen'}_{dtype}", (I64,) * 3)
-    convert = element.store if narrows else element.load
-
-    def body(first: ir.Value, lanes: int, unroll: int) -> None:
-        destination, source = (
-            b.gep(pointer(b, address, kind), [first], source_etype=kind)
-            for address, kind in zip(function.args, (go, come), strict=False)
-        )
-        wide = b.bitcast(source, vector(come, lanes).as_pointer())
-        value = convert(b, b.load(wide, align=1, typ=vector(come, lanes)))
-        b.store(value, b.bitcast(destination, value.type.as_pointer()), align=1)
-
-    blocks(b, function.args[2], [(vector_bytes() // 4, 1), (1, 1)], body)
-    b.ret_void()
-    return compile_function(function)
-
-
-def cast_array(source: npt.NDArray[Any], dtype: str, *, narrows: bool) -> npt.NDArray[Any]:
-    """Return float32 numbers as the bits of a half type, or such bits as float32. Releases the GIL.
-
-    The bits are unsigned integers: NumPy alone has no such dtypes.
-    """
-    bits = np.dtype(f"u{elements()[dtype].size_bytes}")
-    held = np.ascontiguousarray(source, np.float32 if narrows else bits)
-    made = np.empty(held.shape, bits if narrows else np.float32)
-    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)
-    kernel = prototype(cast_kernel(dtype, narrows=narrows))
-    kernel(made.ctypes.data, held.ctypes.data, held.size)
-    return made

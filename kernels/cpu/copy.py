@@ -14,6 +14,7 @@ from llvmlite import ir
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I8,
+    I32,
     I64,
     blocks,
     compile_function,
@@ -68,7 +69,7 @@ def _store_block(b: ir.IRBuilder, address: ir.Value, values: list[ir.Value], lan
         b.store(value, pointer(b, b.add(address, I64(place * lanes)), value.type), align=1)
 
 
-_SHAPES = ((16, 1), (4, 1), (1, 1))
+_SHAPES = [(16, 1), (4, 1), (1, 1)]
 
 
 @functools.cache
@@ -85,6 +86,42 @@ def copy_kernel(kind: CopyKind) -> int:
         _store_block(b, write, _load_block(b, read, lanes, unroll), lanes)
 
     blocks(b, size_bytes, [(vector_bytes(), _UNROLL), *_SHAPES], body)
+    b.ret_void()
+    return compile_function(function)
+
+
+@functools.cache
+def streaming_copy_kernel() -> int:
+    """Return the address of a copy kernel for what is too large to be found in a cache afterwards.
+
+    Its stores pass by the caches: lines need not be read before they are written.
+    """
+    function, b = new_function("copy_streaming", (I64, I64, I64, I64))
+    destination, source, size_bytes, ahead = function.args
+    to_line = b.and_(b.neg(destination), I64(CACHE_LINE_BYTES - 1))
+    is_short = b.icmp_signed("<", size_bytes, to_line)
+    head = b.select(is_short, size_bytes, to_line)
+
+    def plainly(first: ir.Value, lanes: int, unroll: int) -> None:
+        values = _load_block(b, b.add(source, first), lanes, unroll)
+        _store_block(b, b.add(destination, first), values, lanes)
+
+    blocks(b, head, _SHAPES, plainly)
+    mark = b.module.add_metadata([ir.Constant(I32, 1)])
+
+    def streaming(first: ir.Value, lanes: int, unroll: int) -> None:
+        read, write = (b.add(b.add(base, head), first) for base in (source, destination))
+        if unroll > 1:
+            _touch(b, read, ahead, "read", lanes * unroll)
+        for place, value in enumerate(_load_block(b, read, lanes, unroll)):
+            where = pointer(b, b.add(write, I64(place * lanes)), value.type)
+            stored = b.store(value, where, align=lanes if unroll > 1 else 1)
+            if unroll > 1:
+                stored.set_metadata("nontemporal", mark)
+
+    shapes = [(vector_bytes(), _UNROLL), *_SHAPES]
+    blocks(b, b.sub(size_bytes, head), shapes, streaming)
+    b.fence("seq_cst")  # such stores are not in order with others
     b.ret_void()
     return compile_function(function)
 

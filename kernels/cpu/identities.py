@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.errors import ArgumentTypeError
-from gpucoll.kernels.cpu.cast import HALF_TYPES, cast_array
+from gpucoll.kernels.cpu.cast import HALF_TYPES
+from gpucoll.kernels.cpu.convert import cast_array
 
 _NARROW_FLOATS = {
     "bfloat16": ("uint16", 0x3F80, 0x7F80),

@@ -14,6 +14,7 @@ from gpucoll.version import __version__
 
 if TYPE_CHECKING:
     from gpucoll.communicator import Communicator
+    from gpucoll.compression import Compression
     from gpucoll.description import Description
     from gpucoll.errors import (
         AbortedError,
@@ -46,6 +47,7 @@ __all__ = [
     "AuthenticationError",
     "BackendUnavailableError",
     "Communicator",
+    "Compression",
     "DeadlineError",
     "Description",
     "GpucollError",
@@ -68,6 +70,7 @@ _HOMES = {
     "ANY_SOURCE": "types",
     "ANY_TAG": "types",
     "Communicator": "communicator",
+    "Compression": "compression",
     "Description": "description",
     "Message": "point_to_point",
     "Plan": "plan",

@@ -7,14 +7,15 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from gpucoll.calling import Calling
+from gpucoll.compressing import Compressing
+from gpucoll.compression import Compression
 from gpucoll.types import Collective, ReduceOp
 
 Op: TypeAlias = str | ReduceOp
 Counts: TypeAlias = Sequence[int] | Literal["auto"] | None
 
 
-class ArrayCollectives(Calling):
+class ArrayCollectives(Compressing):
     """What `Communicator` can do with arrays.
 
     Every method takes these, described here once:
@@ -50,6 +51,8 @@ class ArrayCollectives(Calling):
         op: Op = "sum",
         *,
         out: Any = None,
+        compression: str | Compression | None = None,
+        residual: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
     ) -> Any:
@@ -65,6 +68,15 @@ class ArrayCollectives(Calling):
             ``ReduceOp.scaled_sum(factor)`` or ``ReduceOp.custom(function)``.
         out, async_op, timeout_s
             See `ArrayCollectives`. For a list, `out` is a list.
+        compression : str or Compression, optional
+            What travels instead of x: "float16", "bfloat16", or, in blocks of 256 elements with a
+            scale each, "int8_block" or "float8_block". For float32 (the block formats also take
+            half types), op "sum" or "avg", on the host. The result is rounded twice, by the bound
+            that ``docs/compression.md`` derives.
+        residual : array or list of arrays, optional
+            With compression: what earlier calls have lost, added to x and replaced by what this one
+            loses (error feedback). float32, as many elements as x, zeros at first, kept by the
+            caller; each rank has its own.
 
         Returns
         -------
@@ -83,6 +95,10 @@ class ArrayCollectives(Calling):
         >>> comm.all_reduce(np.ones(3))  # on 4 ranks
         array([4., 4., 4.])
         """
+        if compression is not None or residual is not None:
+            return self._all_reduce_compressed(
+                x, op, out, compression, residual, async_op, timeout_s
+            )
         if not async_op and timeout_s is None:
             if type(x) is list:
                 result = self._quick_list(x, self._list_like(x) if out is None else out, op)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -41,11 +41,23 @@ def prepare_list(xs: Sequence[Any], outs: Any) -> list[Arrays]:
         except (ArgumentError, ArgumentTypeError) as error:
             raise type(error)(f"array {place} of the list: {error}") from None
         made.append(arrays)
-    _check_overlaps(made)
+    check_overlaps(made)
     return made
 
 
-def _check_overlaps(made: list[Arrays]) -> None:
+class Pair(Protocol):
+    """What is read and what is written of one array: `Arrays` is one."""
+
+    @property
+    def source(self) -> Buffer:
+        """What is read."""
+
+    @property
+    def destination(self) -> Buffer:
+        """What is written."""
+
+
+def check_overlaps(made: Sequence[Pair]) -> None:
     """Raise where an output shares memory with another array of the list."""
     pieces = []
     for place, arrays in enumerate(made):

@@ -44,6 +44,10 @@ OPERATIONS = ("sum", "prod", "min", "max", "avg", *_BITWISE, *_LOGICAL, "scaled_
 """Every reduction; an operation's number in a signature is its place here plus one."""
 
 
+COMPRESSIONS = ("float16", "bfloat16", "int8_block", "float8_block")
+"""What can travel in a compressed all_reduce; its number in a signature is its place here."""
+
+
 class Collective(IntEnum):
     """What a call does; its number in a signature."""
 
@@ -69,6 +73,7 @@ class Collective(IntEnum):
     SEND = 20
     RECV = 21
     ALL_REDUCE_LIST = 22
+    COMPRESSED_ALL_REDUCE = 23
 
     @property
     def spelled(self) -> str:

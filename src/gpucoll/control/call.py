@@ -44,15 +44,22 @@ class CallBlock:
         self.words = np.zeros(layout.CALL_WORDS, np.int64)
         self.keep = keep
         words = self.words
-        words[Call.COLLECTIVE] = collective
         words[Call.LOOP] = loop
-        words[Call.OPERATION] = op.code if op else 0
-        words[Call.DTYPE] = dtype_code(dtype) if dtype else -1
-        words[Call.ROOT] = root
-        words[Call.PARAMETER_BITS] = op.parameter_bits if op else 0
         words[Call.ITEM_BYTES] = item_bytes
         words[Call.PART_BYTES] = item_bytes
         words[Call.SOURCE_PARTS] = words[Call.DESTINATION_PARTS] = words[Call.LARGEST_PARTS] = 1
+        self.set_call(collective, dtype, op, root, op.parameter_bits if op else 0)
+
+    def set_call(
+        self, collective: Collective, dtype: str, op: ReduceOp | None, root: int, parameter: int
+    ) -> None:
+        """Say what is called: what ranks compare first, and errors show."""
+        words = self.words
+        words[Call.COLLECTIVE] = collective
+        words[Call.OPERATION] = op.code if op else 0
+        words[Call.DTYPE] = dtype_code(dtype) if dtype else -1
+        words[Call.ROOT] = root
+        words[Call.PARAMETER_BITS] = parameter
         words[Call.BASE_DIGEST] = digest_of(
             tuple(
                 int(words[field])

@@ -17,7 +17,7 @@ from gpucoll.errors import (
 )
 from gpucoll.transport import layout
 from gpucoll.transport.layout import Abort, Context, Record
-from gpucoll.types import WITH_COUNTS, Collective, dtype_name, operation_name
+from gpucoll.types import COMPRESSIONS, WITH_COUNTS, Collective, dtype_name, operation_name
 
 if TYPE_CHECKING:
     from gpucoll.control.group import HostGroup
@@ -49,13 +49,17 @@ def describe_call(members: Members, rank: int, sequence: int) -> str | None:
         dots = ", ..." if n_dimensions > shown else ""
         comma = "," if n_dimensions == 1 else ""
         parts.append(f"{dtype}, shape ({', '.join(map(str, shape))}{comma}{dots})")
+    collective = Collective(record[Record.COLLECTIVE])
+    if collective == Collective.COMPRESSED_ALL_REDUCE:
+        parts.append(f"compression={COMPRESSIONS[record[Record.PARAMETER]]}")
+        collective = Collective.ALL_REDUCE
     if n_counts := record[Record.N_COUNTS]:
         counts = record[Record.COUNTS : Record.COUNTS + min(n_counts, layout.SHOWN_COUNTS)]
         dots = ", ..." if n_counts > layout.SHOWN_COUNTS else ""
         parts.append(f"counts=[{', '.join(map(str, counts))}{dots}]")
     if record[Record.ROOT] >= 0:
         parts.append(f"root={record[Record.ROOT]}")
-    return f"{Collective(record[Record.COLLECTIVE]).spelled}({', '.join(parts)})"
+    return f"{collective.spelled}({', '.join(parts)})"
 
 
 def _own_call(group: HostGroup, sequence: int) -> str:

@@ -21,7 +21,7 @@ from tests.guarded import Guarded
 
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels import reference
-from gpucoll.kernels.cpu.cast import cast_array
+from gpucoll.kernels.cpu.convert import cast_array
 from gpucoll.kernels.cpu.custom import BLOCK, custom_kernel
 from gpucoll.kernels.cpu.identities import exact_identity
 from gpucoll.types import DTYPES, ReduceOp

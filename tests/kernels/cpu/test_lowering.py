@@ -17,8 +17,12 @@ import llvmlite.binding as llvm
 import pytest
 from tests.dtypes import ALLOWED, covering
 
-from gpucoll.kernels.cpu import copy, elements, reduce
+from gpucoll.kernels.cpu import copy, elements, pack, reduce
+from gpucoll.kernels.cpu.block_codes import FORMATS
+from gpucoll.kernels.cpu.convert import CONVERTIBLE, emit_convert
 from gpucoll.kernels.cpu.operations import OPERATIONS
+from gpucoll.kernels.cpu.quantise import WIRE_FORMATS
+from gpucoll.kernels.cpu.quantise_kernels import emit_dequantise, emit_quantise
 
 X86, ARM = "x86_64-unknown-linux-gnu", "aarch64-unknown-linux-gnu"
 
@@ -54,9 +58,11 @@ def processor(request, monkeypatch):
     """Have kernels emitted as on this processor."""
     chosen = PROCESSORS[request.param]
     monkeypatch.setattr(elements, "host_features", lambda: frozenset(chosen.features))
-    monkeypatch.setattr("gpucoll.kernels.cpu.reduce.elements", elements.elements.__wrapped__)
-    monkeypatch.setattr(reduce, "vector_bytes", lambda: chosen.vector_bytes)
-    monkeypatch.setattr(copy, "vector_bytes", lambda: chosen.vector_bytes)
+    for user in ("reduce", "block_codes", "convert", "quantise_kernels"):
+        monkeypatch.setattr(f"gpucoll.kernels.cpu.{user}.elements", elements.elements.__wrapped__)
+    for user in ("reduce", "copy", "convert", "quantise_kernels", "pack"):
+        module = f"gpucoll.kernels.cpu.{user}"
+        monkeypatch.setattr(f"{module}.vector_bytes", lambda: chosen.vector_bytes)
     return chosen
 
 
@@ -104,10 +110,35 @@ def test_copy_kernels(processor, monkeypatch):
     for kind in (copy.PLAIN, copy.INTO_SLOT, copy.OUT_OF_SLOT):
         copy.copy_kernel.__wrapped__(kind)
     copy.refill_kernel.__wrapped__()
+    copy.streaming_copy_kernel.__wrapped__()
 
-    assert len(texts) == 4
+    assert len(texts) == 5
     for text in texts:
         check_kernel(str(text), processor, "copy", is_vector=True)
+
+
+def test_conversion_kernels(processor):
+    for source, dtype in zip(CONVERTIBLE, (*CONVERTIBLE[1:], CONVERTIBLE[0]), strict=True):
+        for scales in (False, True):
+            text = str(emit_convert(source, dtype, scales=scales).module)
+            check_kernel(text, processor, f"{source} to {dtype}", is_vector=True)
+
+
+def test_quantisation_kernels(processor):
+    for name in WIRE_FORMATS:
+        functions = [emit_dequantise(name, divides=divides) for divides in (False, True)]
+        if name in FORMATS:
+            functions += [emit_quantise(name, by_chance=by_chance) for by_chance in (False, True)]
+        for function in functions:
+            check_kernel(str(function.module), processor, function.name, is_vector=True)
+
+
+def test_pack_kernel_calls_by_address_alone(processor):
+    code = assembly(str(pack.emit_pack().module), processor)
+
+    calls = re.findall(r"^\s+(?:callq?|blr?)\s+(.*)$", code, re.MULTILINE)
+    assert len(calls) == 1
+    assert re.match(r"\*|x\d+$", calls[0])  # no symbol
 
 
 def test_every_pair_is_known_to_the_kernels():

@@ -1,0 +1,113 @@
+"""Casts between float32 and the half types, of whole arrays, with an optional factor.
+
+``kernel(destination*, source*, count, scale*)``: widened to float32, multiplied, rounded once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from llvmlite import ir
+
+from gpucoll.kernels.cpu.cast import HALF_TYPES
+from gpucoll.kernels.cpu.codegen import (
+    CACHE_LINE_BYTES,
+    I64,
+    blocks,
+    compile_function,
+    new_function,
+    pointer,
+    prefetch,
+    vector,
+    vector_bytes,
+)
+from gpucoll.kernels.cpu.elements import elements
+from gpucoll.kernels.cpu.reduce import compile_lock, splat
+
+CONVERTIBLE = ("float32", *HALF_TYPES)
+"""Dtypes that are cast into each other."""
+_UNROLL = 4
+_AHEAD_ELEMENTS = 1024
+
+
+def emit_convert(source_dtype: str, dtype: str, *, scales: bool) -> ir.Function:
+    """Return the kernel ``(destination*, source*, count, scale*)``; addresses may be misaligned.
+
+    The scale is a float32, or for float64 a float64; without `scales` it is not read.
+    """
+    come, go = elements()[source_dtype], elements()[dtype]
+    name = f"convert_{source_dtype}_{dtype}{'_scaled' if scales else ''}"
+    function, b = new_function(name, (I64,) * 4)
+    destination, source, count, scale = function.args
+    held = come.accumulator
+    factor = b.load(pointer(b, scale, held), align=1, typ=held) if scales else None
+
+    def body(first: ir.Value, lanes: int, unroll: int) -> None:
+        by = factor if factor is None or lanes == 1 else splat(b, factor, lanes)
+        read = b.add(source, b.mul(first, I64(come.size_bytes)))
+        write = b.add(destination, b.mul(first, I64(go.size_bytes)))
+        if unroll > 1:
+            _fetch_ahead(b, read, come.size_bytes, lanes * unroll, for_write=False)
+            _fetch_ahead(b, write, go.size_bytes, lanes * unroll, for_write=True)
+        for turn in range(unroll):
+            of = b.add(read, I64(turn * lanes * come.size_bytes))
+            to = b.add(write, I64(turn * lanes * go.size_bytes))
+            kind = vector(come.storage, lanes)
+            value = come.load(b, b.load(pointer(b, of, kind), align=1, typ=kind))
+            value = go.store(b, value if by is None else b.fmul(value, by))
+            b.store(value, pointer(b, to, value.type), align=1)
+
+    lanes = vector_bytes() // (8 if source_dtype == "float64" else 4)
+    blocks(b, count, [(lanes, _UNROLL), (lanes, 1), (1, 1)], body)
+    b.ret_void()
+    return function
+
+
+def _fetch_ahead(
+    b: ir.IRBuilder, address: ir.Value, item_bytes: int, count: int, *, for_write: bool
+) -> None:
+    for offset in range(0, count * item_bytes, CACHE_LINE_BYTES):
+        line = b.add(address, I64(_AHEAD_ELEMENTS * item_bytes + offset))
+        prefetch(b, line, for_write=for_write)
+
+
+@functools.cache
+def convert_kernel(source_dtype: str, dtype: str, scales: bool = False) -> int:
+    """Return the kernel's address, compiled on first need (about 10 ms)."""
+    with compile_lock:
+        return compile_function(emit_convert(source_dtype, dtype, scales=scales))
+
+
+@functools.cache
+def _callable(address: int) -> Any:
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(address)
+
+
+def cast(source: npt.NDArray[Any], destination: npt.NDArray[Any]) -> None:
+    """Cast between float32 and a half type, or two of these. Releases the GIL.
+
+    Parameters
+    ----------
+    source, destination : ndarray
+        C-contiguous, of one size and any address. Rounded to nearest even; float16, bfloat16 and
+        float8_e5m2 overflow to infinity, float8_e4m3fn to NaN, as in ml_dtypes.
+    """
+    kernel = _callable(convert_kernel(source.dtype.name, destination.dtype.name))
+    kernel(destination.ctypes.data, source.ctypes.data, source.size, 0)
+
+
+def cast_array(source: npt.NDArray[Any], dtype: str, *, narrows: bool) -> npt.NDArray[Any]:
+    """Return float32 numbers as the bits of a half type, or such bits as float32. Releases the GIL.
+
+    The bits are unsigned integers: NumPy alone has no such dtypes.
+    """
+    bits = np.dtype(f"u{elements()[dtype].size_bytes}")
+    held = np.ascontiguousarray(source, np.float32 if narrows else bits)
+    made = np.empty(held.shape, bits if narrows else np.float32)
+    ends = ("float32", dtype) if narrows else (dtype, "float32")
+    _callable(convert_kernel(*ends))(made.ctypes.data, held.ctypes.data, held.size, 0)
+    return made
