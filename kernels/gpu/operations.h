@@ -98,33 +98,48 @@ struct Greatest : Unchanged {
     }
 };
 
-#define BITWISE(name, operator_)                                                              \
-    struct name : Unchanged {                                                                 \
-        template <class T>                                                                    \
-        DEVICE T combine(T x, T y) {                                                          \
-            return (T)(x operator_ y);                                                        \
-        }                                                                                     \
-    };
-BITWISE(BitwiseAnd, &)
-BITWISE(BitwiseOr, |)
-BITWISE(BitwiseXor, ^)
-#undef BITWISE
+template <uint32 BYTES>
+struct Unsigned;
+template <>
+struct Unsigned<1> {
+    using Type = uint8;
+};
+template <>
+struct Unsigned<2> {
+    using Type = uint16;
+};
+template <>
+struct Unsigned<4> {
+    using Type = uint32;
+};
+template <>
+struct Unsigned<8> {
+    using Type = uint64;
+};
 
-#define LOGICAL(name, operator_)                                                              \
-    struct name : Unchanged {                                                                 \
-        template <class T>                                                                    \
-        DEVICE T prepare(T x, T) {                                                            \
-            return (T)(x != (T)0);                                                            \
-        }                                                                                     \
+/* Truth values are 0 and 1: what holds for their bits holds for them, floats included. */
+struct Truth : Unchanged {
+    template <class T>
+    DEVICE T prepare(T x, T) {
+        return x != (T)0 ? (T)1 : (T)0;
+    }
+};
+
+#define BITWISE(name, base, operator_)                                                        \
+    struct name : base {                                                                      \
         template <class T>                                                                    \
         DEVICE T combine(T x, T y) {                                                          \
-            return (T)((x != (T)0) operator_ (y != (T)0));                                    \
+            using Bits = typename Unsigned<sizeof(T)>::Type;                                  \
+            return bits_as<T>((Bits)(bits_as<Bits>(x) operator_ bits_as<Bits>(y)));           \
         }                                                                                     \
     };
-LOGICAL(LogicalAnd, &&)
-LOGICAL(LogicalOr, ||)
-LOGICAL(LogicalXor, !=)
-#undef LOGICAL
+BITWISE(BitwiseAnd, Unchanged, &)
+BITWISE(BitwiseOr, Unchanged, |)
+BITWISE(BitwiseXor, Unchanged, ^)
+BITWISE(LogicalAnd, Truth, &)
+BITWISE(LogicalOr, Truth, |)
+BITWISE(LogicalXor, Truth, ^)
+#undef BITWISE
 
 }  // namespace gpucoll
 

@@ -228,15 +228,15 @@ def _launch_of(
 ) -> _Launch:
     """Return the launch that moves these segments; `held` is the buffer's dtype, if one."""
     copies = scale is None and all(segment.array.dtype == held or not held for segment in segments)
-    table = np.zeros(len(segments), SEGMENT)
-    tiles = 0
-    for row, segment in zip(table, segments, strict=True):
+    rows, tiles = [], 0
+    for segment in segments:
         array = segment.array
         count = array.size_bytes if copies else array.count
         padding = segment.padding if is_pack else 0
         kind = 0 if copies or held == "float64" else CONVERTIBLE.index(array.dtype)
-        row[...] = (array.address, segment.offset, count, tiles, kind, padding)
+        rows.append((array.address, segment.offset, count, tiles, kind, padding))
         tiles += max(-(-count // (TILE_BYTES if copies else TILE_ELEMENTS)), int(padding > 0))
+    table = np.array(rows, SEGMENT)
     address, owner = 0, None
     if len(segments) > 1:
         address, owner = target.launcher.upload(table, target.number, target.stream)
