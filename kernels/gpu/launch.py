@@ -84,15 +84,17 @@ class Target:
     def launcher(self) -> Launcher:
         return launcher_of(self.kind)
 
+    def blocks(self, units: int) -> int:
+        """Return the blocks of a grid: one for each unit, up to what the device holds at once."""
+        resident = RESIDENT_BLOCKS * self.launcher.multiprocessors(self.number)
+        return max(1, min(units, resident))
+
     def launch(
         self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
     ) -> None:
-        """Launch with a block for each unit of work, up to what the device can hold at once."""
-        launcher = self.launcher
-        resident = RESIDENT_BLOCKS * launcher.multiprocessors(self.number)
-        launcher.launch(
-            kernel, max(1, min(units, resident)), arguments, self.number, self.stream
-        )
+        """Launch as many blocks as these units of work need."""
+        blocks = self.blocks(units)
+        self.launcher.launch(kernel, blocks, arguments, self.number, self.stream)
 
 
 def buffer_of(x: Any, what: str) -> Buffer:

@@ -22,6 +22,7 @@ struct PackArguments {
     uint64 table;    // address of the segments, a multiple of 16; 0: there is only the one below
     uint64 n_segments;
     uint64 tiles;    // of all segments
+    uint64 share;    // of a block, in tiles
     uint64 options;  // bit 0: into the buffer; bit 1: there is a scale
     uint64 scale;    // bits of a float, or of a double for float64
     Segment only;
@@ -54,8 +55,7 @@ DEVICE Segment only_segment(ARGUMENTS(PackArguments) arguments) {
 template <class Body>
 DEVICE void for_each_tile(ARGUMENTS(PackArguments) arguments, Body body) {
     const uint64 table = arguments->table, n_segments = arguments->n_segments;
-    const uint64 share = (arguments->tiles + grid_blocks() - 1) / grid_blocks();
-    const uint64 first = block_index() * share;
+    const uint64 share = arguments->share, first = block_index() * share;
     const uint64 last = first + share < arguments->tiles ? first + share : arguments->tiles;
     if (first >= last) return;
     uint64 low = 0, high = n_segments;  // the last segment whose first tile is not behind `first`
@@ -230,10 +230,10 @@ DEVICE void scale_segments(ARGUMENTS(PackArguments) arguments) {
 
 }  // namespace gpucoll
 
-#define COPY(name) KERNEL(name, gpucoll::PackArguments, gpucoll::copy_segments)
+#define COPY(name) KERNEL(name, 3, gpucoll::PackArguments, gpucoll::copy_segments)
 #define PACK(name, Element) \
-    KERNEL(name, gpucoll::PackArguments, gpucoll::convert_segments<gpucoll::Element, true>)
+    KERNEL(name, 3, gpucoll::PackArguments, gpucoll::convert_segments<gpucoll::Element, true>)
 #define UNPACK(name, Element) \
-    KERNEL(name, gpucoll::PackArguments, gpucoll::convert_segments<gpucoll::Element, false>)
-#define PACK_SCALED(name) KERNEL(name, gpucoll::PackArguments, gpucoll::scale_segments<true>)
-#define UNPACK_SCALED(name) KERNEL(name, gpucoll::PackArguments, gpucoll::scale_segments<false>)
+    KERNEL(name, 3, gpucoll::PackArguments, gpucoll::convert_segments<gpucoll::Element, false>)
+#define PACK_SCALED(name) KERNEL(name, 3, gpucoll::PackArguments, gpucoll::scale_segments<true>)
+#define UNPACK_SCALED(name) KERNEL(name, 3, gpucoll::PackArguments, gpucoll::scale_segments<false>)

@@ -21,7 +21,7 @@ SEGMENT = np.dtype(
 )
 """``Segment`` of ``pack.cu``."""
 ARGUMENTS = np.dtype(
-    [(name, "u8") for name in ("buffer", "table", "n_segments", "tiles", "options", "scale")]
+    [(name, "u8") for name in ("buffer", "table", "n_segments", "tiles", "share", "options", "scale")]
     + [("only", SEGMENT)]
 )
 """``PackArguments`` of ``pack.cu``."""
@@ -249,6 +249,7 @@ def _launch_of(
         table=address,
         n_segments=len(segments),
         tiles=tiles,
+        share=-(-tiles // target.blocks(tiles)),
         options=options,
         scale=int(bits),
         only=table[0],

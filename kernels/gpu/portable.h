@@ -268,29 +268,30 @@ DEVICE uint32 greatest_of_warp(uint32 value) {
 
 // --- entries --------------------------------------------------------------------------------------
 
-// KERNEL(name, Type, body): an entry whose one argument is a struct by value; `body` takes its place.
+// KERNEL(name, resident, Type, body): an entry whose one argument is a struct by value; `body` takes
+// its place. NVIDIA's compiler gives it as many registers as let `resident` blocks run side by side.
 // WARP_KERNEL is the same, for a body whose lanes exchange values.
 #if defined(GPUCOLL_HOST)
 #include "host_grid.h"
-#define KERNEL(name, Type, ...)                                                               \
+#define KERNEL(name, resident, Type, ...)                                                     \
     extern "C" __attribute__((visibility("default"))) void name(                              \
         const Type* arguments, unsigned blocks) {                                             \
         gpucoll::run_grid(blocks, [=] { __VA_ARGS__(arguments); });                           \
     }
-#define WARP_KERNEL(name, Type, ...)                                                          \
+#define WARP_KERNEL(name, resident, Type, ...)                                                \
     extern "C" __attribute__((visibility("default"))) void name(                              \
         const Type* arguments, unsigned blocks) {                                             \
         gpucoll::run_grid_of_warps(blocks, [=] { __VA_ARGS__(arguments); });                  \
     }
 #elif defined(GPUCOLL_AMD)
-#define KERNEL(name, Type, ...)                                                               \
+#define KERNEL(name, resident, Type, ...)                                                     \
     extern "C" __attribute__((                                                                \
         global, amdgpu_flat_work_group_size(GPUCOLL_THREADS, GPUCOLL_THREADS))) void name(Type) { \
         __VA_ARGS__((ARGUMENTS(Type))__builtin_amdgcn_kernarg_segment_ptr());                 \
     }
 #else
-#define KERNEL(name, Type, ...)                                                               \
-    extern "C" __global__ void __launch_bounds__(GPUCOLL_THREADS)                             \
+#define KERNEL(name, resident, Type, ...)                                                     \
+    extern "C" __global__ void __launch_bounds__(GPUCOLL_THREADS, resident)                   \
         name(const __grid_constant__ Type arguments) {                                        \
         __VA_ARGS__(&arguments);                                                              \
     }

@@ -316,10 +316,10 @@ DEVICE void requantise_messages(ARGUMENTS(QuantiseArguments) arguments) {
 }  // namespace gpucoll
 
 #define QUANTISE(name, Format, is_stochastic)       \
-    WARP_KERNEL(name, gpucoll::QuantiseArguments,   \
+    WARP_KERNEL(name, 4, gpucoll::QuantiseArguments,   \
                 gpucoll::quantise_array<gpucoll::Format, is_stochastic>)
 #define DEQUANTISE(name, Format) \
-    KERNEL(name, gpucoll::QuantiseArguments, gpucoll::dequantise_messages<gpucoll::Format>)
+    KERNEL(name, 4, gpucoll::QuantiseArguments, gpucoll::dequantise_messages<gpucoll::Format>)
 #define REQUANTISE(name, Format, is_stochastic)     \
-    WARP_KERNEL(name, gpucoll::QuantiseArguments,   \
+    WARP_KERNEL(name, 4, gpucoll::QuantiseArguments,   \
                 gpucoll::requantise_messages<gpucoll::Format, is_stochastic>)

@@ -135,4 +135,4 @@ DEVICE void reduce(ARGUMENTS(ReduceArguments) arguments) {
 }  // namespace gpucoll
 
 #define REDUCE(name, Element, Operation) \
-    KERNEL(name, gpucoll::ReduceArguments, gpucoll::reduce<gpucoll::Element, gpucoll::Operation>)
+    KERNEL(name, 2, gpucoll::ReduceArguments, gpucoll::reduce<gpucoll::Element, gpucoll::Operation>)
