@@ -10,7 +10,6 @@ import functools
 import re
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentTypeError, BackendUnavailableError

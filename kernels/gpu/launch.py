@@ -89,9 +89,7 @@ class Target:
         resident = RESIDENT_BLOCKS * self.launcher.multiprocessors(self.number)
         return max(1, min(units, resident))
 
-    def launch(
-        self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
-    ) -> None:
+    def launch(self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]) -> None:
         """Launch as many blocks as these units of work need."""
         blocks = self.blocks(units)
         self.launcher.launch(kernel, blocks, arguments, self.number, self.stream)

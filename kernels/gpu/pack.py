@@ -21,7 +21,10 @@ SEGMENT = np.dtype(
 )
 """``Segment`` of ``pack.cu``."""
 ARGUMENTS = np.dtype(
-    [(name, "u8") for name in ("buffer", "table", "n_segments", "tiles", "share", "options", "scale")]
+    [
+        (name, "u8")
+        for name in ("buffer", "table", "n_segments", "tiles", "share", "options", "scale")
+    ]
     + [("only", SEGMENT)]
 )
 """``PackArguments`` of ``pack.cu``."""
@@ -207,7 +210,9 @@ def _segments(
         )
     segments = []
     for place, (part, (start, end)) in enumerate(zip(parts, pairwise(offsets), strict=True)):
-        size_bytes = part.count * (ITEM_BYTES.get(dtype, part.item_bytes) if dtype else part.item_bytes)
+        size_bytes = part.count * (
+            ITEM_BYTES.get(dtype, part.item_bytes) if dtype else part.item_bytes
+        )
         if start % _ALIGNMENT_BYTES or start < 0 or end - start < size_bytes:
             raise ArgumentError(
                 f"arrays[{place}] takes {size_bytes} bytes, from a multiple of {_ALIGNMENT_BYTES} "

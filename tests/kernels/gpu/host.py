@@ -20,7 +20,16 @@ from gpucoll.kernels.gpu import pack, quantise, reduce
 from gpucoll.kernels.gpu.source import Kernel, source_of
 
 COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
-OPTIONS = ("-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", "-fPIC", "-shared")
+OPTIONS = (
+    "-std=c++17",
+    "-O1",
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    "-ffp-contract=off",
+    "-fPIC",
+    "-shared",
+)
 MULTIPROCESSORS = 3
 """Few: so that a block has several tiles."""
 
@@ -41,7 +50,9 @@ def build(kernels: Sequence[Kernel], folder: Path) -> ctypes.CDLL:
                 old.unlink()
             made = library.with_suffix(".new")
             command = [str(COMPILER), *OPTIONS, "-DGPUCOLL_HOST", "-x", "c++", "-", "-o", str(made)]
-            done = subprocess.run(command, input=source, capture_output=True, text=True, timeout=300)
+            done = subprocess.run(
+                command, input=source, capture_output=True, text=True, timeout=300
+            )
             assert done.returncode == 0, done.stderr[-4000:]
             os.replace(made, library)
         return ctypes.CDLL(str(library))

@@ -25,7 +25,11 @@ FILES = ("reduce.cu", "pack.cu", "quantise.cu")
 OPTIONS = (
     *("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "--no-gpu-bundle-output"),
     *("-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-S"),
-    *("-Wno-unused-command-line-argument", "-Wno-unused-function", "-Rpass-analysis=kernel-resource-usage"),
+    *(
+        "-Wno-unused-command-line-argument",
+        "-Wno-unused-function",
+        "-Rpass-analysis=kernel-resource-usage",
+    ),
 )
 
 

@@ -82,7 +82,8 @@ def test_accesses_have_16_bytes(architecture, file):
 def test_each_operation_is_rounded_by_itself(architecture, file):
     for name, text in entries(compiled(architecture, file).ptx).items():
         loose = re.findall(
-            r"\b(?:fma|(?:add|sub|mul|div)(?!\.rn))[\w.]*\.f(?:32|64)|[\w.]*(?:ftz|approx)[\w.]*", text
+            r"\b(?:fma|(?:add|sub|mul|div)(?!\.rn))[\w.]*\.f(?:32|64)|[\w.]*(?:ftz|approx)[\w.]*",
+            text,
         )
         assert not loose, f"{name}: {set(loose)}"
 

@@ -142,7 +142,9 @@ def test_compiled_once_and_launched_again(cupy):
         reduce_arrays("sum", [x], [x, x])
     assert len(cupy.double.launches) == 3
     assert len(cupy.double.modules) == 1
-    reduce_arrays("sum", [buffer(cupy, 0x1000, 100, number=0)], [buffer(cupy, 0x1000, 100, number=0)])
+    reduce_arrays(
+        "sum", [buffer(cupy, 0x1000, 100, number=0)], [buffer(cupy, 0x1000, 100, number=0)]
+    )
     assert len(cupy.double.modules) == 2  # for another device
     assert cupy.double.launches[-1].device == 0
 
@@ -235,7 +237,9 @@ def test_a_users_operation(cupy, monkeypatch):
 
     monkeypatch.setattr("gpucoll.kernels.gpu.custom.custom_kernel", compile_nothing)
     if cupy.kind == "rocm":
-        with pytest.raises(ArgumentTypeError, match="cannot run on AMD GPUs: Numba compiles for NVIDIA"):
+        with pytest.raises(
+            ArgumentTypeError, match="cannot run on AMD GPUs: Numba compiles for NVIDIA"
+        ):
             reduce_arrays(op, [x], [x, y])
         return
     reduce_arrays(op, [x], [x, y])
@@ -248,7 +252,9 @@ def test_a_users_operation(cupy, monkeypatch):
 
 def test_arrays_of_two_devices_are_refused(cupy):
     x, y = buffer(cupy, 0x1000, 5), buffer(cupy, 0x2000, 5, number=3)
-    with pytest.raises(ArgumentError, match=f"one device; they are on {cupy.kind}:1, {cupy.kind}:3"):
+    with pytest.raises(
+        ArgumentError, match=f"one device; they are on {cupy.kind}:1, {cupy.kind}:3"
+    ):
         reduce_arrays("sum", [x], [y])
 
 

@@ -50,8 +50,10 @@ def check_round_trip(guarded, dtype=None, scale=None, alignment_bytes=16, where=
     buffer.check(where)
     packed = buffer.array.copy()
     for x, start, end in zip(before, offsets[:-1], offsets[1:], strict=True):
-        held = x if dtype is None and scale is None else reference.convert(
-            x, dtype or x.dtype.name, scale
+        held = (
+            x
+            if dtype is None and scale is None
+            else reference.convert(x, dtype or x.dtype.name, scale)
         )
         part = packed[start : start + held.nbytes].view(held.dtype)
         assert_same(part, held, where)
@@ -126,7 +128,10 @@ def test_it_can_be_called_again():
 )
 def test_casts(source, destination):
     for size, offset in itertools.product((0, 1, 5, 4095, 4096, 10_000), (0, 4, 7)):
-        given, made = Guarded(size, dtype_of(source), offset), Guarded(size, dtype_of(destination), 4)
+        given, made = (
+            Guarded(size, dtype_of(source), offset),
+            Guarded(size, dtype_of(destination), 4),
+        )
         given.array[...] = any_values(source, size, 3)
         cast(given.array, made.array)
         made.check()
@@ -171,7 +176,13 @@ def aligned_bytes(count):
         ([zeros(4)], [0], {}, ArgumentError, "1 arrays need 2 offsets; got 1"),
         ([zeros(4)], [0, 128], {}, ArgumentError, "buffer must have 128 bytes"),
         ([zeros(5)], [0, 16], {}, ArgumentError, r"arrays\[0\] takes 20 bytes"),
-        ([zeros(1), zeros(1)], [0, 8, 16], {}, ArgumentError, r"arrays\[1\] .* offsets are 8 and 16"),
+        (
+            [zeros(1), zeros(1)],
+            [0, 8, 16],
+            {},
+            ArgumentError,
+            r"arrays\[1\] .* offsets are 8 and 16",
+        ),
         ([zeros(4, "int32")], [0, 16], {"dtype": "float32"}, ArgumentTypeError, "int32 cannot be"),
         ([zeros(2, "c8")], [0, 16], {"scale": 2.0}, ArgumentTypeError, "complex64 with a scale"),
         ([zeros(2, "f8")], [0, 16], {"dtype": "float32"}, ArgumentTypeError, "float64 cannot be"),

@@ -34,9 +34,10 @@ def blocks_of(count: int) -> int:
 def numbers(count: int, seed: int) -> np.ndarray:
     """Return float32 of every magnitude; the range within a block is wide, too."""
     generator = np.random.default_rng(seed)
-    exponents = generator.uniform(-3, 2, count) + np.repeat(
-        generator.uniform(-36, 34, blocks_of(count)), BLOCK
-    )[:count]
+    exponents = (
+        generator.uniform(-3, 2, count)
+        + np.repeat(generator.uniform(-36, 34, blocks_of(count)), BLOCK)[:count]
+    )
     signs = generator.choice([-1, 1], count)
     return (signs * 10**exponents).astype(np.float32)
 
@@ -62,7 +63,9 @@ def test_quantise(block_format, seed):
     for count in COUNTS:
         for offset in (0, 4, 1):
             where = f"{block_format} {seed=} {count=} {offset=}"
-            check_quantise(numbers(count, count), block_format, offset=offset, where=where, **options)
+            check_quantise(
+                numbers(count, count), block_format, offset=offset, where=where, **options
+            )
     check_quantise(numbers(300, 1), block_format, blocks=7, **options)
 
 
@@ -76,7 +79,18 @@ def hostile(block_format: str) -> np.ndarray:
     mixed = greatest * np.linspace(-1, 1, BLOCK)
     nan, infinite = np.ones(BLOCK), np.ones(BLOCK)
     nan[200], infinite[17] = np.nan, -np.inf
-    rows = [np.zeros(BLOCK), -np.zeros(BLOCK), tiny, -tiny, ties, -ties, greatest, mixed, nan, infinite]
+    rows = [
+        np.zeros(BLOCK),
+        -np.zeros(BLOCK),
+        tiny,
+        -tiny,
+        ties,
+        -ties,
+        greatest,
+        mixed,
+        nan,
+        infinite,
+    ]
     rows += [np.full(BLOCK, limit * 2.0**-126), np.linspace(-1, 1, BLOCK) * limit * 2.0**-126]
     return np.concatenate(rows).astype(np.float32)
 
@@ -185,7 +199,13 @@ def floats(count):
 @pytest.mark.parametrize(
     ("source", "size_bytes", "options", "error", "text"),
     [
-        (floats(257), 272, {"blocks": 1}, ArgumentError, "source has 257 elements; 1 blocks hold 256"),
+        (
+            floats(257),
+            272,
+            {"blocks": 1},
+            ArgumentError,
+            "source has 257 elements; 1 blocks hold 256",
+        ),
         (floats(256), 271, {"blocks": 1}, ArgumentError, "message must have 272 bytes"),
         (np.zeros(3), 272, {"blocks": 1}, ArgumentTypeError, "must be float32; it is float64"),
         (floats(3), 272, {"blocks": 1, "block_format": "int4"}, ArgumentError, "got 'int4'"),

@@ -178,13 +178,37 @@ def zeros(count, dtype="float32"):
 @pytest.mark.parametrize(
     ("op", "destinations", "sources", "error", "text"),
     [
-        ("sum", [zeros(3)], [zeros(4)], ArgumentError, "one dtype and count; they have 3 of float32, 4"),
+        (
+            "sum",
+            [zeros(3)],
+            [zeros(4)],
+            ArgumentError,
+            "one dtype and count; they have 3 of float32, 4",
+        ),
         ("sum", [zeros(3)], [zeros(3, "int8")], ArgumentError, "3 of float32, 3 of int8"),
         ("sum", [], [zeros(3)], ArgumentError, "destinations must be 1 to 16 arrays; got 0"),
-        ("sum", [zeros(3)], [zeros(3)] * 17, ArgumentError, "sources must be 1 to 16 arrays; got 17"),
-        ("sum", [zeros(6)[::2]], [zeros(3)], ArgumentError, r"destinations\[0\] must be C-contiguous"),
+        (
+            "sum",
+            [zeros(3)],
+            [zeros(3)] * 17,
+            ArgumentError,
+            "sources must be 1 to 16 arrays; got 17",
+        ),
+        (
+            "sum",
+            [zeros(6)[::2]],
+            [zeros(3)],
+            ArgumentError,
+            r"destinations\[0\] must be C-contiguous",
+        ),
         ("band", [zeros(3)], [zeros(3)], ArgumentTypeError, "band is not defined for float32"),
-        ("sum", [zeros(3, "M8[s]")], [zeros(3, "M8[s]")], ArgumentTypeError, "no reduction works on"),
+        (
+            "sum",
+            [zeros(3, "M8[s]")],
+            [zeros(3, "M8[s]")],
+            ArgumentTypeError,
+            "no reduction works on",
+        ),
         ("mean", [zeros(3)], [zeros(3)], ArgumentError, "op must be"),
     ],
 )
