@@ -23,7 +23,7 @@ PACKAGE_ROOTS = {
     "gpucoll.bench": "bench",
 }
 
-# Files that are not Python and belong in the package, by pattern, for every package: kernel sources.
+# Files that are not Python and belong in the package, by pattern, for every package.
 PACKAGE_DATA = ["py.typed", "*.cu", "*.h"]
 
 

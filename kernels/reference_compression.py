@@ -1,4 +1,4 @@
-"""Casts, packing and block quantisation in NumPy, slow and plain: what every kernel is compared with.
+"""Casts, packing and block quantisation in NumPy, slow and plain: what kernels are compared with.
 
 All arithmetic is float32, each operation rounded to nearest even by itself: no contraction, and `/`
 is a true division. The dtypes that NumPy lacks are those of ml_dtypes, which the caller imports.
@@ -161,7 +161,7 @@ def _quantise_block(
 
 def _round_up_by_chance(x: Float32s, drawn: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the whole number below or above: the fraction, in 1/65536, is the chance of above."""
-    return (np.rint(x * np.float32(65536)).astype(np.int64) + drawn) >> 16
+    return np.asarray(np.rint(x * np.float32(65536)).astype(np.int64) + drawn >> 16)
 
 
 def _float8_by_chance(
@@ -176,7 +176,7 @@ def _float8_by_chance(
     is_subnormal = magnitude < (127 + 1 - bias) << 23
     subnormal = _round_up_by_chance(np.where(is_subnormal, in_least, np.float32(0)), drawn)
     code = np.where(is_subnormal, subnormal, normal - ((127 - bias) << mantissa_bits))
-    return (code | bits >> 31 << 7).astype(np.uint8)
+    return np.asarray(code | bits >> 31 << 7).astype(np.uint8)
 
 
 def dequantise(

@@ -7,10 +7,10 @@
 It needs one GPU and the machine's own CuPy, NumPy, Numba, pytest and ml_dtypes (PyTorch and
 numba-cuda where they are), no network, and no installation: it sees gpucoll through the link tree.
 
-Each step runs in a process of its own that is killed, with all that it started, when its time is up.
-``DIR/gpu_check.json`` is written anew after each step, so a step that takes the machine down loses
-nothing of those before; beside it lie the steps' outputs. The exit code is 0 if everything passed,
-1 if something failed or could not run, 2 if there is no GPU.
+Each step runs in a process of its own that is killed, with all that it started, when its time is
+up. ``DIR/gpu_check.json`` is written anew after each step, so a step that takes the machine down
+loses nothing of those before; beside it lie the steps' outputs. The exit code is 0 if everything
+passed, 1 if something failed or could not run, 2 if there is no GPU.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def _compiled(
     addresses = [types.UniTuple(types.int64, count) for count in (n_destinations, n_sources)]
     whole = nvvm.compile_ir
     # Numba has no option that keeps multiplications and additions apart, so that each is rounded;
-    # NVIDIA's compiler has. Whoever compiles in another thread just now gets it, too: it does no harm.
+    # NVIDIA's compiler has. Whoever compiles in another thread just now gets it too: no harm done.
     nvvm.compile_ir = functools.partial(whole, fma=False)
     try:
         ptx, _ = cuda.compile_ptx(

@@ -48,7 +48,7 @@ class Launcher(Protocol):
         number: int,
         stream: int,
     ) -> None:
-        """Enqueue a kernel: of `blocks` blocks, with these arguments (structs of NumPy, integers)."""
+        """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
 
     def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
         """Copy a table to the device; return its address, a multiple of 16, and what keeps it."""

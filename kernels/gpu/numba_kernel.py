@@ -1,4 +1,4 @@
-"""The reduce kernel that Numba compiles around a user's function; its simulator runs it as Python."""
+"""The reduce kernel that Numba compiles around a user's function, or runs in its simulator."""
 
 from __future__ import annotations
 

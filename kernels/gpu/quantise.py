@@ -80,7 +80,7 @@ def quantise(
     Parameters
     ----------
     source : array of float32
-        On a GPU, C-contiguous, of at most ``256 * blocks`` elements; what is missing counts as zeros.
+        On a GPU, C-contiguous, of at most ``256 * blocks`` elements; what is missing is zeros.
     message : array of one-byte elements
         `message_bytes` of it are written, all of them; at a multiple of 16 bytes.
     block_format : str
@@ -100,8 +100,8 @@ def quantise(
 
     Notes
     -----
-    A block with a NaN or an infinity becomes NaN. Cost: one pass, 4 bytes read and 1.016 written per
-    element.
+    A block with a NaN or an infinity becomes NaN. Cost: one pass; 4 bytes read and 1.016 written
+    per element.
     """
     given, made = _floats(source, "source", blocks), _message(message, "message", blocks, 1)
     buffers = [given, made]

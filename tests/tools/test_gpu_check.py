@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -138,13 +139,13 @@ def test_no_step_begins_when_the_time_is_up(tmp_path):
 
 
 def test_the_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/opt/{name}")
+    monkeypatch.setattr(shutil, "which", lambda name: f"/opt/{name}")
     steps = {step.name: step for step in gpu_check.steps_of(tmp_path)}
-    assert list(steps)[0] == "tests"
-    assert list(steps)[-1] == "compute-sanitizer"
+    first, *_, last = steps
+    assert (first, last) == ("tests", "compute-sanitizer")
     assert "gpu" in steps["tests"].command
     assert Path(steps["benchmark pack"].command[1]).is_file()
-    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "compute-sanitizer" not in [step.name for step in gpu_check.steps_of(tmp_path)]
     assert gpu_check.LIMIT_S < 8 * 60
 

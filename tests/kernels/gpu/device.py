@@ -74,7 +74,7 @@ class Bench:
 
 
 class Guarded:
-    """An array between two guards; `array` is the library's, or a `Buffer` where it has no dtype."""
+    """An array between two guards: the library's, or a `Buffer` where it has no such dtype."""
 
     def __init__(self, bench: Bench, content: np.ndarray, offset: int) -> None:
         self._bench, self._dtype = bench, content.dtype

@@ -17,7 +17,7 @@ from gpucoll.kernels.gpu.source import source_of
 CLANG = shutil.which("clang++-19") or shutil.which("clang-19")
 pytestmark = pytest.mark.skipif(
     CLANG is None,
-    reason="no clang-19, which compiles for AMD GPUs without ROCm: apt-get install clang-19 (Debian)",
+    reason="no clang-19, which compiles for AMD GPUs without ROCm: apt-get install clang-19",
 )
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100")

@@ -1,4 +1,4 @@
-"""Every kernel compiled for NVIDIA's architectures; what the machine code must and must not have."""
+"""Every kernel compiled for NVIDIA's architectures; what the machine code must have."""
 
 from __future__ import annotations
 

@@ -137,7 +137,8 @@ simulated = cuda.jit(kernel)
 for blocks, threads in ((1, 32), (3, 64), (40, 32)):
     for each in inner:
         each[...] = 0
-    simulated[blocks, threads](COUNT, tuple(map(address_of, inner)), tuple(map(address_of, sources)))
+    to, of = (tuple(map(address_of, group)) for group in (inner, sources))
+    simulated[blocks, threads](COUNT, to, of)
     for whole, each in zip(made, inner):
         assert np.array_equal(each, expected), (blocks, threads)
         assert whole[0] == whole[-1] == 7.5

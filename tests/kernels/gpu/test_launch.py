@@ -1,4 +1,4 @@
-"""What is launched, by a double of CuPy that writes it down: grid, block, arguments, device, stream."""
+"""What is launched, by a double of CuPy: grid, block, arguments, device, stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kernel on a GPU against the reference: CuPy's and PyTorch's arrays, on a stream of their own."""
+"""Every kernel on a GPU against the reference: CuPy's and PyTorch's arrays, on another stream."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def test_every_code(cupy_bench, dtype):
     with np.errstate(over="ignore"):
         ties = np.concatenate([(finite[1:] + finite[:-1]) / 2, finite * np.float32(1.0625)])
     near = [np.nextafter(ties, np.float32(way)) for way in (-np.inf, np.inf)]
-    numbers = np.concatenate([bits, finite, ties, *near, np.float32([448, 464, 465, 57344, 61440])])
+    numbers = np.concatenate(
+        [bits, finite, ties, *near, np.array([448, 464, 465, 57344, 61440], np.float32)]
+    )
     with cupy_bench.current():
         held, wide = cupy_bench.guarded(codes), cupy_bench.empty(codes.size, "float32")
         given, made = cupy_bench.guarded(numbers), cupy_bench.empty(numbers.size, dtype)

@@ -123,9 +123,7 @@ def test_it_can_be_called_again():
         assert (buffer.view(np.float64) == value).all()
 
 
-@pytest.mark.parametrize(
-    ("source", "destination"), [pair for pair in itertools.product(CONVERTIBLE, repeat=2)]
-)
+@pytest.mark.parametrize(("source", "destination"), list(itertools.product(CONVERTIBLE, repeat=2)))
 def test_casts(source, destination):
     for size, offset in itertools.product((0, 1, 5, 4095, 4096, 10_000), (0, 4, 7)):
         given, made = (
