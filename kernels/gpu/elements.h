@@ -88,7 +88,10 @@ struct Float16 {
     }
 #elif defined(GPUCOLL_AMD)
     DEVICE float load(uint16 raw) { return (float)bits_as<_Float16>(raw); }
-    DEVICE uint16 store(float value) { return bits_as<uint16>((_Float16)value); }
+    DEVICE uint16 store(float value) {
+        asm("" : "+v"(value));  // else a product before it and the rounding become one instruction
+        return bits_as<uint16>((_Float16)value);
+    }
 #else
     DEVICE float load(uint16 raw) { return Half::decode(raw); }
     DEVICE uint16 store(float value) { return (uint16)Half::encode(value); }

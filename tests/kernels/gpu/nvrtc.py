@@ -1,38 +1,38 @@
-"""NVRTC, NVIDIA's compiler as a library: it needs neither a GPU nor a driver."""
+"""NVRTC, NVIDIA's compiler as a library: it needs neither a GPU nor a driver.
+
+``python -m tests.kernels.gpu.nvrtc sm_90 reduce.cu OUTPUT`` writes PTX and log as JSON: a process for
+each build, since NVRTC compiles one at a time.
+"""
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
-from gpucoll.kernels.gpu.source import Kernel, source_of
+from tests.kernels.gpu.host import all_kernels
+
+from gpucoll.kernels.gpu.source import source_of
 
 OPTIONS = ("-std=c++17", "--fmad=false")
 """Those of `gpucoll.kernels.gpu.cupy_launcher`, which cannot be imported without CuPy."""
 
 
-class Compiled(NamedTuple):
-    """What NVRTC makes: the log has a paragraph of ptxas for each kernel."""
-
-    ptx: str
-    log: str
-
-
-def compile_for(architecture: str, kernels: list[Kernel]) -> Compiled:
-    """Compile kernels of one file to machine code for a real architecture, sm_90."""
+def compile_for(architecture: str, file: str) -> dict[str, str]:
+    """Compile a file's kernels to machine code; the log has a paragraph of ptxas for each."""
     from cuda.bindings import nvrtc
 
-    program = _checked(nvrtc.nvrtcCreateProgram(source_of(kernels).encode(), b"", 0, [], []))
-    try:
-        options = [*OPTIONS, f"-arch={architecture}", "--ptxas-options=-v"]
-        spelled = [option.encode() for option in options]
-        (status,) = nvrtc.nvrtcCompileProgram(program, len(spelled), spelled)
-        log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        assert int(status) == 0, log[:4000]
-        assert _checked(nvrtc.nvrtcGetCUBINSize(program)) > 0
-        return Compiled(_text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), log)
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
+    source = source_of(kernel for kernel in all_kernels() if kernel.file == file)
+    program = _checked(nvrtc.nvrtcCreateProgram(source.encode(), b"", 0, [], []))
+    options = [*OPTIONS, f"-arch={architecture}", "--ptxas-options=-v"]
+    spelled = [option.encode() for option in options]
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(spelled), spelled)
+    log = _text(program, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+    assert int(status) == 0, log[:4000]
+    assert _checked(nvrtc.nvrtcGetCUBINSize(program)) > 0
+    return {"ptx": _text(program, nvrtc.nvrtcGetPTXSize, nvrtc.nvrtcGetPTX), "log": log}
 
 
 def _text(program: Any, size: Callable[..., Any], get: Callable[..., Any]) -> str:
@@ -44,3 +44,8 @@ def _text(program: Any, size: Callable[..., Any], get: Callable[..., Any]) -> st
 def _checked(answer: tuple[Any, ...]) -> Any:
     assert int(answer[0]) == 0, answer
     return answer[1] if len(answer) > 1 else None
+
+
+if __name__ == "__main__":
+    name, file, output = sys.argv[1:]
+    Path(output).write_text(json.dumps(compile_for(name, file)))

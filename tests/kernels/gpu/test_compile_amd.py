@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import shutil
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tests.kernels.gpu import builds
 from tests.kernels.gpu.host import all_kernels
 
 from gpucoll.kernels.gpu.source import source_of
@@ -21,7 +21,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 ARCHITECTURES = ("gfx90a", "gfx942", "gfx1100")
-FILES = ("reduce.cu", "pack.cu", "quantise.cu")
 OPTIONS = (
     *("-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "--no-gpu-bundle-output"),
     *("-std=c++17", "-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-S"),
@@ -40,27 +39,24 @@ class Compiled(NamedTuple):
     remarks: str
 
 
+each_build = builds.each_build(ARCHITECTURES)
+
+
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def compiled(request, tmp_path_factory):
+    """Return ``(architecture, file) -> Compiled``."""
     folder: Path = tmp_path_factory.mktemp("amd")
 
-    @functools.cache
-    def compile_for(architecture: str, file: str) -> Compiled:
+    def build(architecture: str, file: str) -> Compiled:
         source, made = folder / f"{architecture}-{file}", folder / f"{architecture}-{file}.s"
         source.write_text(source_of(kernel for kernel in all_kernels() if kernel.file == file))
         command = [str(CLANG), *OPTIONS, f"--offload-arch={architecture}", str(source)]
-        done = subprocess.run(
-            [*command, "-o", str(made)], capture_output=True, text=True, timeout=300
-        )
+        command += ["-o", str(made)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr[-4000:]
         return Compiled(made.read_text(), done.stderr)
 
-    return compile_for
-
-
-each_build = pytest.mark.parametrize(
-    ("architecture", "file"), [(name, file) for name in ARCHITECTURES for file in FILES]
-)
+    yield from builds.start_builds(request, build)
 
 
 @each_build
@@ -71,9 +67,7 @@ def test_nothing_is_spilled(compiled, architecture, file):
         remarks,
         re.DOTALL,
     )
-    assert {name for name, *_ in found} == {
-        kernel.name for kernel in all_kernels() if kernel.file == file
-    }
+    assert {name for name, *_ in found} == builds.names_of(file)
     assert not [each for each in found if each[1:] != ("0", "0")]
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import functools
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-from tests.kernels.gpu import nvrtc
-from tests.kernels.gpu.host import all_kernels
+from tests.kernels.gpu import builds
 
 from gpucoll.kernels.gpu.source import THREADS
 
@@ -17,24 +19,27 @@ pytest.importorskip(
     exc_type=ImportError,
 )
 
+ROOT = Path(__file__).resolve().parents[3]
 ARCHITECTURES = ("sm_75", "sm_80", "sm_90", "sm_100", "sm_120")
-FILES = ("reduce.cu", "pack.cu", "quantise.cu")
 REGISTERS = 65536
 """Of a multiprocessor, on all of them."""
 
-
-def kernels_of(file: str):
-    return [kernel for kernel in all_kernels() if kernel.file == file]
+each_build = builds.each_build(ARCHITECTURES)
 
 
-@functools.cache
-def compiled(architecture: str, file: str) -> nvrtc.Compiled:
-    return nvrtc.compile_for(architecture, kernels_of(file))
+@pytest.fixture(scope="module")
+def compiled(request, tmp_path_factory):
+    """Return ``(architecture, file) -> {"ptx": ..., "log": ...}``."""
+    folder = tmp_path_factory.mktemp("cuda")
 
+    def build(architecture: str, file: str) -> dict[str, str]:
+        made = folder / f"{architecture}-{file}.json"
+        command = [sys.executable, "-m", "tests.kernels.gpu.nvrtc", architecture, file, str(made)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return json.loads(made.read_text())
 
-each_build = pytest.mark.parametrize(
-    ("architecture", "file"), [(name, file) for name in ARCHITECTURES for file in FILES]
-)
+    yield from builds.start_builds(request, build)
 
 
 def entries(ptx: str) -> dict[str, str]:
@@ -55,9 +60,9 @@ def resources(log: str) -> dict[str, tuple[int, int, int]]:
 
 
 @each_build
-def test_nothing_is_spilled(architecture, file):
-    used = resources(compiled(architecture, file).log)
-    assert set(used) == {kernel.name for kernel in kernels_of(file)}
+def test_nothing_is_spilled(compiled, architecture, file):
+    used = resources(compiled(architecture, file)["log"])
+    assert set(used) == builds.names_of(file)
     wrong = {
         name: numbers
         for name, numbers in used.items()
@@ -67,8 +72,8 @@ def test_nothing_is_spilled(architecture, file):
 
 
 @each_build
-def test_accesses_have_16_bytes(architecture, file):
-    for name, text in entries(compiled(architecture, file).ptx).items():
+def test_accesses_have_16_bytes(compiled, architecture, file):
+    for name, text in entries(compiled(architecture, file)["ptx"]).items():
         accesses = len(re.findall(r"\b(?:ld|st)\.global\.v4\.u32", text))
         # Conversions, and codes of one byte, have them on the wide side only.
         reads = "ld.global.v4.u32" in text or name.startswith(("dequantise", "requantise"))
@@ -79,8 +84,8 @@ def test_accesses_have_16_bytes(architecture, file):
 
 
 @each_build
-def test_each_operation_is_rounded_by_itself(architecture, file):
-    for name, text in entries(compiled(architecture, file).ptx).items():
+def test_each_operation_is_rounded_by_itself(compiled, architecture, file):
+    for name, text in entries(compiled(architecture, file)["ptx"]).items():
         loose = re.findall(
             r"\b(?:fma|(?:add|sub|mul|div)(?!\.rn))[\w.]*\.f(?:32|64)|[\w.]*(?:ftz|approx)[\w.]*",
             text,
@@ -88,9 +93,9 @@ def test_each_operation_is_rounded_by_itself(architecture, file):
         assert not loose, f"{name}: {set(loose)}"
 
 
-def test_the_processor_converts_where_it_can():
+def test_the_processor_converts_where_it_can(compiled):
     def of(architecture: str, name: str) -> str:
-        return entries(compiled(architecture, "reduce.cu").ptx)[name]
+        return entries(compiled(architecture, "reduce.cu")["ptx"])[name]
 
     assert "cvt.rn.bf16.f32" not in of("sm_75", "reduce_sum_bfloat16")
     assert "cvt.rn.satfinite.e4m3x2.f32" not in of("sm_80", "reduce_sum_float8_e4m3fn")
