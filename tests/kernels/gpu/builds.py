@@ -1,4 +1,4 @@
-"""Builds of kernels for GPUs, several at a time: what the tests of a module want, from its first on."""
+"""Builds of kernels for GPUs, side by side: those that the tests of a module want."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Guarded:
     def _view(self, content: np.ndarray) -> Any:
         part, name = self._memory[self._start : self._stop], content.dtype.name
         kind = getattr(self._bench.module, name, None)
-        native = content.dtype.kind in "biufc" if self._bench.library == "cupy" else kind
+        native = content.dtype.isbuiltin == 1 if self._bench.library == "cupy" else kind
         if native and content.size and self._start % content.dtype.itemsize == 0:
             return part.view(kind if self._bench.library == "torch" else content.dtype)
         stream = self._bench.stream

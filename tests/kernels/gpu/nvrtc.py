@@ -1,7 +1,7 @@
 """NVRTC, NVIDIA's compiler as a library: it needs neither a GPU nor a driver.
 
-``python -m tests.kernels.gpu.nvrtc sm_90 reduce.cu OUTPUT`` writes PTX and log as JSON: a process for
-each build, since NVRTC compiles one at a time.
+``python -m tests.kernels.gpu.nvrtc sm_90 reduce.cu OUTPUT`` writes PTX and log as JSON: a process
+for each build, since a process compiles one at a time.
 """
 
 from __future__ import annotations

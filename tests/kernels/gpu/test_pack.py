@@ -86,6 +86,15 @@ def test_bits_of_nan_are_kept():
         assert np.array_equal(buffer.view(np.uint16), codes.view(np.uint16))
 
 
+def test_bits_of_nan_are_kept_beside_arrays_that_are_converted():
+    codes = np.arange(1 << 16, dtype=np.uint16).view(dtype_of("float16"))
+    buffer, back = np.zeros(codes.nbytes + 16, np.uint8), np.zeros_like(codes)
+    offsets = [0, codes.nbytes, codes.nbytes + 16]
+    prepare_pack([codes, zeros(8)], buffer, offsets, dtype="float16")()
+    prepare_unpack([back, zeros(8)], buffer, offsets, dtype="float16")()
+    assert np.array_equal(back.view(np.uint16), codes.view(np.uint16))
+
+
 def test_hundreds_of_arrays():
     generator = np.random.default_rng(5)
     counts = np.exp(generator.uniform(0, np.log(3000), 500)).astype(int) * (np.arange(500) % 7 > 0)
@@ -99,6 +108,16 @@ def test_gaps_are_zeroed():
     prepare_pack([np.zeros(0)], buffer.array, [0, 4096])()
     buffer.check()
     assert not buffer.array.any()
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_a_gap_behind_a_whole_tile_is_zeroed(dtype):
+    x = np.ones(TILE_ELEMENTS, np.float32)
+    size_bytes = x.nbytes if dtype is None else 2 * x.size
+    buffer = Guarded(size_bytes + 48, np.uint8)
+    prepare_pack([x], buffer.array, [0, size_bytes + 48], dtype=dtype)()
+    buffer.check()
+    assert not buffer.array[size_bytes:].any()
 
 
 @pytest.mark.parametrize("scale", [None, SCALE])

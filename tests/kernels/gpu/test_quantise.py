@@ -117,6 +117,23 @@ def test_what_the_format_holds_is_not_changed_by_chance(block_format):
     assert np.array_equal(back, values)
 
 
+@pytest.mark.parametrize("block_format", ["float8_e4m3fn", "float8_e5m2"])
+def test_chance_at_its_edges(block_format):
+    """Fractions for which the random bits just suffice to round up, or just do not."""
+    shift = 20 if block_format == "float8_e4m3fn" else 21
+    drawn = reference.random_bits(0, SEED, 0)
+    for beside in (-2, -1, 0, 1):
+        # In 2**-shift of a step; what lies below the last of the 16 bits is rounded first.
+        fraction = ((65535 - drawn) << (shift - 16)) + (1 << (shift - 17)) + beside
+        bits = np.float32(1).view(np.uint32) + np.clip(fraction, 0, (1 << shift) - 1)
+        x = bits.astype(np.uint32).view(np.float32).copy()
+        x[0] = reference.LIMITS[block_format]  # the scale is 1
+        message = check_quantise(x, block_format, seed=SEED, where=str(beside))
+        codes = message[-BLOCK:][1:]
+        is_up = codes != np.ones(1, np.dtype(block_format)).view(np.uint8)
+        assert is_up.all() if beside >= 0 else not is_up.any()
+
+
 def test_seeds_sequences_and_places_give_other_bits():
     x = np.full(BLOCK, 0.5, np.float32)
     x[0] = 127
