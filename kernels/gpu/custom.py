@@ -7,6 +7,7 @@ else of a launch is that of the built-in operations. For NVIDIA GPUs only: Numba
 from __future__ import annotations
 
 import functools
+import importlib.util
 import re
 import threading
 from collections.abc import Sequence
@@ -52,7 +53,7 @@ def custom_kernel(
     ArgumentTypeError
         The function cannot be compiled for this dtype, or gives another type.
     BackendUnavailableError
-        Numba's CUDA compiler is not there.
+        numba-cuda is not installed.
     """
     with _compile_lock:
         return _compiled(op, dtype, n_destinations, n_sources, is_aligned, compute_capability)
@@ -66,17 +67,16 @@ def _compiled(
     is_aligned: bool,
     compute_capability: tuple[int, int],
 ) -> CompiledKernel:
-    try:
-        from numba import cuda, types
-        from numba.cuda.cudadrv import nvvm
-
-        from gpucoll.kernels.cpu import cast, custom
-        from gpucoll.kernels.gpu.numba_kernel import make_kernel
-    except ImportError as error:
+    if importlib.util.find_spec("numba_cuda") is None:  # Numba's own, older one lacks functions
         raise BackendUnavailableError(
-            f"{op} on a GPU needs Numba's CUDA compiler, which cannot be imported ({error}): "
-            "pip install numba-cuda"
-        ) from None
+            f"{op} on a GPU needs Numba's CUDA compiler, numba-cuda, which is not installed"
+        )
+    from numba import cuda, types
+    from numba.cuda.cudadrv import nvvm
+
+    from gpucoll.kernels.cpu import cast, custom
+    from gpucoll.kernels.gpu.numba_kernel import make_kernel
+
     custom.checked_function(op, dtype)  # what the CPU refuses is refused here, in the same words
     kernel = make_kernel(
         cast.load_element(dtype, is_aligned),

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numba
 import pytest
 
-from gpucoll.errors import ArgumentTypeError
+from gpucoll.errors import ArgumentTypeError, BackendUnavailableError
 from gpucoll.kernels.gpu.custom import custom_kernel
 from gpucoll.types import DTYPES, ReduceOp
 
@@ -95,6 +95,12 @@ def test_mathematics(compile_kernel):
 def test_refused_as_on_the_cpu(compile_kernel, function, dtype, text):
     with pytest.raises(ArgumentTypeError, match=text):
         compile_kernel(ReduceOp.custom(function), dtype)
+
+
+def test_without_numba_cuda(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BackendUnavailableError, match="numba-cuda, which is not installed"):
+        custom_kernel.__wrapped__(ReduceOp.custom(combine), "int8", 1, 2, True, (9, 0))
 
 
 def test_the_user_keeps_numbas_compiler(compile_kernel):

@@ -100,6 +100,7 @@ class Double:
 def cupy(request, monkeypatch):
     double = Double(request.param == "rocm")
     monkeypatch.setitem(sys.modules, "cupy", double.module)
+    monkeypatch.delitem(sys.modules, "gpucoll.kernels.gpu.cupy_launcher", raising=False)
     launch.launcher_of.cache_clear()
     yield SimpleNamespace(kind=request.param, double=double)
     launch.launcher_of.cache_clear()
