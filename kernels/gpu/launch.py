@@ -19,8 +19,8 @@ from gpucoll.arrays.libraries import library_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.gpu.source import Kernel
 
-RESIDENT_BLOCKS = 8
-"""Blocks of a grid per multiprocessor, at most: as many as can be at work at once."""
+BLOCKS_PER_MULTIPROCESSOR = 32
+"""Of a grid, at most: so many that the last ones leave few idle, so few that each has work to do."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class Target:
         return launcher_of(self.kind)
 
     def blocks(self, units: int) -> int:
-        """Return the blocks of a grid: one for each unit, up to what the device holds at once."""
-        resident = RESIDENT_BLOCKS * self.launcher.multiprocessors(self.number)
-        return max(1, min(units, resident))
+        """Return the blocks of a grid: one for each unit, up to what the device keeps busy."""
+        most = BLOCKS_PER_MULTIPROCESSOR * self.launcher.multiprocessors(self.number)
+        return max(1, min(units, most))
 
     def launch(self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]) -> None:
         """Launch as many blocks as these units of work need."""

@@ -110,8 +110,8 @@ def prepare_pack(
     them). What is returned keeps arrays, buffer and the table of them on the device alive; keep it
     until its work is done.
 
-    Cost: each array is read once, the buffer written once; preparing takes 1 to 2 microseconds per
-    array, and one small copy to the device.
+    Cost: each array is read once, the buffer written once; preparing looks at each array in Python,
+    and copies a small table to the device.
     """
     return _prepare(arrays, buffer, offsets, dtype, scale, stream, is_pack=True)
 

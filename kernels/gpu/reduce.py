@@ -135,7 +135,7 @@ def reduce_arrays(
     accesses are used; else, and for the few elements beside 16-byte boundaries, one per element.
 
     Cost: each source is read once, each destination written once. The first call of a (dtype,
-    operation) compiles, some 0.3 s, kept on disk by CuPy.
+    operation) compiles, a fraction of a second, kept on disk by CuPy.
     """
     op = ReduceOp.parse(op)
     given, written = buffers_of(sources, "sources"), buffers_of(destinations, "destinations")

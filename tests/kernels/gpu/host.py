@@ -30,8 +30,6 @@ OPTIONS = (
     "-fPIC",
     "-shared",
 )
-MULTIPROCESSORS = 3
-"""Few: so that a block has several tiles."""
 
 
 def all_kernels() -> list[Kernel]:
@@ -70,7 +68,7 @@ class HostLauncher:
             self._libraries = dict(zip(groups, libraries, strict=True))
 
     def multiprocessors(self, number: int) -> int:
-        return MULTIPROCESSORS
+        return 1
 
     def compute_capability(self, number: int) -> tuple[int, int]:
         raise NotImplementedError

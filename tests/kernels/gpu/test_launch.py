@@ -15,7 +15,7 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels import gpu
 from gpucoll.kernels.gpu import launch
-from gpucoll.kernels.gpu.launch import RESIDENT_BLOCKS, CompiledKernel, stream_address
+from gpucoll.kernels.gpu.launch import BLOCKS_PER_MULTIPROCESSOR, CompiledKernel, stream_address
 from gpucoll.kernels.gpu.pack import cast, prepare_pack
 from gpucoll.kernels.gpu.quantise import message_bytes, quantise
 from gpucoll.kernels.gpu.reduce import reduce_arrays, ring_step
@@ -153,7 +153,7 @@ def test_compiled_once_and_launched_again(cupy):
 def test_a_grid_is_no_larger_than_the_device(cupy):
     x = buffer(cupy, 0x1000, 1 << 30, "int64")
     reduce_arrays("sum", [x], [x])
-    assert cupy.double.launches[0].blocks == RESIDENT_BLOCKS * MULTIPROCESSORS
+    assert cupy.double.launches[0].blocks == BLOCKS_PER_MULTIPROCESSOR * MULTIPROCESSORS
 
 
 def test_complex_numbers_are_pairs(cupy):
