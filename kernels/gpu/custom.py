@@ -11,6 +11,7 @@ import importlib.util
 import re
 import threading
 from collections.abc import Sequence
+from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentTypeError, BackendUnavailableError
@@ -72,7 +73,6 @@ def _compiled(
             f"{op} on a GPU needs Numba's CUDA compiler, numba-cuda, which is not installed"
         )
     from numba import cuda, types
-    from numba.cuda.cudadrv import nvvm
 
     from gpucoll.kernels.cpu import cast, custom
     from gpucoll.kernels.gpu.numba_kernel import make_kernel
@@ -85,23 +85,31 @@ def _compiled(
         cuda.jit(device=True)(op.function),
     )
     addresses = [types.UniTuple(types.int64, count) for count in (n_destinations, n_sources)]
-    whole = nvvm.compile_ir
-    # Numba has no option that keeps multiplications and additions apart, so that each is rounded;
-    # NVIDIA's compiler has. Whoever compiles in another thread just now gets it too: no harm done.
-    nvvm.compile_ir = functools.partial(whole, fma=False)
     try:
-        ptx, _ = cuda.compile_ptx(
-            kernel, types.void(types.int64, *addresses), cc=compute_capability
-        )
+        ptx = _ptx_of(kernel, types.void(types.int64, *addresses), compute_capability)
     except Exception as error:
         raise ArgumentTypeError(
             f"{op} of {dtype}: Numba cannot compile it for the GPU: {custom.gist(error)}"
         ) from error
-    finally:
-        nvvm.compile_ir = whole
     found = re.search(r"\.visible \.entry (\w+)", ptx)
     assert found, "Numba made no entry"
     return CompiledKernel(found[1], ptx)
+
+
+def _ptx_of(kernel: Any, signature: Any, compute_capability: tuple[int, int]) -> str:
+    """Return the PTX of a Python function; multiplications and additions are rounded each."""
+    from numba import cuda
+    from numba.cuda.cudadrv import nvvm
+
+    whole = nvvm.compile_ir
+    # Numba has no option for that, NVIDIA's compiler behind it has. Whoever compiles in another
+    # thread just now gets it too: no harm done.
+    nvvm.compile_ir = functools.partial(whole, fma=False)
+    try:
+        ptx, _ = cuda.compile_ptx(kernel, signature, cc=compute_capability)
+    finally:
+        nvvm.compile_ir = whole
+    return str(ptx)
 
 
 def launch_custom(

@@ -20,7 +20,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.gpu.source import Kernel
 
 BLOCKS_PER_MULTIPROCESSOR = 32
-"""Of a grid, at most: so many that the last ones leave few idle, so few that each has work to do."""
+"""Of a grid, at most: many, so that the last ones leave few idle; each with work to do."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ def host_launcher(pytestconfig):
 
 @pytest.fixture
 def on_host(host_launcher, monkeypatch):
-    """Have the launchers take NumPy arrays, and few blocks do all the work: each has several tiles."""
+    """Have the launchers take NumPy arrays, and two blocks do all the work: each has many tiles."""
     monkeypatch.setattr(launch, "BLOCKS_PER_MULTIPROCESSOR", 2)
     monkeypatch.setitem(launch.LAUNCHERS, "cpu", lambda: host_launcher)
     launch.launcher_of.cache_clear()

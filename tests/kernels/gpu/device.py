@@ -1,8 +1,9 @@
-"""Arrays of a GPU at any address, between guards: CuPy's and PyTorch's."""
+"""Arrays of a GPU at any address, between guards: CuPy's and PyTorch's; and of none, NumPy's."""
 
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,6 @@ from tests.dtypes import dtype_of
 from tests.guarded import GUARD, GUARD_BYTES, POISON
 
 from gpucoll.arrays.buffer import Buffer
-
-LIBRARIES = ("cupy", "torch")
 
 
 def require_gpu(library: str) -> Any:
@@ -73,6 +72,31 @@ class Bench:
         return Guarded(self, content, offset)
 
 
+class HostBench(Bench):
+    """No GPU: the kernels compiled as host code, so that the tests themselves are tested."""
+
+    def __init__(self) -> None:
+        self.library = "cupy"  # whose words are NumPy's
+        self.module = np
+        self.stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+
+    @contextlib.contextmanager
+    def current(self):
+        yield
+
+    def bytes_of(self, host: np.ndarray) -> Any:
+        memory = np.empty(host.size + 256, np.uint8)
+        memory = memory[-memory.ctypes.data % 256 :][: host.size]
+        memory[:] = host
+        return memory
+
+    def on_host(self, memory: Any) -> np.ndarray:
+        return memory
+
+    def address_of(self, memory: Any) -> int:
+        return memory.ctypes.data
+
+
 class Guarded:
     """An array between two guards: the library's, or a `Buffer` where it has no such dtype."""
 
@@ -95,7 +119,8 @@ class Guarded:
         address = self._bench.address_of(self._memory) + self._start
         where = stream.ptr if self._bench.library == "cupy" else stream.cuda_stream
         shape, item_bytes = (content.size,), content.dtype.itemsize
-        return Buffer(address, shape, name, item_bytes, self._memory, "cuda:0", where)
+        device = "cpu" if isinstance(self._bench, HostBench) else "cuda:0"
+        return Buffer(address, shape, name, item_bytes, self._memory, device, where)
 
     def read(self) -> np.ndarray:
         """Return the content, after a look at the guards."""

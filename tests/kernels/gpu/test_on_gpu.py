@@ -1,13 +1,17 @@
-"""Every kernel on a GPU against the reference: CuPy's and PyTorch's arrays, on another stream."""
+"""Every kernel on a GPU against the reference: CuPy's and PyTorch's arrays, on another stream.
+
+The same tests run on the host, so that a test which needs a GPU is not one that never ran.
+"""
 
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
-from tests.kernels.gpu.device import LIBRARIES, Bench
+from tests.kernels.gpu.device import Bench, HostBench
 
 from gpucoll.kernels import reference, reference_compression
 from gpucoll.kernels.gpu.pack import CONVERTIBLE, cast, prepare_pack, prepare_unpack
@@ -16,25 +20,30 @@ from gpucoll.kernels.gpu.reduce import reduce_arrays, ring_step
 from gpucoll.kernels.gpu.source import TILE_BYTES
 from gpucoll.types import DTYPES, ReduceOp
 
-pytestmark = pytest.mark.gpu
-
 EVERY_DTYPE = ("bool", "int8", "uint16", "int32", "float16", "bfloat16", "float64", "complex128")
 SCALE = 0.3
 
 
-@pytest.fixture(scope="module", params=LIBRARIES)
+def on_gpu(library: str) -> Any:
+    return pytest.param(library, marks=pytest.mark.gpu)
+
+
+@pytest.fixture(params=[on_gpu("cupy"), on_gpu("torch"), "host"])
 def bench(request):
+    return bench_of(request)
+
+
+@pytest.fixture(params=[on_gpu("cupy"), "host"])
+def one_bench(request):
+    """For what does not depend on the library."""
+    return bench_of(request)
+
+
+def bench_of(request: pytest.FixtureRequest) -> Bench:
+    if request.param == "host":
+        request.getfixturevalue("on_host")
+        return HostBench()
     return Bench(request.param)
-
-
-@pytest.fixture(scope="module")
-def torch_bench():
-    return Bench("torch")
-
-
-@pytest.fixture(scope="module")
-def cupy_bench():
-    return Bench("cupy")
 
 
 def check_reduce(
@@ -65,11 +74,11 @@ def check_reduce(
 
 
 @pytest.mark.parametrize(("dtype", "op"), ALLOWED)
-def test_reduce(cupy_bench, dtype, op):
+def test_reduce(one_bench, dtype, op):
     item_bytes = dtype_of(dtype).itemsize
     tile = TILE_BYTES // item_bytes
     for size in (1, 257, tile + 3, 5 * tile + 17):
-        check_reduce(cupy_bench, dtype, op, size, 3, (item_bytes * (size % 5),))
+        check_reduce(one_bench, dtype, op, size, 3, (item_bytes * (size % 5),))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -84,7 +93,7 @@ def test_reduce_libraries_and_places(bench, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF_TYPES)
-def test_every_code(cupy_bench, dtype):
+def test_every_code(one_bench, dtype):
     width = dtype_of(dtype).itemsize
     codes = np.arange(1 << 8 * width, dtype=f"u{width}").view(dtype_of(dtype))
     generator = np.random.default_rng(1)
@@ -97,9 +106,9 @@ def test_every_code(cupy_bench, dtype):
     numbers = np.concatenate(
         [bits, finite, ties, *near, np.array([448, 464, 465, 57344, 61440], np.float32)]
     )
-    with cupy_bench.current():
-        held, wide = cupy_bench.guarded(codes), cupy_bench.empty(codes.size, "float32")
-        given, made = cupy_bench.guarded(numbers), cupy_bench.empty(numbers.size, dtype)
+    with one_bench.current():
+        held, wide = one_bench.guarded(codes), one_bench.empty(codes.size, "float32")
+        given, made = one_bench.guarded(numbers), one_bench.empty(numbers.size, dtype)
         cast(held.array, wide.array)
         cast(given.array, made.array)
     assert_same(wide.read(), codes.astype(np.float32), dtype)
@@ -158,8 +167,8 @@ def test_pack_500_arrays(bench):
 
 @pytest.mark.parametrize("scale", [None, SCALE])
 @pytest.mark.parametrize("dtype", CONVERTIBLE)
-def test_pack_converts(torch_bench, dtype, scale):
-    check_pack(torch_bench, CONVERTIBLE, (0, 1, 3, 4095, 4096, 4097, 50_000, 17), dtype, scale)
+def test_pack_converts(one_bench, dtype, scale):
+    check_pack(one_bench, CONVERTIBLE, (0, 1, 3, 4095, 4096, 4097, 50_000, 17), dtype, scale)
 
 
 def numbers(count: int) -> np.ndarray:
@@ -196,14 +205,14 @@ def test_quantise(bench, block_format, seed):
         assert_same(result.read(), again)
 
 
-def test_error_feedback(cupy_bench):
+def test_error_feedback(one_bench):
     x, lost, blocks = numbers(5000), np.full(5000, 0.01, np.float32), 20
     with np.errstate(all="ignore"):
         expected = reference_compression.quantise(x + lost, "int8", blocks)
         kept = x + lost - reference_compression.dequantise(expected, "int8", blocks, x.size)
-    with cupy_bench.current():
-        given, residual = cupy_bench.guarded(x), cupy_bench.guarded(lost)
-        message = cupy_bench.empty(message_bytes(blocks), "uint8")
+    with one_bench.current():
+        given, residual = one_bench.guarded(x), one_bench.guarded(lost)
+        message = one_bench.empty(message_bytes(blocks), "uint8")
         quantise(given.array, message.array, "int8", blocks=blocks, residual=residual.array)
     assert_same(message.read(), expected)
     assert_same(residual.read(), np.where(np.isfinite(kept), kept, np.float32(0)))
@@ -211,7 +220,9 @@ def test_error_feedback(cupy_bench):
 
 @pytest.mark.parametrize("dtype", ["int32", "bfloat16", "float8_e5m2", "float64", "complex64"])
 def test_a_users_operation(bench, dtype):
-    pytest.importorskip("numba.cuda", reason="no numba-cuda, which compiles a user's operation")
+    if isinstance(bench, HostBench):
+        pytest.skip("a user's operation is compiled for a GPU only")
+    pytest.importorskip("numba_cuda", reason="no numba-cuda, which compiles a user's operation")
     add = ReduceOp.custom(lambda a, b: a + b)
     for n_sources, offsets in ((2, (0,)), (5, (0,)), (3, (1,))):
         check_reduce(bench, dtype, "sum", 10_007, n_sources, offsets, function=add)
