@@ -23,9 +23,8 @@ PACKAGE_ROOTS = {
     "gpucoll.bench": "bench",
 }
 
-# Files that are not Python and belong in the package, by pattern, for every package. Kernel sources
-# (``"*.cu"``, ``"*.h"``) are added here when they come.
-PACKAGE_DATA = ["py.typed"]
+# Files that are not Python and belong in the package, by pattern, for every package.
+PACKAGE_DATA = ["py.typed", "*.cu", "*.h"]
 
 
 def packages() -> list[str]:

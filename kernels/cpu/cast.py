@@ -56,16 +56,22 @@ def _parts(b: ir.IRBuilder, element: Element, address: ir.Value, index: ir.Value
     return [b.gep(base, [place], source_etype=element.storage) for place in places]
 
 
+def _alignment(element: Element, is_aligned: bool) -> int:
+    """Return the alignment of an element's parts, or 1: processors of x86 do not care."""
+    return element.size_bytes if is_aligned else 1
+
+
 @functools.cache
-def load_element(dtype: str) -> Any:
+def load_element(dtype: str, is_aligned: bool = False) -> Any:
     """Return ``(address, index) -> accumulator`` for Numba; addresses may be misaligned."""
     element, accumulator = _element(dtype), accumulator_of(dtype)
+    alignment = _alignment(element, is_aligned)
 
     @intrinsic
     def load(typing_context: Any, address: Any, index: Any) -> Any:
         def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
             places = _parts(b, element, *args)
-            values = [b.load(place, align=1, typ=element.storage) for place in places]
+            values = [b.load(place, align=alignment, typ=element.storage) for place in places]
             if element.kind == "c":
                 number = context.make_complex(b, accumulator)
                 number.real, number.imag = values
@@ -80,9 +86,10 @@ def load_element(dtype: str) -> Any:
 
 
 @functools.cache
-def store_element(dtype: str) -> Any:
+def store_element(dtype: str, is_aligned: bool = False) -> Any:
     """Return ``(address, index, accumulator)`` for Numba; half types are rounded here."""
     element, accumulator = _element(dtype), accumulator_of(dtype)
+    alignment = _alignment(element, is_aligned)
 
     @intrinsic
     def store(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
@@ -95,7 +102,7 @@ def store_element(dtype: str) -> Any:
                 values = [b.zext(args[2], element.storage)]
             stored = [element.store(b, value) for value in values]
             for place, value in zip(_parts(b, element, *args[:2]), stored, strict=True):
-                b.store(value, place, align=1)
+                b.store(value, place, align=alignment)
             return context.get_dummy_value()
 
         return types.void(types.int64, types.int64, accumulator), generate

@@ -60,7 +60,7 @@ class _Pieces:
 
 @functools.lru_cache(maxsize=_KEPT)
 def _pieces(op: ReduceOp, dtype: str) -> _Pieces:
-    function = _compile(op, dtype)
+    function = checked_function(op, dtype)
     load, store = load_element(dtype), store_element(dtype)
     held = accumulator_dtype(dtype)
     get_total, put_total = load_element(held), store_element(held)
@@ -181,7 +181,7 @@ def _check_quiet(text: str, where: str) -> None:
         )
 
 
-def _compile(op: ReduceOp, dtype: str) -> Any:
+def checked_function(op: ReduceOp, dtype: str) -> Any:
     """Return the function compiled for the dtype's accumulator; refuse what cannot serve."""
     if function_digest(op.function, op.identity, op.commutative) != op.digest:
         raise ArgumentTypeError(
@@ -192,7 +192,7 @@ def _compile(op: ReduceOp, dtype: str) -> Any:
         function.get_call_template((kind, kind), {})
     except Exception as error:
         raise ArgumentTypeError(
-            f"{op} of {dtype}: Numba cannot compile it for two values of {kind}: {_point(error)}"
+            f"{op} of {dtype}: Numba cannot compile it for two values of {kind}: {gist(error)}"
         ) from None
     (compiled,) = function.overloads.values()
     result = types.unliteral(compiled.signature.return_type)
@@ -220,7 +220,7 @@ def _narrows(result: Any, kind: Any) -> bool:
     )
 
 
-def _point(error: Exception) -> str:
+def gist(error: Exception) -> str:
     """Return the line or two of Numba's message that say what is wrong."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).replace("Raised from None", "")
     noise = ("Failed in ", "During: ", "File ", "<source missing", "- Resolution failure", "def ")

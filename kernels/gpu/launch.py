@@ -1,0 +1,157 @@
+"""Launching: which arrays, on which device and stream, by how many blocks.
+
+A kernel of this package takes one struct by value. Everything before the launch itself is plain
+Python that needs no GPU; the launch is one method of a `Launcher`, one for each kind of device.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.libraries import library_of
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.kernels.gpu.source import Kernel
+
+BLOCKS_PER_MULTIPROCESSOR = 32
+"""Of a grid, at most: many, so that the last ones leave few idle; each with work to do."""
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel that somebody else has compiled to PTX; its arguments are 64-bit words."""
+
+    name: str
+    ptx: str
+
+
+class Launcher(Protocol):
+    """What a kind of device must be able to do; `number` is the device's, `stream` an address."""
+
+    def multiprocessors(self, number: int) -> int:
+        """Return how many multiprocessors (compute units) a device has."""
+
+    def compute_capability(self, number: int) -> tuple[int, int]:
+        """Return a CUDA device's compute capability; ArgumentTypeError on others."""
+
+    def launch(
+        self,
+        kernel: Kernel | CompiledKernel,
+        blocks: int,
+        arguments: Sequence[Any],
+        number: int,
+        stream: int,
+    ) -> None:
+        """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
+
+    def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
+        """Copy a table to the device; return its address, a multiple of 16, and what keeps it."""
+
+
+def _cupy_launcher() -> Launcher:
+    from gpucoll.kernels.gpu.cupy_launcher import CupyLauncher
+
+    return CupyLauncher()
+
+
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {"cuda": _cupy_launcher, "rocm": _cupy_launcher}
+"""Kind of device -> what makes its launcher."""
+
+
+@functools.cache
+def launcher_of(kind: str) -> Launcher:
+    """Return the launcher for devices of this kind."""
+    if kind not in LAUNCHERS:
+        raise ArgumentTypeError(f"GPU kernels work on arrays of a GPU; got one on {kind}")
+    return LAUNCHERS[kind]()
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a launch goes."""
+
+    kind: str
+    number: int
+    stream: int
+
+    @property
+    def launcher(self) -> Launcher:
+        return launcher_of(self.kind)
+
+    def blocks(self, units: int) -> int:
+        """Return the blocks of a grid: one for each unit, up to what the device keeps busy."""
+        most = BLOCKS_PER_MULTIPROCESSOR * self.launcher.multiprocessors(self.number)
+        return max(1, min(units, most))
+
+    def launch(self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]) -> None:
+        """Launch as many blocks as these units of work need."""
+        blocks = self.blocks(units)
+        self.launcher.launch(kernel, blocks, arguments, self.number, self.stream)
+
+
+def buffer_of(x: Any, what: str) -> Buffer:
+    """Return an array's memory; a `Buffer` is one already.
+
+    Raises
+    ------
+    ArgumentError
+        The array is not C-contiguous.
+    """
+    if isinstance(x, Buffer):
+        return x
+    view = library_of(x, what).look(x, what)
+    if view.strides is not None:
+        raise ArgumentError(f"{what} must be C-contiguous; its strides are {view.strides} bytes")
+    return view.buffer()
+
+
+def buffers_of(arrays: Sequence[Any], what: str) -> list[Buffer]:
+    """Return the memory of each array."""
+    return [buffer_of(x, f"{what}[{place}]") for place, x in enumerate(arrays)]
+
+
+def target_of(buffers: Sequence[Buffer], stream: Any = None) -> Target:
+    """Return where a launch on these arrays goes; they must lie on one device.
+
+    Parameters
+    ----------
+    buffers : sequence of Buffer
+    stream : int or object, optional
+        A stream's address, or an object of CuPy, PyTorch or Numba that has one. By default the
+        stream that the first array is used on.
+    """
+    devices = sorted({buffer.device for buffer in buffers})
+    if len(devices) > 1:
+        raise ArgumentError(f"all arrays must lie on one device; they are on {', '.join(devices)}")
+    kind, _, number = devices[0].partition(":")
+    address = buffers[0].stream if stream is None else stream_address(stream)
+    return Target(kind, int(number or 0), address)
+
+
+def stream_address(stream: Any) -> int:
+    """Return the address of a stream: of CuPy, PyTorch, Numba, or already an address."""
+    for name in ("ptr", "cuda_stream", "handle"):
+        found = getattr(stream, name, None)
+        if found is not None:
+            return int(getattr(found, "value", found) or 0)
+    if isinstance(stream, int):
+        return stream
+    raise ArgumentTypeError(f"stream must be a stream or its address; got {type(stream).__name__}")
+
+
+def struct(dtype: np.dtype[Any], **values: Any) -> npt.NDArray[Any]:
+    """Return a kernel's argument: an array of one element, which launchers pass by value."""
+    made = np.zeros(1, dtype)
+    for name, value in values.items():
+        field = made[name][0]
+        if field.shape:
+            field[: len(value)] = value
+        else:
+            made[name][0] = value
+    return made

@@ -1,0 +1,250 @@
+"""Launch the block quantisation kernels. `docs/gpu_kernels.md` says what a message is."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.kernels.gpu.launch import buffer_of, struct, target_of
+from gpucoll.kernels.gpu.source import THREADS, Kernel
+
+BLOCK = 256
+"""Elements that share a scale."""
+FORMATS = {
+    "int8": "BlockInt8",
+    "float8_e4m3fn": "BlockFloat8E4m3fn",
+    "float8_e5m2": "BlockFloat8E5m2",
+}
+"""Block format -> its type in ``quantise.cu``."""
+
+_WORDS = ("array", "message", "count", "blocks", "messages", "result", "divisor", "residual")
+ARGUMENTS = np.dtype([(name, "u8") for name in (*_WORDS, "seed", "sequence", "first_block")])
+"""``QuantiseArguments`` of ``quantise.cu``."""
+_WARP = 32
+_WORD = 1 << 64
+
+
+def scales_bytes(blocks: int) -> int:
+    """Return the bytes of a message's scales, a multiple of 16: where its codes begin."""
+    return -(-4 * blocks // 16) * 16
+
+
+def message_bytes(blocks: int) -> int:
+    """Return the bytes of a message: the scales, then a byte for each element."""
+    return scales_bytes(blocks) + BLOCK * blocks
+
+
+def block_kernel(which: str, block_format: str, is_stochastic: bool = False) -> Kernel:
+    """Return the kernel that does `which`: "quantise", "dequantise" or "requantise"."""
+    if block_format not in FORMATS:
+        raise ArgumentError(
+            f"block_format must be one of {', '.join(FORMATS)}; got {block_format!r}"
+        )
+    if which == "dequantise":
+        name = f"dequantise_{block_format}"
+        return Kernel(name, "quantise.cu", f"DEQUANTISE({name}, {FORMATS[block_format]})")
+    name = f"{which}_{block_format}_{'stochastic' if is_stochastic else 'nearest'}"
+    truth = "true" if is_stochastic else "false"
+    definition = f"{which.upper()}({name}, {FORMATS[block_format]}, {truth})"
+    return Kernel(name, "quantise.cu", definition)
+
+
+@functools.cache
+def kernels() -> list[Kernel]:
+    """Return every quantisation kernel."""
+    made = [block_kernel("dequantise", block_format) for block_format in FORMATS]
+    for which in ("quantise", "requantise"):
+        for is_stochastic in (False, True):
+            made += [block_kernel(which, name, is_stochastic) for name in FORMATS]
+    return made
+
+
+def quantise(
+    source: Any,
+    message: Any,
+    block_format: str,
+    *,
+    blocks: int,
+    seed: int | None = None,
+    sequence: int = 0,
+    first_block: int = 0,
+    residual: Any | None = None,
+    stream: Any = None,
+) -> None:
+    """Fill a message with the codes of `source`. Enqueues, and returns.
+
+    Parameters
+    ----------
+    source : array of float32
+        On a GPU, C-contiguous, of at most ``256 * blocks`` elements; what is missing is zeros.
+    message : array of one-byte elements
+        `message_bytes` of it are written, all of them; at a multiple of 16 bytes.
+    block_format : str
+        "int8", "float8_e4m3fn" or "float8_e5m2".
+    blocks : int
+        Blocks of the message.
+    seed : int, optional
+        Round stochastically, by Philox bits that follow from seed, sequence and the number of the
+        element (all 64-bit): the same for the same three. By default to nearest even.
+    first_block : int
+        Number of the first block, for the random bits.
+    residual : array of float32, optional
+        Of the source's count. Added to the source first, and then what quantisation has lost of the
+        sum is written back (zero where that is not finite): error feedback.
+    stream
+        See `gpucoll.kernels.gpu.launch.target_of`.
+
+    Notes
+    -----
+    A block with a NaN or an infinity becomes NaN. Cost: one pass; 4 bytes read and 1.016 written
+    per element.
+    """
+    given, made = _floats(source, "source", blocks), _message(message, "message", blocks, 1)
+    buffers = [given, made]
+    kept = 0
+    if residual is not None:
+        lost = _floats(residual, "residual", blocks)
+        if lost.count != given.count:
+            raise ArgumentError(f"residual has {lost.count} elements, source {given.count}")
+        buffers.append(lost)
+        kept = lost.address
+    kernel = block_kernel("quantise", block_format, seed is not None)
+    _launch(
+        kernel,
+        buffers,
+        stream,
+        blocks=blocks,
+        array=given.address,
+        message=made.address,
+        count=given.count,
+        residual=kept,
+        seed=(seed or 0) % _WORD,
+        sequence=sequence % _WORD,
+        first_block=first_block % _WORD,
+    )
+
+
+def dequantise(
+    messages: Any,
+    destination: Any,
+    block_format: str,
+    *,
+    blocks: int,
+    sources: int = 1,
+    divisor: float | None = None,
+    stream: Any = None,
+) -> None:
+    """Fill `destination` with what messages mean, added up in their order. Enqueues, and returns.
+
+    Parameters
+    ----------
+    messages : array of one-byte elements
+        `sources` messages of as many blocks, one after another; at a multiple of 16 bytes.
+    destination : array of float32
+        Of at most ``256 * blocks`` elements.
+    block_format, blocks, stream
+        As in `quantise`.
+    sources : int
+        How many messages.
+    divisor : float, optional
+        Divide the sum by it.
+    """
+    given = _message(messages, "messages", blocks, sources)
+    written = _floats(destination, "destination", blocks)
+    _launch(
+        block_kernel("dequantise", block_format),
+        [written, given],
+        stream,
+        blocks=blocks,
+        array=written.address,
+        message=given.address,
+        count=written.count,
+        messages=sources,
+        divisor=_divisor_bits(divisor),
+    )
+
+
+def requantise(
+    messages: Any,
+    result: Any,
+    block_format: str,
+    *,
+    blocks: int,
+    sources: int,
+    divisor: float | None = None,
+    seed: int | None = None,
+    sequence: int = 0,
+    first_block: int = 0,
+    stream: Any = None,
+) -> None:
+    """Do `dequantise` and `quantise` its result, in one pass and the same bits.
+
+    Parameters
+    ----------
+    result : array of one-byte elements
+        The message that is made; it may be the first one that is read.
+    messages, block_format, blocks, sources, divisor, seed, sequence, first_block, stream
+        As in `dequantise` and `quantise`.
+    """
+    given = _message(messages, "messages", blocks, sources)
+    made = _message(result, "result", blocks, 1)
+    _launch(
+        block_kernel("requantise", block_format, seed is not None),
+        [made, given],
+        stream,
+        blocks=blocks,
+        message=given.address,
+        count=BLOCK * blocks,
+        messages=sources,
+        result=made.address,
+        divisor=_divisor_bits(divisor),
+        seed=(seed or 0) % _WORD,
+        sequence=sequence % _WORD,
+        first_block=first_block % _WORD,
+    )
+
+
+def _launch(
+    kernel: Kernel, buffers: list[Buffer], stream: Any, *, blocks: int, **values: int
+) -> None:
+    target = target_of(buffers, stream)
+    if blocks:
+        arguments = struct(ARGUMENTS, blocks=blocks, **values)
+        target.launch(kernel, -(-blocks * _WARP // THREADS), [arguments])
+
+
+def _divisor_bits(divisor: float | None) -> int:
+    """Return a divisor's bits; 0, the bits of 0.0, says that there is none."""
+    if divisor is None:
+        return 0
+    if divisor == 0:
+        raise ArgumentError("divisor must not be 0")
+    return int(np.float32(divisor).view(np.uint32))
+
+
+def _floats(x: Any, what: str, blocks: int) -> Buffer:
+    buffer = buffer_of(x, what)
+    if buffer.dtype != "float32":
+        raise ArgumentTypeError(f"{what} must be float32; it is {buffer.dtype}: cast it first")
+    if buffer.count > BLOCK * blocks:
+        raise ArgumentError(
+            f"{what} has {buffer.count} elements; {blocks} blocks hold {BLOCK * blocks}"
+        )
+    return buffer
+
+
+def _message(x: Any, what: str, blocks: int, messages: int) -> Buffer:
+    buffer = buffer_of(x, what)
+    needed = message_bytes(blocks) * messages
+    if buffer.item_bytes != 1:
+        raise ArgumentTypeError(f"{what} must have elements of one byte; it is {buffer.dtype}")
+    if messages < 1 or buffer.count < needed or buffer.address % 16:
+        raise ArgumentError(
+            f"{what} must have {needed} bytes at a multiple of 16, of at least one message; it has "
+            f"{buffer.count} at {buffer.address:#x}"
+        )
+    return buffer

@@ -1,0 +1,71 @@
+"""The text of a kernel: what its source file includes, the constants, and the line that makes it.
+
+Headers are pasted in, so that no compiler needs an include path, and so that CuPy's cache of
+compiled kernels, which looks at this text alone, sees an edit of any of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+THREADS = 256
+"""Of a block, in every kernel."""
+MAX_RANKS = 16
+"""How many sources, and how many destinations, a reduce kernel takes."""
+TILE_BYTES = 16384
+TILE_ELEMENTS = 4096
+"""What a block copies, or converts, before it looks for the next piece of work."""
+
+CONSTANTS = {
+    "GPUCOLL_THREADS": THREADS,
+    "GPUCOLL_MAX_RANKS": MAX_RANKS,
+    "GPUCOLL_TILE_BYTES": TILE_BYTES,
+    "GPUCOLL_TILE_ELEMENTS": TILE_ELEMENTS,
+}
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One entry of a source file.
+
+    Attributes
+    ----------
+    name : str
+        Of the entry; no two kernels share one.
+    file : str
+        The source file.
+    definition : str
+        The macro of that file, with its arguments, that makes the entry.
+    """
+
+    name: str
+    file: str
+    definition: str
+
+
+@functools.cache
+def file_text(name: str) -> str:
+    """Return a source file with everything that it includes from this folder."""
+    return _pasted(name, set())
+
+
+def _pasted(name: str, seen: set[str]) -> str:
+    if name in seen:
+        return ""
+    seen.add(name)
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: _pasted(found[1], seen), text)
+
+
+def source_of(kernels: Iterable[Kernel]) -> str:
+    """Return the source of kernels that come from one file."""
+    chosen = list(kernels)
+    (file,) = {kernel.file for kernel in chosen}
+    defines = [f"#define {name} {value}" for name, value in CONSTANTS.items()]
+    return "\n".join([*defines, file_text(file), *(kernel.definition for kernel in chosen), ""])

@@ -1,0 +1,130 @@
+"""Arrays of a GPU at any address, between guards: CuPy's and PyTorch's; and of none, NumPy's."""
+
+from __future__ import annotations
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.dtypes import dtype_of
+from tests.guarded import GUARD, GUARD_BYTES, POISON
+
+from gpucoll.arrays.buffer import Buffer
+
+
+def require_gpu(library: str) -> Any:
+    """Return the library's module; skip where there is no GPU, or no CuPy to launch with."""
+    cupy = pytest.importorskip("cupy", reason="no CuPy, which compiles and launches the kernels")
+    try:
+        count = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        pytest.skip(f"no GPU: {error}")
+    if count == 0:
+        pytest.skip("no GPU")
+    if library == "cupy":
+        return cupy
+    torch = pytest.importorskip("torch", reason="no PyTorch")
+    if not torch.cuda.is_available():
+        pytest.skip("PyTorch sees no GPU")
+    return torch
+
+
+class Bench:
+    """One library on device 0, with a stream that is not the default one."""
+
+    def __init__(self, library: str) -> None:
+        self.library = library
+        self.module = require_gpu(library)
+        if library == "cupy":
+            self.stream = self.module.cuda.Stream(non_blocking=True)
+        else:
+            self.stream = self.module.cuda.Stream()
+
+    @contextlib.contextmanager
+    def current(self):
+        """Make the stream the library's current one; what was enqueued is done at the end."""
+        context = self.stream if self.library == "cupy" else self.module.cuda.stream(self.stream)
+        with context:
+            yield
+        self.stream.synchronize()
+
+    def bytes_of(self, host: np.ndarray) -> Any:
+        """Return bytes on the device, as an array of the library."""
+        if self.library == "cupy":
+            return self.module.asarray(host)
+        return self.module.from_numpy(host.copy()).cuda()
+
+    def on_host(self, memory: Any) -> np.ndarray:
+        return memory.get() if self.library == "cupy" else memory.cpu().numpy()
+
+    def address_of(self, memory: Any) -> int:
+        return memory.data.ptr if self.library == "cupy" else memory.data_ptr()
+
+    def guarded(self, content: np.ndarray, offset: int = 0) -> Guarded:
+        """Return a copy of an array on the device, `offset` bytes behind a 256-byte boundary."""
+        return Guarded(self, content, offset)
+
+    def empty(self, count: int, dtype: str, offset: int = 0) -> Guarded:
+        """Return a poisoned array."""
+        content = np.full(count * dtype_of(dtype).itemsize, POISON, np.uint8).view(dtype_of(dtype))
+        return Guarded(self, content, offset)
+
+
+class HostBench(Bench):
+    """No GPU: the kernels compiled as host code, so that the tests themselves are tested."""
+
+    def __init__(self) -> None:
+        self.library = "cupy"  # whose words are NumPy's
+        self.module = np
+        self.stream = SimpleNamespace(ptr=0, synchronize=lambda: None)
+
+    @contextlib.contextmanager
+    def current(self):
+        yield
+
+    def bytes_of(self, host: np.ndarray) -> Any:
+        memory = np.empty(host.size + 256, np.uint8)
+        memory = memory[-memory.ctypes.data % 256 :][: host.size]
+        memory[:] = host
+        return memory
+
+    def on_host(self, memory: Any) -> np.ndarray:
+        return memory
+
+    def address_of(self, memory: Any) -> int:
+        return memory.ctypes.data
+
+
+class Guarded:
+    """An array between two guards: the library's, or a `Buffer` where it has no such dtype."""
+
+    def __init__(self, bench: Bench, content: np.ndarray, offset: int) -> None:
+        self._bench, self._dtype = bench, content.dtype
+        self._start = GUARD_BYTES + offset  # allocations begin at multiples of 256 bytes, at least
+        self._stop = self._start + content.nbytes
+        host = np.full(self._stop + GUARD_BYTES, GUARD, np.uint8)
+        host[self._start : self._stop] = np.frombuffer(content.tobytes(), np.uint8)
+        self._memory = bench.bytes_of(host)
+        self.array = self._view(content)
+
+    def _view(self, content: np.ndarray) -> Any:
+        part, name = self._memory[self._start : self._stop], content.dtype.name
+        kind = getattr(self._bench.module, name, None)
+        native = content.dtype.isbuiltin == 1 if self._bench.library == "cupy" else kind
+        if native and content.size and self._start % content.dtype.itemsize == 0:
+            return part.view(kind if self._bench.library == "torch" else content.dtype)
+        stream = self._bench.stream
+        address = self._bench.address_of(self._memory) + self._start
+        where = stream.ptr if self._bench.library == "cupy" else stream.cuda_stream
+        shape, item_bytes = (content.size,), content.dtype.itemsize
+        device = "cpu" if isinstance(self._bench, HostBench) else "cuda:0"
+        return Buffer(address, shape, name, item_bytes, self._memory, device, where)
+
+    def read(self) -> np.ndarray:
+        """Return the content, after a look at the guards."""
+        host = self._bench.on_host(self._memory)
+        around = np.concatenate([host[: self._start], host[self._stop :]])
+        assert (around == GUARD).all(), "bytes beside the array were written"
+        return host[self._start : self._stop].view(self._dtype)

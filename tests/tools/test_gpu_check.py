@@ -1,0 +1,155 @@
+"""The check for a GPU, on machines without one: what it does with steps, faults and results."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tools"))
+import gpu_check  # noqa: E402
+from gpu_check import Step, check  # noqa: E402
+
+sys.path.remove(str(ROOT / "tools"))
+
+KEYS = {"schema", "date", "status", "environment", "steps", "benchmarks"}
+ENVIRONMENT = """
+import json, sys
+found = {"device": {"name": "Imaginary"}, "driver_version": 13000, "missing": {"ml_dtypes": "no"}}
+json.dump(found, open(sys.argv[1], "w"))
+"""
+ROW = {
+    "name": "reduce",
+    "moved_bytes": 3000,
+    "time_s": 1e-6,
+    "against_s": 0.95e-6,
+    "rate": 3e9,
+    "against_rate": 3.2e9,
+    "ratio": 0.95,
+    "target": 0.9,
+    "against": "copy",
+    "times_s": [1e-6],
+    "against_times_s": [0.95e-6],
+}
+
+
+def python(name: str, program: str, limit_s: float = 60, result: str | None = None) -> Step:
+    return Step(name, [sys.executable, "-c", program], limit_s, result)
+
+
+def report_in(folder: Path) -> dict:
+    report = json.loads((folder / "gpu_check.json").read_text())
+    assert set(report) == KEYS
+    assert report["schema"] == gpu_check.SCHEMA
+    return report
+
+
+def is_running(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state not in "ZX"
+
+
+def test_without_a_gpu(tmp_path):
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    command = [sys.executable, str(ROOT / "tools/gpu_check.py"), "--output", str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == gpu_check.NO_GPU, done.stdout + done.stderr
+    assert done.stdout.startswith("no GPU: ")
+    report = report_in(tmp_path)
+    assert report["status"] == "no GPU"
+    assert report["environment"]["versions"]["numpy"]
+    assert [step["name"] for step in report["steps"]] == ["environment"]
+    assert not report["benchmarks"]
+
+
+def test_everything_passes(tmp_path, capsys):
+    program = f"import json; json.dump([{ROW!r}], open({str(tmp_path / 'rows.json')!r}, 'w'))"
+    steps = [
+        python("tests", "print('12 passed')"),
+        python("benchmark reduce", program, result="rows.json"),
+    ]
+    assert check(tmp_path, lambda folder: steps, 100, ENVIRONMENT) == gpu_check.OK
+    report = report_in(tmp_path)
+    assert report["status"] == "passed"
+    assert [step["status"] for step in report["steps"]] == ["passed"] * 3
+    assert report["steps"][1]["detail"] == "12 passed"
+    assert report["benchmarks"] == [ROW]
+    text = capsys.readouterr().out
+    assert "Imaginary, driver 13000" in text
+    assert "0.95 x copy  wanted 0.9\n" in text
+    assert text.rstrip().endswith("passed; every number is in gpu_check.json")
+
+
+HANGS = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+with open({rows!r}, "w") as file:
+    file.write("[{{")
+with open({pids!r}, "w") as file:
+    file.write(str(child.pid))
+print("about to hang", flush=True)
+time.sleep(600)
+"""
+
+
+def test_faults_end_nothing_but_themselves(tmp_path, capsys):
+    pids = tmp_path / "pid"
+    program = HANGS.format(rows=str(tmp_path / "rows.json"), pids=str(pids))
+    steps = [
+        python("fails", "import sys; print('broken'); sys.exit(3)"),
+        python("dies", "import os; os.abort()"),
+        python("hangs", program, limit_s=5, result="rows.json"),
+        Step("needs ml_dtypes", [sys.executable, "-m", "pytest"], 60),
+        python("comes last", "print('still here')"),
+    ]
+    assert check(tmp_path, lambda folder: steps, 100, ENVIRONMENT) == gpu_check.FAILED
+    report = report_in(tmp_path)
+    assert report["status"] == "failed"
+    found = {step["name"]: (step["status"], step["detail"]) for step in report["steps"]}
+    assert found["fails"] == ("failed", "broken")
+    assert found["dies"][0] == "failed"
+    assert found["hangs"] == ("killed", "about to hang")
+    assert found["needs ml_dtypes"] == ("not run", "ml_dtypes cannot be imported here")
+    assert found["comes last"] == ("passed", "still here")
+    assert not report["benchmarks"]
+    assert not is_running(int(pids.read_text()))
+    assert "failed; every number" in capsys.readouterr().out
+
+
+def test_a_search_that_hangs_is_no_gpu(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(gpu_check, "run_watched", lambda *a: ("killed", 90.0, "in the driver"))
+    assert check(tmp_path) == gpu_check.NO_GPU
+    assert "looking for one killed: in the driver" in capsys.readouterr().out
+
+
+def test_no_step_begins_when_the_time_is_up(tmp_path):
+    steps = [python("late", "print()")]
+    assert check(tmp_path, lambda folder: steps, 0, ENVIRONMENT) == gpu_check.FAILED
+    assert report_in(tmp_path)["steps"][1]["status"] == "not run"
+
+
+def test_the_steps(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name: f"/opt/{name}")
+    steps = {step.name: step for step in gpu_check.steps_of(tmp_path)}
+    first, *_, last = steps
+    assert (first, last) == ("tests", "compute-sanitizer")
+    assert "gpu" in steps["tests"].command
+    assert Path(steps["benchmark pack"].command[1]).is_file()
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert "compute-sanitizer" not in [step.name for step in gpu_check.steps_of(tmp_path)]
+    assert gpu_check.LIMIT_S < 8 * 60
+
+
+@pytest.mark.parametrize("word", gpu_check.SANITIZED.split(" or "))
+def test_what_is_sanitized_exists(word):
+    assert f"def {word}" in (ROOT / "tests/kernels/gpu/test_on_gpu.py").read_text()
