@@ -7,10 +7,10 @@ import pytest
 from tests.dtypes import HALF_TYPES, any_values, assert_same, dtype_of
 from tests.guarded import Guarded
 
+from gpucoll.kernels.cpu import convert as host_convert
+from gpucoll.kernels.cpu import quantise as host_quantise
 from gpucoll.kernels.gpu import pack, quantise
 
-host_quantise = pytest.importorskip("gpucoll.kernels.cpu.quantise", reason="no twin on the host")
-host_convert = pytest.importorskip("gpucoll.kernels.cpu.convert", reason="no twin on the host")
 pytestmark = pytest.mark.usefixtures("on_host")
 
 BLOCKS = 1000
