@@ -37,6 +37,14 @@ CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
 """Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
 CPU_ONLY: Final = "GPUCOLL_CPU_ONLY"
 """``1`` keeps gpucoll from looking for GPUs and from loading a GPU library; set in tests' ranks."""
+NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
+"""Path of the libnccl to use, where the process has not loaded one already."""
+RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
+"""Path of the librccl to use, where the process has not loaded one already."""
+
+# --- of vendors' libraries: read, to say what they lead to; never set ------------------------------
+NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
+HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
@@ -69,6 +77,11 @@ def grace_s() -> float:
 def cpu_only() -> bool:
     """Return whether this process must keep to the CPU."""
     return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
+
+
+def variable(name: str) -> str:
+    """Return the value of one of the variables above; empty where it is not set."""
+    return os.environ.get(name, "")
 
 
 def binding_allowed() -> bool:
