@@ -19,6 +19,7 @@ LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
 LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
 JOB: Final = "GPUCOLL_JOB"
 """Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
 
 # --- for users ----------------------------------------------------------------------------------
 TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
@@ -41,9 +42,12 @@ NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
 """Path of the libnccl to use, where the process has not loaded one already."""
 RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
 """Path of the librccl to use, where the process has not loaded one already."""
+GPU_KIND: Final = "GPUCOLL_GPU_KIND"
+"""``cuda`` or ``rocm``: which GPUs to use where device files show none, or those of both vendors."""
 
-# --- of vendors' libraries: read, to say what they lead to; never set ------------------------------
+# --- of vendors' libraries: read, to say what they lead to; never set ---------------------------
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
+NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
 
 DEFAULT_TIMEOUT_S: Final = 300.0
@@ -82,6 +86,12 @@ def cpu_only() -> bool:
 def variable(name: str) -> str:
     """Return the value of one of the variables above; empty where it is not set."""
     return os.environ.get(name, "")
+
+
+def local_rank() -> int:
+    """Return this process's place among the ranks of its host, as its launcher says; else 0."""
+    text = os.environ.get(LOCAL_RANK) or os.environ.get(TORCHRUN_LOCAL_RANK, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def binding_allowed() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 
 from gpucoll.devices import driver
 from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
@@ -25,10 +25,9 @@ _PROTOTYPES = (
     Prototype("context_device", (POINTER(c_int),)),
     Prototype("stream_context", (c_void_p, _HANDLES)),
     Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_void_p)),
-    Prototype("memory_fill", (c_void_p, c_ubyte, c_size_t, c_void_p)),
 )
 
-# A name with _v2 is what the headers turn the plain one into; the plain symbol is an older function.
+# A name with _v2 is what the headers turn the plain one into; the plain symbol is an older one.
 _SYMBOLS = {
     "initialise": ("cuInit",),
     "driver_version": ("cuDriverGetVersion",),
@@ -44,6 +43,7 @@ _SYMBOLS = {
     "stream_synchronize": ("cuStreamSynchronize",),
     "stream_wait_event": ("cuStreamWaitEvent",),
     "stream_is_capturing": ("cuStreamIsCapturing",),
+    "capture_mode": ("cuThreadExchangeStreamCaptureMode",),
     "stream_context": ("cuStreamGetCtx",),
     "event_create": ("cuEventCreate",),
     "event_destroy": ("cuEventDestroy_v2",),
@@ -54,7 +54,9 @@ _SYMBOLS = {
     "memory_free": ("cuMemFree_v2",),
     "memory_info": ("cuMemGetInfo_v2",),
     "memory_copy": ("cuMemcpyAsync",),
-    "memory_fill": ("cuMemsetD8Async",),
+    "memory_fill_1": ("cuMemsetD8Async",),
+    "memory_fill_2": ("cuMemsetD16Async",),
+    "memory_fill_4": ("cuMemsetD32Async",),
     "pointer_attribute": ("cuPointerGetAttribute",),
     "context_retain": ("cuDevicePrimaryCtxRetain",),
     "context_push": ("cuCtxPushCurrent_v2",),

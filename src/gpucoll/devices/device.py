@@ -79,6 +79,13 @@ class Device(Protocol):
     def is_capturing(self, stream: int) -> bool:
         """Return whether a graph is being captured from this stream."""
 
+    def relax_capture(self) -> None:
+        """Let this thread look at events while another thread captures a graph.
+
+        Otherwise the driver takes a query for a mistake and gives the capture up. For threads that
+        watch; from then on nothing guards this thread against such mistakes of its own.
+        """
+
     def owns_stream(self, stream: int) -> bool:
         """Return whether the stream is this device's; the default streams are everyone's."""
 
@@ -105,8 +112,11 @@ class Device(Protocol):
     def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
         """Enqueue a copy between memory of any kind, host or device."""
 
-    def fill(self, address: int, byte: int, size_bytes: int, stream: int) -> None:
-        """Enqueue writing one byte all over."""
+    def fill(self, address: int, pattern: bytes, count: int, stream: int) -> None:
+        """Enqueue writing a pattern of 1, 2, 4, 8 or 16 bytes, `count` times.
+
+        One operation for patterns that repeat themselves within 4 bytes, log2(count) copies else.
+        """
 
     def device_of(self, address: int) -> int | None:
         """Return the number of the GPU whose memory this is; None: of none, or freed."""

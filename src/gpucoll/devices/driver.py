@@ -9,9 +9,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import re
+import sys
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ushort, c_void_p
 from typing import Any, Final, NamedTuple
 
 from gpucoll.devices.device import Device, Identity
@@ -36,6 +37,7 @@ PROTOTYPES: Final = (
     Prototype("stream_synchronize", (c_void_p,)),
     Prototype("stream_wait_event", (c_void_p, c_void_p, c_uint)),
     Prototype("stream_is_capturing", (c_void_p, _INTS)),
+    Prototype("capture_mode", (_INTS,)),
     Prototype("event_create", (_HANDLES, c_uint)),
     Prototype("event_destroy", (c_void_p,)),
     Prototype("event_record", (c_void_p, c_void_p)),
@@ -43,6 +45,9 @@ PROTOTYPES: Final = (
     Prototype("event_synchronize", (c_void_p,)),
     Prototype("memory_allocate", (_HANDLES, c_size_t)),
     Prototype("memory_free", (c_void_p,)),
+    Prototype("memory_fill_1", (c_void_p, c_ubyte, c_size_t, c_void_p)),
+    Prototype("memory_fill_2", (c_void_p, c_ushort, c_size_t, c_void_p)),
+    Prototype("memory_fill_4", (c_void_p, c_uint, c_size_t, c_void_p)),
     Prototype("memory_info", (POINTER(c_size_t), POINTER(c_size_t))),
     Prototype("pointer_attribute", (c_void_p, c_int, c_void_p)),
 )
@@ -52,6 +57,7 @@ DEFAULT_STREAMS: Final = (0, 1, 2)
 """Null, legacy and per-thread: handles that stand for streams of whichever device is current."""
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2
+_RELAXED = 2
 _DEVICE_ORDINAL = 9
 _OUT_OF_MEMORY = 2
 _NOT_READY = 600
@@ -219,6 +225,10 @@ class DriverDevice:
         self._call("stream_is_capturing", what, stream, ctypes.byref(status))
         return status.value != 0
 
+    def relax_capture(self) -> None:
+        mode = c_int(_RELAXED)
+        self._call("capture_mode", "change how captures are guarded", ctypes.byref(mode))
+
     def owns_stream(self, stream: int) -> bool:
         raise NotImplementedError
 
@@ -260,8 +270,23 @@ class DriverDevice:
     def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
         raise NotImplementedError
 
-    def fill(self, address: int, byte: int, size_bytes: int, stream: int) -> None:
-        self._call("memory_fill", "fill memory", address, byte, size_bytes, stream)
+    def fill(self, address: int, pattern: bytes, count: int, stream: int) -> None:
+        pattern, count = _shortest(pattern, count)
+        size = len(pattern)
+        if count and size <= 4:
+            self._fill_words(address, pattern, count, stream)
+        elif count:  # the first one in words, then by copies that double what is there
+            for offset in range(0, size, 4):
+                self._fill_words(address + offset, pattern[offset : offset + 4], 1, stream)
+            done = 1
+            while done < count:
+                more = min(done, count - done)
+                self.copy(address + done * size, address, more * size, stream)
+                done += more
+
+    def _fill_words(self, address: int, word: bytes, count: int, stream: int) -> None:
+        value = int.from_bytes(word, sys.byteorder)
+        self._call(f"memory_fill_{len(word)}", "fill memory", address, value, count, stream)
 
     def device_of(self, address: int) -> int | None:
         value = c_int()
@@ -290,3 +315,12 @@ class DriverDevice:
 
     def driver_version(self) -> str:
         return str(self.driver.number("driver_version"))
+
+
+def _shortest(pattern: bytes, count: int) -> tuple[bytes, int]:
+    """Return the shortest pattern that gives the same memory, and how often it stands there."""
+    size = len(pattern)
+    for shorter in (1, 2, 4):
+        if shorter < size and pattern == pattern[:shorter] * (size // shorter):
+            return pattern[:shorter], count * (size // shorter)
+    return pattern, count

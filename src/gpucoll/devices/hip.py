@@ -23,7 +23,6 @@ _PROTOTYPES = (
     Prototype("device_get", (POINTER(c_int),)),
     Prototype("stream_device", (c_void_p, POINTER(c_int)), since="ROCm 5.6"),
     Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_int, c_void_p)),
-    Prototype("memory_fill", (c_void_p, c_int, c_size_t, c_void_p)),
 )
 
 _SYMBOLS = {
@@ -43,6 +42,7 @@ _SYMBOLS = {
     "stream_synchronize": ("hipStreamSynchronize",),
     "stream_wait_event": ("hipStreamWaitEvent",),
     "stream_is_capturing": ("hipStreamIsCapturing",),
+    "capture_mode": ("hipThreadExchangeStreamCaptureMode",),
     "stream_device": ("hipStreamGetDevice",),
     "event_create": ("hipEventCreateWithFlags",),
     "event_destroy": ("hipEventDestroy",),
@@ -53,7 +53,9 @@ _SYMBOLS = {
     "memory_free": ("hipFree",),
     "memory_info": ("hipMemGetInfo",),
     "memory_copy": ("hipMemcpyAsync",),
-    "memory_fill": ("hipMemsetAsync",),
+    "memory_fill_1": ("hipMemsetD8Async",),
+    "memory_fill_2": ("hipMemsetD16Async",),
+    "memory_fill_4": ("hipMemsetD32Async",),
     "pointer_attribute": ("hipPointerGetAttribute",),
     "error_string": ("hipGetErrorString",),
 }
