@@ -31,7 +31,7 @@ from gpucoll.errors import (
 )
 from gpucoll.foreign_library import bind, loaded_copies, open_library
 
-__all__ = ["Candidate", "Functions", "Library", "candidates", "load"]
+__all__ = ["Candidate", "Functions", "Library", "candidates", "load", "vendor_of"]
 
 IN_PROGRESS = int(ncclResult_t.ncclInProgress)
 
@@ -282,7 +282,7 @@ def load(vendor_name: str) -> Library:
     BackendUnavailableError
         There is none, or it cannot serve: cause and remedy. It is looked for again next time.
     """
-    vendor = _vendor(vendor_name)
+    vendor = vendor_of(vendor_name)
     if config.cpu_only():
         raise BackendUnavailableError(
             f"{vendor.name} is not loaded: {config.CPU_ONLY} keeps this process to the CPU"
@@ -303,7 +303,8 @@ def load(vendor_name: str) -> Library:
     )
 
 
-def _vendor(name: str) -> Vendor:
+def vendor_of(name: str) -> Vendor:
+    """Return the record of ``"nccl"`` or ``"rccl"``."""
     if name == "rccl":
         from gpucoll.backends.rccl.vendor import RCCL
 

@@ -25,7 +25,8 @@ class Memory:
         self._device = device
         self.address = device.allocate(array.nbytes)
         kind = ctypes.c_char * array.nbytes
-        flat = np.frombuffer(kind.from_address(self.address), dtype=array.dtype)
+        memory: Any = kind.from_address(self.address)
+        flat = np.frombuffer(memory, dtype=array.dtype)
         self.array = flat.reshape(array.shape)
         self.array[...] = array
 
@@ -37,11 +38,14 @@ class Memory:
 class Communicator:
     """One rank of a communicator of the double, with a device and a stream of its own."""
 
-    def __init__(self, seat: Seat, control: Control, *, is_blocking: bool = True) -> None:
+    def __init__(
+        self, seat: Seat, control: Control, *, is_blocking: bool = True, number: int | None = None
+    ) -> None:
         self.rank, self.world_size, self.control = seat.rank, seat.world_size, control
         self.library = library.load(control.double.vendor)
         self.functions = self.library.functions
-        self.device = devices.open_device(control.double.kind, seat.rank)
+        number = seat.rank if number is None else number
+        self.device = devices.open_device(control.double.kind, number)
         self.stream = self.device.create_stream()
         with seat.init() as host:
             unique_id = host.broadcast_object(self.library.unique_id() if not seat.rank else None)
@@ -54,7 +58,7 @@ class Communicator:
                     self.rank,
                     ctypes.byref(configuration(is_blocking=is_blocking)),
                 )
-            self.handle = handle.value
+            self.handle = handle.value or 0
             if is_blocking:
                 assert self.init_code == 0, self.library.error(self.init_code, "init")
 
