@@ -99,8 +99,9 @@ def _for_gpus(seen: Sequence[Seen]) -> Pick:
     if len(by_kind) > 1:
         kinds = ", ".join(f"{kind} on {_ranks(ranks)}" for kind, ranks in sorted(by_kind.items()))
         return Pick(
-            "", f"GPUs of different vendors ({kinds}): no vendor's library moves arrays between "
-            "them; copy to the host"
+            "",
+            f"GPUs of different vendors ({kinds}): no vendor's library moves arrays between "
+            "them; copy to the host",
         )
     (kind,) = by_kind
     return Pick(VENDOR_BACKENDS[kind], f"chosen by auto: {seen[0].reason}")

@@ -96,9 +96,7 @@ class Issuer:
 
     # --- issuing ----------------------------------------------------------------------------------
 
-    def issue(
-        self, departures: Sequence[Departure], enqueue: Callable[[], None]
-    ) -> list[Flight]:
+    def issue(self, departures: Sequence[Departure], enqueue: Callable[[], None]) -> list[Flight]:
         """Post what ranks compare, enqueue the work, and watch it from here on.
 
         The lock is held, and the device is current.
@@ -181,9 +179,7 @@ class Issuer:
             return
         with self.lock, self.device:
             event = self._record(leader)
-            self.device.check(
-                self.device.stream_wait_event(stream, event, 0), "make a stream wait"
-            )
+            self.device.check(self.device.stream_wait_event(stream, event, 0), "make a stream wait")
             self._events.append(event)  # the wait has been enqueued: it may be recorded again
 
     def wait_on(self, stream: int, flight: Flight) -> None:
@@ -333,7 +329,9 @@ class Issuer:
         self.group.abort(code, rank, self.calls.sequence if sequence is None else sequence)
         self._note_abort(error, waited_s)
 
-    def _note_abort(self, error: BaseException | None = None, waited_s: float | None = None) -> None:
+    def _note_abort(
+        self, error: BaseException | None = None, waited_s: float | None = None
+    ) -> None:
         """Keep why the communicator is broken, and end what hangs on this GPU."""
         own = error if isinstance(error, GpucollError) else None
         word = int(self.group.members.event_words()[EVENT_ABORT // 8])
@@ -363,8 +361,12 @@ class Issuer:
                 raise DeadlineError(
                     f"rank {self.group.rank} of {self.group.world_size} waited {limit_s:g} s for "
                     f"{name}, which "
-                    + ("has not ended; it goes on" if has_begun else "has not even begun: what is "
-                       "before it on the stream does not end; it goes on")
+                    + (
+                        "has not ended; it goes on"
+                        if has_begun
+                        else "has not even begun: what is "
+                        "before it on the stream does not end; it goes on"
+                    )
                 )
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSES_S[1])

@@ -1,4 +1,4 @@
-"""What ranks compare of a call on GPU arrays: call blocks that are posted, and kept for next time."""
+"""What ranks compare of a call on GPU arrays: call blocks to be posted, and kept."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class Signatures:
         block.set_arrays(data.shape, 0, 0)
         if request.parts:
             shapes = [source.shape for source, _ in request.parts]
-            block.sign(len(shapes), *(number for shape in shapes for number in (len(shape), *shape)))
+            block.sign(
+                len(shapes), *(number for shape in shapes for number in (len(shape), *shape))
+            )
             block.show_shape((sum(source.count for source, _ in request.parts),))
         elif request.counts is not None:
             self._sign_counts(block, request)

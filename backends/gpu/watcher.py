@@ -83,8 +83,12 @@ class Watcher:
             self._pause_s = min(longer_s, PAUSES_S[1])
         else:
             self._pause_s = None
-            if issuer.is_busy:  # a call was made just now: its wake may have come too early
-                self._wake()
+            self._wake_if_busy(issuer)
+
+    def _wake_if_busy(self, issuer: Issuer) -> None:
+        """Go on where a call was made just now: its own wake may have come too early."""
+        if issuer.is_busy:
+            self._wake()
 
     def _consider_exit(self, issuer: Issuer) -> None:
         if not self._exits or time.monotonic() - issuer.failed_at_s < ASKING_S:

@@ -6,7 +6,7 @@
 | lists | one group of themselves |
 | all_gather with counts | a group of broadcasts |
 | reduce_scatter with counts | a group of reductions |
-| all_to_all, gather, scatter | itself where the library has it, else a group of sends and receives |
+| all_to_all, gather, scatter | itself where there, else a group of sends and receives |
 | the same with counts | a group of sends and receives |
 | scan, exclusive_scan | reduce_scatter of a row of blocks: block s holds this rank's x where it |
 | | counts for rank s, and the op's identity where it does not |

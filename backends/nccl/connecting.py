@@ -86,8 +86,8 @@ def connect(
     if group.rank == 0 and not found.problem:
         try:
             mine[_ID_KEY] = libraries.load(backend).unique_id().hex()
-        except BackendUnavailableError as error:
-            mine[_FOUND_KEY] = found._replace(problem=str(error))
+        except BackendUnavailableError as problem:
+            mine[_FOUND_KEY] = found._replace(problem=str(problem))
     everyone = _exchange(channel, mine, timeout_s)
     all_found = [Found(*item[_FOUND_KEY]) for item in everyone]
     all_found = [item._replace(version=tuple(item.version)) for item in all_found]

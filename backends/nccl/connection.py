@@ -1,4 +1,4 @@
-"""A communicator of NCCL's or RCCL's: made, split, watched and ended without ever blocking for ever.
+"""A communicator of NCCL's or RCCL's: made, split and ended without ever blocking for ever.
 
 It is made with ``blocking=0``: every call returns at once, and one that is still in progress is
 polled under the communicator's deadline, while looking at the other ranks and for Ctrl-C.
@@ -175,4 +175,3 @@ class Connection:
         if handle:
             with self.device, contextlib.suppress(GpucollError):
                 self.library.functions.ncclCommAbort(handle)
-

@@ -22,7 +22,7 @@ class Fill(NamedTuple):
 
     destination: int
     element: bytes
-    count: int
+    n_elements: int
 
 
 class Phase(NamedTuple):

@@ -333,7 +333,9 @@ class Calling:
             return {"counts": mine, "receive_counts": [row[self.rank] for row in rows]}
         return {"counts": [row[0] for row in rows]}
 
-    def _check_alone(self, collective: Collective, x: Any, given: dict[str, Any]) -> Template | None:
+    def _check_alone(
+        self, collective: Collective, x: Any, given: dict[str, Any]
+    ) -> Template | None:
         """Check what needs no counts, before anything is sent; return what the arrays are."""
         asked = {"counts": None, "receive_counts": None}
         arguments = self._parse({**given, **asked})

@@ -105,7 +105,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.ALL_REDUCE, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s, stream=stream
+            Collective.ALL_REDUCE,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def reduce(
@@ -155,7 +161,14 @@ class ArrayCollectives(Calling):
                 return result if is_root else None
             self._raise_quick()
         return self._call(
-            Collective.REDUCE, x, op=op, root=root, out=out, async_op=async_op, timeout_s=timeout_s, stream=stream
+            Collective.REDUCE,
+            x,
+            op=op,
+            root=root,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def reduce_scatter(
@@ -253,7 +266,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.SCAN, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s, stream=stream
+            Collective.SCAN,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def exclusive_scan(
@@ -297,7 +316,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.EXCLUSIVE_SCAN, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s, stream=stream
+            Collective.EXCLUSIVE_SCAN,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     # --- movements --------------------------------------------------------------------------------
@@ -347,7 +372,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.BROADCAST, x, root=root, out=out, async_op=async_op, timeout_s=timeout_s, stream=stream
+            Collective.BROADCAST,
+            x,
+            root=root,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def all_gather(

@@ -43,7 +43,7 @@ NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
 RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
 """Path of the librccl to use, where the process has not loaded one already."""
 GPU_KIND: Final = "GPUCOLL_GPU_KIND"
-"""``cuda`` or ``rocm``: which GPUs to use where device files show none, or those of both vendors."""
+"""``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
 
 # --- of vendors' libraries: read, to say what they lead to; never set ---------------------------
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"

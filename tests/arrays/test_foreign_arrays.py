@@ -18,7 +18,7 @@ from gpucoll.arrays.arguments import (
     template_like,
     template_of,
 )
-from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
+from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 
 class WithInterface:

@@ -1,7 +1,7 @@
 """A small array library over a double of the GPU's driver, which says that it is CuPy.
 
-Only what gpucoll and the tests ask of CuPy, with its manners: work goes on the current stream of the
-thread, freed memory goes to a pool. `install` puts it where ``import cupy`` finds it.
+Only what gpucoll and the tests ask of CuPy, with its manners: work goes on the thread's current
+stream, freed memory goes to a pool. `install` puts it where ``import cupy`` finds it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ class Device:
 class Stream:
     """``cupy.cuda.Stream``."""
 
-    def __init__(self, ptr: int | None = None, number: int | None = None) -> None:
+    def __init__(
+        self, ptr: int | None = None, number: int | None = None, non_blocking: bool = True
+    ) -> None:
         self.number = _current_number() if number is None else number
         self.ptr = _device(self.number).create_stream() if ptr is None else ptr
         self._before: list[Stream] = []
@@ -119,6 +121,14 @@ class ndarray:  # noqa: N801
     @property
     def T(self) -> ndarray:  # noqa: N802
         return ndarray(self.host.T, self._memory)
+
+    def view(self, dtype: Any) -> ndarray:
+        return ndarray(self.host.view(dtype), self._memory)
+
+    def set(self, values: np.ndarray) -> None:
+        """Overwrite it, once the current stream is done."""
+        get_current_stream(self.device.id).synchronize()
+        self.host[...] = values
 
     def get(self) -> np.ndarray:
         """Return it on the host, once the current stream is done."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from gpucoll import config
 from gpucoll.errors import ArgumentError, BackendUnavailableError, RendezvousError
 
-
 _GPUCOLL, _TORCHRUN = "gpucoll-run's environment", "torchrun's environment"
 
 
