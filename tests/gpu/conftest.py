@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from gpucoll import config
 from tests.doubles import Double
 from tests.gpu import cupy_double, kits
 
@@ -117,7 +118,10 @@ class Gpus:
 
     @property
     def variables(self) -> dict[str, str]:
-        return {"GPUCOLL_CPU_ONLY": "0"} if self.double is None else self.double.variables
+        if self.double is None:
+            return {config.CPU_ONLY: "0"}
+        # Ranks may have both vendors' doubles in their process.
+        return {**self.double.variables, config.GPU_KIND: self.double.kind}
 
 
 def skip_without_gpu() -> None:

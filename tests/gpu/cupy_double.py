@@ -18,7 +18,7 @@ import numpy as np
 from gpucoll import devices
 
 _here = threading.local()
-_pool: dict[tuple[int, int], list[int]] = {}
+_pool: dict[tuple[int, int, str], list[int]] = {}
 _kind = "cuda"
 
 
@@ -89,7 +89,7 @@ class _Memory:
     """A piece of the pool."""
 
     def __init__(self, size_bytes: int, number: int) -> None:
-        self.key = max(size_bytes, 1), number
+        self.key = max(size_bytes, 1), number, _kind
         free = _pool.setdefault(self.key, [])
         self.address = free.pop() if free else _device(number).allocate(self.key[0])
 
