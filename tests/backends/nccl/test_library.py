@@ -210,7 +210,7 @@ def test_each_function_stands_once_in_the_table():
     for table in (NCCL.prototypes, RCCL.prototypes):
         names = [row.name for row in table]
         assert len(names) == len(set(names))
-        assert set(row.name for row in PROTOTYPES) <= set(names)
+        assert {row.name for row in PROTOTYPES} <= set(names)
 
 
 def test_nothing_is_loaded_by_importing():
