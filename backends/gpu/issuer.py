@@ -79,8 +79,6 @@ class Issuer:
         self.failure: GpucollError | None = None
         """Why the communicator was given up."""
         self.failed_at_s = 0.0
-        self.was_told = False
-        """Whether somebody has been told of the failure."""
         self.lock = threading.RLock()
         """Held while the vendor's library is called."""
         self.wake: Callable[[], None] = _do_nothing
@@ -208,7 +206,7 @@ class Issuer:
     def raise_failure(self) -> None:
         """Raise why the communicator was given up, if it was."""
         if self.failure is not None:
-            self.was_told = True
+            self.group.was_told = True
             raise self.failure.with_traceback(None)
 
     @property

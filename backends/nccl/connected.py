@@ -149,15 +149,24 @@ class Connected:
         return made
 
     def close(self, limit_s: float) -> None:
-        """Wait for all calls, let go of everything, raise what went wrong."""
+        """Wait for all calls, let go of everything, raise what went wrong and nobody was told."""
+        issuer = self.issuer
+        if self._group.was_told:
+            self.give_up()
+            return
         try:
-            self.issuer.synchronize()
+            issuer.synchronize()
         except BaseException:
             self.give_up()
             raise
         self._watcher.stop()
         self.backend.close(limit_s)
-        self.issuer.close()
+        issuer.close()
+
+    def note_abort(self) -> None:
+        """Give up on the GPU what this rank itself has just given up."""
+        self.issuer.look()
+        self._group.was_told = True
 
     def give_up(self) -> None:
         """Let go of everything without waiting."""

@@ -257,6 +257,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         """Give the communicator up: every rank raises AbortedError, now or at its next call."""
         if not self._group.is_closed:
             self._group.abort()
+            self._gpu.note_abort()
 
     def __enter__(self) -> Communicator:
         return self

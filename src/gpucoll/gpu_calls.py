@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -109,6 +110,7 @@ class GpuCalls:
         self.refusal = "" if choice.gpu.backend else choice.gpu.reason
         """Why GPU arrays cannot be moved."""
         self._connected: Any = None
+        self._entering = threading.Lock()
         self.grouped: list[GpuCall] | None = None
         """What is collected while a group is open."""
 
@@ -212,19 +214,39 @@ class GpuCalls:
             check_in_group(call.name, async_op, lasting)
             self.grouped.append(call)
             return lasting
+        with self._alone():
+            connected = self._prepared(call)
+            launches = connected.launches(call.requests, call.messages)
+            if async_op:
+                return self._issue_beside(connected, call, launches)
+            flight = self._issue(connected, call, launches, call.address)
+            if not streams.is_stream_ordered(call.template.library):
+                connected.issuer.synchronize(flight)
+            elif not call.is_own:  # the result is looked at, or filled in, on the current stream
+                connected.issuer.follow(call.template.stream, call.address)
+            return call.finish()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second thread."""
+        if not self._entering.acquire(blocking=False):
+            raise StateError(
+                f"another thread of rank {self._group.rank} of {self._group.world_size} is in a "
+                "call on this communicator: one thread at a time, or one communicator per thread "
+                "(duplicate)"
+            )
+        try:
+            yield
+        finally:
+            self._entering.release()
+
+    def _prepared(self, call: GpuCall) -> Any:
+        """Return what is connected, once this rank's part of a call is checked."""
         self._group.check_open()
         connected = self._ready(call)
         connected.issuer.raise_failure()
         self._check_arrays(connected, call)
-        launches = connected.launches(call.requests, call.messages)
-        if async_op:
-            return self._issue_beside(connected, call, launches)
-        flight = self._issue(connected, call, launches, call.address)
-        if not streams.is_stream_ordered(call.template.library):
-            connected.issuer.synchronize(flight)
-        elif not call.is_own:  # the result is looked at, or filled in, on the current stream
-            connected.issuer.follow(call.template.stream, call.address)
-        return call.finish()
+        return connected
 
     def _issue_beside(self, connected: Any, call: GpuCall, launches: Any) -> GpuWork:
         """Issue on the communicator's own stream, after what is on the caller's now."""
@@ -256,18 +278,19 @@ class GpuCalls:
         """Make the calls of a group as one group of the library's."""
         if not calls:
             return
-        self._group.check_open()
-        first = next((call for call in calls if call.requests), calls[0])
-        connected = self._ready(first)
+        with self._alone():
+            self._run_group(calls, timeout_s)
+
+    def _run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
+        # A message cannot connect the ranks, a collective can.
+        connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
         issues = []
         for call in calls:
-            self._ready(call)
-            self._check_arrays(connected, call)
+            self._prepared(call)
             if call.timeout_s is None:
                 call.timeout_s = timeout_s
             launches = connected.launches(call.requests, call.messages)
             issues.append(self._issue_of(call, launches, call.address))
-        connected.issuer.raise_failure()
         for call in calls:
             if not call.is_own:
                 connected.issuer.follow(call.address, call.template.stream)
@@ -281,16 +304,19 @@ class GpuCalls:
 
     def prepare_plan(self, call: GpuCall) -> Callable[[], int]:
         """Return what makes a call again and again on the current stream; returns 0."""
-        connected = self._ready(call)
-        self._check_arrays(connected, call)
+        connected = self._prepared(call)
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
 
         issue = self._issue_of(call, launches, call.address)
 
         def run() -> int:
-            issue.stream = streams.current_stream(call.template)
-            flight = connected.issue(issue)
+            if self.grouped is not None:
+                self.grouped.append(replace(call, stream=streams.current_stream(call.template)))
+                return 0
+            with self._alone():
+                issue.stream = streams.current_stream(call.template)
+                flight = connected.issue(issue)
             if synchronizes:
                 connected.issuer.synchronize(flight)
             return 0
@@ -310,6 +336,11 @@ class GpuCalls:
             connected, self._connected = self._connected, None
             self.refusal = "the communicator is closed"
             connected.close(CLOSING_S)
+
+    def note_abort(self) -> None:
+        """End on the GPU what this rank has just given up."""
+        if self._connected is not None:
+            self._connected.note_abort()
 
     def give_up(self) -> None:
         """Let go of everything without waiting: at the end of the process, or after an error."""

@@ -78,7 +78,7 @@ class GpuWork(Work):
         self._issuer.look()
         if self._flight.is_done or self._issuer.failure is None:
             return None
-        self._issuer.was_told = True
+        self._issuer.group.was_told = True
         return self._issuer.failure
 
     def _check_process(self) -> None:

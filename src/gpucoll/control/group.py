@@ -57,6 +57,8 @@ class HostGroup:
         self.world_size = members.world_size
         self.timeout_s = timeout_s
         self.failure: GpucollError | None = None
+        self.was_told = False
+        """Whether that was raised to somebody."""
         self.is_closed = False
         self._is_forked = False
         self._tables = np.zeros((2, self.world_size), np.int64)
@@ -185,6 +187,7 @@ class HostGroup:
         if self.is_closed:
             raise StateError(f"the communicator of {who} is closed")
         if self.failure is not None:
+            self.was_told = True
             raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
 
     def raise_for(self, status: int) -> None:
@@ -227,6 +230,7 @@ class HostGroup:
         """Raise, now and from now on, where the communicator has been given up."""
         word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
         if word:
+            self.was_told = True
             raise self.fail(self.failure or diagnosis.abort_error(self, word))
 
     def fail(self, error: GpucollError) -> GpucollError:
