@@ -18,15 +18,18 @@ from tests.ranks import Seat
 POISON = 0xA5
 
 
+def view(address: int, size_bytes: int) -> Any:
+    """Return a piece of memory as a buffer."""
+    return (ctypes.c_char * size_bytes).from_address(address)
+
+
 class Memory:
     """Memory of a device, seen as a NumPy array: the double's lies on the host."""
 
     def __init__(self, device: Any, array: np.ndarray) -> None:
         self._device = device
         self.address = device.allocate(array.nbytes)
-        kind = ctypes.c_char * array.nbytes
-        memory: Any = kind.from_address(self.address)
-        flat = np.frombuffer(memory, dtype=array.dtype)
+        flat = np.frombuffer(view(self.address, array.nbytes), dtype=array.dtype)
         self.array = flat.reshape(array.shape)
         self.array[...] = array
 
@@ -66,10 +69,15 @@ class Communicator:
         """Return device memory with the values of an array."""
         return Memory(self.device, array)
 
+    @staticmethod
+    def view(address: int, size_bytes: int) -> Any:
+        """Return a piece of memory as a buffer."""
+        return view(address, size_bytes)
+
     def call(self, name: str, *arguments: Any) -> int:
         """Enqueue a call on the stream; return its code."""
         with self.device:
-            return int(self.functions.__getattribute__(name)(*arguments, self.handle, self.stream))
+            return int(getattr(self.functions, name)(*arguments, self.handle, self.stream))
 
     def synchronize(self) -> None:
         """Wait until the stream is done."""

@@ -627,19 +627,35 @@ DOUBLE_API int double_allocate(void **out, size_t size)
     return OK;
 }
 
+static int wait_for_device(int number)
+{
+    struct timespec until = limit();
+    int code = OK;
+    for (struct stream *s = streams; s; s = s->next_stream)
+        while (s->device == number && !code && !s->error && (s->first || s->is_busy))
+            code = wait_changed(&until, "everything on a device");
+    return code;
+}
+
+static int synchronize(void)
+{
+    pthread_mutex_lock(&lock);
+    int code = disturbs_capture() ? CAPTURE_UNSUPPORTED : wait_for_device(current());
+    pthread_mutex_unlock(&lock);
+    return code;
+}
+
 /* Like the real one, it waits for everything on the device first. */
 DOUBLE_API int double_free(void *address)
 {
-    struct timespec until = limit();
     pthread_mutex_lock(&lock);
     struct block **at = &blocks;
     while (*at && (*at)->address != address)
         at = &(*at)->next;
     struct block *b = *at;
     int code = !b ? INVALID_VALUE : disturbs_capture() ? CAPTURE_UNSUPPORTED : OK;
-    for (struct stream *s = streams; s && !code; s = s->next_stream)
-        while (s->device == b->device && !code && !s->error && (s->first || s->is_busy))
-            code = wait_changed(&until, "a stream, to free memory");
+    if (!code)
+        code = wait_for_device(b->device);
     if (!code) {
         for (at = &blocks; *at != b; at = &(*at)->next)
             ;
@@ -840,6 +856,7 @@ EXPORT(cuGetErrorString, )(int code, const char **out)
     return OK;
 }
 #endif
+EXPORT(cuCtxSynchronize, hipDeviceSynchronize)(void) { BEGIN return synchronize(); }
 EXPORT(cuCtxGetStreamPriorityRange, hipDeviceGetStreamPriorityRange)(int *least, int *greatest)
 {
     BEGIN *least = 0;

@@ -36,6 +36,7 @@ _SYMBOLS = {
     "device_uuid": ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"),  # v2 (11.4) knows MIG slices
     "device_pci_bus_id": ("cuDeviceGetPCIBusId",),
     "device_attribute": ("cuDeviceGetAttribute",),
+    "synchronize": ("cuCtxSynchronize",),
     "stream_priorities": ("cuCtxGetStreamPriorityRange",),
     "stream_create": ("cuStreamCreateWithPriority",),
     "stream_destroy": ("cuStreamDestroy_v2",),

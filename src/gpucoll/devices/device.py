@@ -101,6 +101,9 @@ class Device(Protocol):
     def synchronize_event(self, event: int) -> None:
         """Wait for the event without a deadline; poll `is_event_done` where one is needed."""
 
+    def synchronize(self) -> None:
+        """Wait for everything on the GPU, without a deadline, as giving memory back does."""
+
     # --- memory -------------------------------------------------------------------------------
 
     def allocate(self, size_bytes: int) -> int:

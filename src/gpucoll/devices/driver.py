@@ -29,6 +29,7 @@ PROTOTYPES: Final = (
     Prototype("device_name", (c_char_p, c_int, c_int)),
     Prototype("device_uuid", (c_void_p, c_int)),
     Prototype("device_pci_bus_id", (c_char_p, c_int, c_int)),
+    Prototype("synchronize", ()),
     Prototype("device_attribute", (_INTS, c_int, c_int)),
     Prototype("stream_priorities", (_INTS, _INTS)),
     Prototype("stream_create", (_HANDLES, c_uint, c_int)),
@@ -247,6 +248,10 @@ class DriverDevice:
 
     def synchronize_event(self, event: int) -> None:
         self._call("event_synchronize", "wait for an event", event)
+
+    def synchronize(self) -> None:
+        with self:
+            self._call("synchronize", "wait for everything on it")
 
     # --- memory -----------------------------------------------------------------------------------
 

@@ -35,6 +35,7 @@ _SYMBOLS = {
     "device_attribute": ("hipDeviceGetAttribute",),
     "device_set": ("hipSetDevice",),
     "device_get": ("hipGetDevice",),
+    "synchronize": ("hipDeviceSynchronize",),
     "stream_priorities": ("hipDeviceGetStreamPriorityRange",),
     "stream_create": ("hipStreamCreateWithPriority",),
     "stream_destroy": ("hipStreamDestroy",),

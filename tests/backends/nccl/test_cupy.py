@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+from typing import Any
 
 import numpy as np
 import pytest
+from tests.doubles.communicators import Memory
 
 from gpucoll import devices
-from tests.doubles.communicators import Memory
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("cupy") is None, reason="no CuPy (extra test-gpu)"
@@ -25,7 +26,12 @@ DTYPES = {
     "NCCL_FLOAT32": np.float32,
     "NCCL_FLOAT64": np.float64,
 }
-OPS = {"NCCL_SUM": np.sum, "NCCL_PROD": np.prod, "NCCL_MAX": np.max, "NCCL_MIN": np.min}
+OPS: dict[str, Any] = {
+    "NCCL_SUM": np.sum,
+    "NCCL_PROD": np.prod,
+    "NCCL_MAX": np.max,
+    "NCCL_MIN": np.min,
+}
 
 
 def drive(seat, double):
@@ -55,7 +61,7 @@ def drive(seat, double):
                 x, out = Memory(device, rows[rank]), Memory(device, np.zeros(8, dtype))
                 arguments = code, getattr(nccl, op_name), stream
                 comm.allReduce(x.address, out.address, 8, *arguments)
-                check((type_name, op_name), out, fold(np.stack(rows), axis=0).astype(dtype))
+                check((type_name, op_name), out, np.asarray(fold(np.stack(rows), 0)).astype(dtype))
             out = Memory(device, np.zeros(8 * n, dtype))
             comm.allGather(x.address, out.address, 8, code, stream)
             check((type_name, "allGather"), out, np.concatenate(rows))

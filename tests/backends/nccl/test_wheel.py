@@ -9,11 +9,11 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.doubles import run_python
 
 from gpucoll import devices
 from gpucoll.backends.nccl import prototypes
 from gpucoll.backends.nccl.vendor import NCCL
-from tests.doubles import run_python
 
 
 def wheel():
