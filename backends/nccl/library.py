@@ -194,6 +194,9 @@ class Library:
         for variable, meaning in self.vendor.variables_to_mention.items():
             if value := config.variable(variable):
                 found.append(f"{variable}={value}: {meaning}")
+        for variable, meaning in self.vendor.variables_to_set.items():
+            if config.variable(variable) != "1":
+                found.append(f"{variable} is not set: {meaning}")
         return found
 
     # --- errors -----------------------------------------------------------------------------------

@@ -37,6 +37,14 @@ class Vendor(NamedTuple):
     """What to do where there is none."""
     variables_to_mention: Mapping[str, str]
     """Environment variable -> what to say where it is set."""
+    variables_to_set: Mapping[str, str]
+    """Environment variable that should be 1 -> what to say where it is not."""
+
+
+BLOCKING = (
+    "it overrides how gpucoll makes communicators, so that a rank that never comes may not end in "
+    "a DeadlineError: unset it"
+)
 
 
 NCCL = Vendor(
@@ -52,10 +60,6 @@ NCCL = Vendor(
     spellings=MappingProxyType({}),
     remedy="pip install nvidia-nccl-cu12 (or nvidia-nccl-cu13 for CUDA 13: never both, they "
     "overwrite each other), or name a copy in " + config.NCCL_LIBRARY,
-    variables_to_mention=MappingProxyType(
-        {
-            "NCCL_COMM_BLOCKING": "it overrides how gpucoll makes communicators, so that a rank "
-            "that never comes may not end in a DeadlineError: unset it",
-        }
-    ),
+    variables_to_mention=MappingProxyType({config.NCCL_COMM_BLOCKING: BLOCKING}),
+    variables_to_set=MappingProxyType({}),
 )

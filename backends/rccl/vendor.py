@@ -12,7 +12,7 @@ from typing import Final
 
 from gpucoll import config
 from gpucoll.backends.nccl.prototypes import PROTOTYPES
-from gpucoll.backends.nccl.vendor import Vendor
+from gpucoll.backends.nccl.vendor import BLOCKING, Vendor
 from gpucoll.foreign_library import Prototype
 
 _counts = POINTER(c_size_t)
@@ -42,10 +42,12 @@ RCCL = Vendor(
         }
     ),
     remedy="it comes with ROCm (package rccl), or name a copy in " + config.RCCL_LIBRARY,
-    variables_to_mention=MappingProxyType(
+    variables_to_mention=MappingProxyType({config.NCCL_COMM_BLOCKING: BLOCKING}),
+    variables_to_set=MappingProxyType(
         {
-            "NCCL_COMM_BLOCKING": "it overrides how gpucoll makes communicators, so that a rank "
-            "that never comes may not end in a DeadlineError: unset it",
+            config.HSA_NO_SCRATCH_RECLAIM: "on MI300 and newer (gfx942, gfx950) RCCL ends the "
+            "process at its first communicator with some versions of ROCm's runtime, or is slow: "
+            "set it to 1"
         }
     ),
 )

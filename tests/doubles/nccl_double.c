@@ -629,7 +629,7 @@ static int submit(struct batch *b)
 
 static int end_group(void)
 {
-    int code = group_error, count = group_count;
+    int code = group_error, count = group_count, in_progress = Success;
     for (int i = 0; i < count && !code; i++) {
         struct comm *c = group[i].comm;
         if (!c)
@@ -642,11 +642,14 @@ static int end_group(void)
             b->operations[b->count++] = group[j].operation;
             group[j].comm = NULL;
         }
-        int now = submit(b);
-        code = now == InProgress && i + 1 < count ? code : now;
+        code = submit(b);
+        if (code == InProgress) {
+            in_progress = code;
+            code = Success; /* of this one; the others are issued too */
+        }
     }
     group_count = group_error = 0;
-    return code;
+    return code ? code : in_progress;
 }
 
 /* --- making and ending communicators ------------------------------------------------------------------ */

@@ -320,6 +320,28 @@ def test_in_progress_until_polled(gpu_ranks, doubles):
     assert answers == [(True, 0, 4, IN_PROGRESS, [1.0], 3, [2.0])] * 2
 
 
+def polled_group(seat, double):
+    control = double.load()
+    with control.library_set(polls=2), communicator(seat, double, is_blocking=False) as comm:
+        while comm.library.async_error(comm.handle) == IN_PROGRESS:
+            pass
+        x = comm.memory(np.ones(2, np.float32))
+        comm.functions.ncclGroupStart()
+        for offset in (0, 4):
+            address = x.address + offset
+            assert comm.call("ncclAllReduce", address, address, 1, FLOAT32, SUM) == 0
+        code = comm.functions.ncclGroupEnd()
+        while comm.library.async_error(comm.handle) == IN_PROGRESS:
+            pass
+        comm.synchronize()
+        return code, x.array.tolist()
+
+
+def test_a_group_is_in_progress_until_polled(gpu_ranks, doubles):
+    answers = run(gpu_ranks, doubles.double(), 2, polled_group)
+    assert answers == [(IN_PROGRESS, [2.0, 2.0])] * 2
+
+
 def split_apart(seat, double, is_blocking):
     with communicator(seat, double, is_blocking=is_blocking) as comm:
         while comm.library.async_error(comm.handle) == IN_PROGRESS:

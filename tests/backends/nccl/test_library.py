@@ -31,11 +31,15 @@ print(json.dumps(said))
 """
 
 
+SETTLED = {"HSA_NO_SCRATCH_RECLAIM": "1"}
+"""An environment that gives no cause for notes."""
+
+
 def tell(vendor, *loaded, path=(), **variables):
     """Load a vendor's library in a new process; return what it says."""
     code = f"import sys; sys.path[:0] = {list(map(str, path))!r}; sys.argv[1:] = "
     code += f"{[vendor, *map(str, loaded)]!r}\n{TELL}"
-    return json.loads(run_python(code, **{"GPUCOLL_CPU_ONLY": "0", **variables}))
+    return json.loads(run_python(code, **{"GPUCOLL_CPU_ONLY": "0", **SETTLED, **variables}))
 
 
 @pytest.fixture
@@ -108,6 +112,9 @@ def test_the_environment_is_looked_at(doubles, vendor):
     double = doubles.double(vendor)
     *_, notes, _ = tell(vendor, double.library, NCCL_COMM_BLOCKING="1")
     assert notes[0].startswith("NCCL_COMM_BLOCKING=1: ")
+    *_, notes, _ = tell(vendor, double.library, HSA_NO_SCRATCH_RECLAIM="0")
+    said = [note for note in notes if note.startswith("HSA_NO_SCRATCH_RECLAIM is not set: ")]
+    assert len(said) == (vendor == "rccl")
 
 
 # --- what is refused ------------------------------------------------------------------------------
