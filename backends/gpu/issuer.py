@@ -85,7 +85,9 @@ class Issuer:
         """Called when there is something to watch."""
         self._failure_of_library = failure_of_library
         self._abort_library = abort_library
-        self._flights: deque[Flight] = deque()
+        self._flights: dict[int, deque[Flight]] = {}
+        """By stream: on each they end in order."""
+        self._n_flights = 0
         self._events: list[int] = []
         self._streams: dict[int, bool] = {}
         self._own_stream = 0
@@ -131,7 +133,8 @@ class Issuer:
                 # A graph's events are never passed: its replays belong to who launches them.
                 flight.is_passed = flight.is_done = True
             else:
-                self._flights.append(flight)
+                self._flights.setdefault(flight.stream, deque()).append(flight)
+                self._n_flights += 1
         self.wake()
         return flights
 
@@ -152,11 +155,12 @@ class Issuer:
             pause_s = min(2 * pause_s, _PAUSES_S[1])
 
     def _make_room(self, limit_s: float) -> None:
-        if len(self._flights) < MOST_FLIGHTS:
+        if self._n_flights < MOST_FLIGHTS:
             return
         self.look()
-        if len(self._flights) >= MOST_FLIGHTS:
-            self.synchronize(self._flights[0], limit_s)
+        if self._n_flights >= MOST_FLIGHTS:
+            longest = max(self._flights.values(), key=len)
+            self.synchronize(longest[len(longest) // 2], limit_s)
 
     def _check_stream(self, stream: int) -> None:
         """Raise unless a stream is of this device; what is known of it is kept."""
@@ -250,28 +254,33 @@ class Issuer:
                 return
 
     def _oldest_sequence(self) -> int:
-        """Return the number of the oldest call that is under way."""
-        known = (flight.sequence for flight in self._flights if flight.sequence is not None)
-        return next(known, self.calls.sequence)
+        """Return the number of the oldest call that is under way on some stream."""
+        if self.calls.has_uncompared:
+            return self.calls.compared + 1
+        heads = (flights[0].sequence for flights in self._flights.values() if flights)
+        known = [sequence for sequence in heads if sequence is not None]
+        return min(known, default=self.calls.sequence)
 
     def _look_at_flights(self) -> None:
         """Ask for the events of calls under way, stream by stream in order; drop what is done."""
-        now_s, waiting = time.monotonic(), set[int]()
-        for flight in self._flights:
-            if flight.stream in waiting:
-                continue
-            if not flight.is_passed and not self._is_passed(flight, now_s):
-                waiting.add(flight.stream)
-                self._look_at_deadline(flight, now_s)
-        kept = deque[Flight]()
-        for flight in self._flights:
-            is_same = flight.sequence is None or self.calls.is_compared(flight.sequence)
-            if flight.is_passed and (is_same or self.failure is not None):
+        now_s = time.monotonic()
+        for stream, flights in list(self._flights.items()):
+            while flights and self._is_over(flights[0], now_s):
+                flight = flights.popleft()
                 flight.is_done = self.failure is None
                 flight.keep = None
-            else:
-                kept.append(flight)
-        self._flights = kept
+                self._n_flights -= 1
+            if not flights:
+                del self._flights[stream]
+
+    def _is_over(self, flight: Flight, now_s: float) -> bool:
+        """Return whether nothing more is to be known of a call."""
+        if not flight.is_passed and not self._is_passed(flight, now_s):
+            self._look_at_deadline(flight, now_s)
+            return False
+        if flight.sequence is None or self.failure is not None:
+            return True
+        return self.calls.is_compared(flight.sequence)
 
     def _is_passed(self, flight: Flight, now_s: float) -> bool:
         """Return whether a call's work on the stream has ended; give its events back then."""
@@ -352,7 +361,7 @@ class Issuer:
             self.raise_failure()
             if flight.is_done if flight is not None else not self.is_busy:
                 return
-            oldest = flight or next(iter(self._flights), None)
+            oldest = flight or next((line[0] for line in self._flights.values() if line), None)
             has_begun = oldest is None or oldest.begun_s
             if time.monotonic() - begun_s > limit_s and (timeout_s is not None or not has_begun):
                 name = oldest.name if oldest else "a call on GPU arrays"
