@@ -520,20 +520,31 @@ static int run_transfers(struct comm *c, struct batch *b)
 
 /* --- a batch on its stream --------------------------------------------------------------------------- */
 
+/* The only overlap of input and output that NCCL promises to bear. */
+static int is_in_place(const struct comm *c, const struct operation *o)
+{
+    size_t mine = o->count * SIZES[o->type] * (size_t)c->rank;
+    switch (o->kind) {
+    case ALL_TO_ALL: return 0;
+    case ALL_GATHER: case GATHER: return o->send == o->recv + mine;
+    case REDUCE_SCATTER: case SCATTER: return o->recv == o->send + mine;
+    default: return o->send == o->recv;
+    }
+}
+
+/* Fill the output, but for the input where the call is in place. */
 static void poison(const struct comm *c, const struct operation *o)
 {
-    const char *send = o->send, *send_end = send + send_size(c, o);
-    char *recv = o->recv, *recv_end = recv + recv_size(c, o);
-    if (recv == recv_end)
+    size_t received = recv_size(c, o), sent = send_size(c, o);
+    if (!received)
         return;
-    if (send == send_end || send_end <= recv || recv_end <= send) {
-        memset(recv, POISON, (size_t)(recv_end - recv));
-        return;
-    }
-    if (recv < send) /* in place: what is not the input */
-        memset(recv, POISON, (size_t)(send - recv));
-    if (send_end < recv_end)
-        memset((char *)send_end, POISON, (size_t)(recv_end - send_end));
+    if (!sent || !is_in_place(c, o)) {
+        memset(o->recv, POISON, received);
+    } else if (o->kind == ALL_GATHER || o->kind == GATHER) {
+        size_t before = (size_t)(o->send - o->recv);
+        memset(o->recv, POISON, before);
+        memset(o->recv + before + sent, POISON, received - before - sent);
+    } /* else the output lies within the input */
 }
 
 static int misbehave(struct comm *c)
