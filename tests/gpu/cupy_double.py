@@ -115,8 +115,8 @@ class ndarray:  # noqa: N801
         get_current_stream(self.device.id).synchronize()
         self.host[where] = value.host if isinstance(value, ndarray) else value
 
-    def reshape(self, *shape: int) -> ndarray:
-        return ndarray(self.host.reshape(*shape), self._memory)
+    def reshape(self, shape: Any) -> ndarray:
+        return ndarray(self.host.reshape(shape), self._memory)
 
     @property
     def T(self) -> ndarray:  # noqa: N802
