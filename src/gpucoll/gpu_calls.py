@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from gpucoll import gpu_memory
+from gpucoll import devices, gpu_memory
 from gpucoll.arrays import streams
 from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.buffer import Buffer
@@ -176,7 +176,8 @@ class GpuCalls:
                     "this call. Make a collective call on GPU arrays first, or pass device= to "
                     "init, which connects them at once"
                 )
-            self.connect(int(number) if number else None, call.timeout_s)
+            own = int(number) if number else _device_of(kind, call.buffers)
+            self.connect(own, call.timeout_s)
         return self._connected
 
     def _check_arrays(
@@ -413,6 +414,13 @@ class GpuCalls:
             return {"GPU arrays": f"none: {self.refusal}"}
         when = "to be connected at the first call on GPU arrays"
         return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
+
+
+def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
+    """Return which GPU the first of these arrays lies on, where the arrays do not say it."""
+    addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
+    found = (devices.device_of(kind, address) for address in addresses)
+    return next((number for number in found if number is not None), None)
 
 
 def _nothing() -> None:
