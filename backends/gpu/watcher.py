@@ -78,7 +78,9 @@ class Watcher:
                 issuer.lock.release()
         if issuer.failure is not None and not issuer.group.was_told:
             self._consider_exit(issuer)
-        if issuer.is_busy or (issuer.failure is not None and self._exits and not issuer.group.was_told):
+        if issuer.is_busy or (
+            issuer.failure is not None and self._exits and not issuer.group.was_told
+        ):
             longer_s = 1.5 * (self._pause_s or PAUSES_S[0])
             self._pause_s = min(longer_s, PAUSES_S[1])
         else:

@@ -155,7 +155,8 @@ class Connected:
             self.give_up()
             return
         try:
-            issuer.synchronize()
+            if issuer.is_busy:  # else all is known to be well, whatever the others did since
+                issuer.synchronize()
         except BaseException:
             self.give_up()
             raise

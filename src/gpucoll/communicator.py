@@ -130,9 +130,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
 
     # --- memory, plans, description ---------------------------------------------------------------
 
-    def empty(
-        self, shape: int | Sequence[int], dtype: Any = "float32", *, like: Any = None
-    ) -> Any:
+    def empty(self, shape: int | Sequence[int], dtype: Any = "float32", *, like: Any = None) -> Any:
         """Return a new array, values undefined, in memory that the backend uses without a copy.
 
         On the CPU it lies in memory that all ranks of the host share. Collectives on such arrays,

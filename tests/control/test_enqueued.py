@@ -18,9 +18,7 @@ _kept: list[CallBlock] = []
 
 
 def poster(comm, calls, count, dtype="float32"):
-    block = CallBlock(
-        Collective.ALL_REDUCE, 0, dtype=dtype, item_bytes=4, op=ReduceOp.parse("sum")
-    )
+    block = CallBlock(Collective.ALL_REDUCE, 0, dtype=dtype, item_bytes=4, op=ReduceOp.parse("sum"))
     block.set_arrays((count,), 0, 0)
     _kept.append(block)
     return calls.poster(block)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.faults.test_ends import errors
+from tests.gpu.conftest import in_rank
 
 from gpucoll.errors import ArgumentError, BackendUnavailableError, MismatchError, RendezvousError
-from tests.gpu.conftest import in_rank
 
 
 def ones(kit, count=4):
@@ -246,8 +247,13 @@ def divide(rank, is_connected):
         totals = [rank.kit.read(again.all_reduce(x))[0]]
         place = None
         if part is not None:
-            gathered = part.all_gather(rank.kit.seen_as(rank.kit.bytes_of(
-                np.full(1, comm.rank, np.float32).view(np.uint8)), (1,), "float32"))
+            gathered = part.all_gather(
+                rank.kit.seen_as(
+                    rank.kit.bytes_of(np.full(1, comm.rank, np.float32).view(np.uint8)),
+                    (1,),
+                    "float32",
+                )
+            )
             totals += rank.kit.read(gathered).tolist()
             place = part.rank
             part.close()
@@ -307,8 +313,6 @@ def test_what_an_older_library_lacks_is_emulated(rank_server, doubles, world_siz
 
     double = doubles.double("nccl", without=("ncclAlltoAll", "ncclGather", "ncclScatter"))
     with rank_server.fork(world_size) as pool:
-        arguments = double, with_communicator, ({}, emulate, ())
+        arguments: tuple[Any, ...] = (double, with_communicator, ({}, emulate, ()))
         found = pool.call(in_rank, *arguments, gives="seat", environment=double.variables)
     assert found == ["AlltoAll, Gather, Scatter"] * world_size
-
-

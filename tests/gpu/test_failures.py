@@ -1,4 +1,4 @@
-"""What ends a call on GPU arrays, and that every rank hears of it: nothing hangs, nothing is left."""
+"""What ends a call on GPU arrays, and that every rank hears of it: nothing hangs or is left."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 import numpy as np
 import pytest
 from tests.faults.test_ends import SOON_S, errors, is_broken, until
+from tests.gpu.conftest import in_rank
 from tests.ranks import Ended
 
 from gpucoll.errors import (
@@ -23,7 +24,6 @@ from gpucoll.errors import (
     StateError,
 )
 from gpucoll.transport.layout import Record
-from tests.gpu.conftest import in_rank
 
 FLOAT32 = np.dtype("float32")
 
@@ -356,6 +356,7 @@ def test_abort(gpus):
 def interrupt(rank):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
+        comm.check()
         if comm.rank == 1:
             until(lambda: is_broken(comm))
             return None
@@ -382,9 +383,8 @@ def test_ctrl_c_in_a_wait(gpus):
 def use_from_a_second_thread(rank):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
-        with comm._gpu._entering:
-            with pytest.raises(StateError, match="another thread"):
-                comm.all_reduce(ones(kit))
+        with comm._gpu._entering, pytest.raises(StateError, match="another thread"):
+            comm.all_reduce(ones(kit))
         comm.close()
         for call in (
             lambda: comm.all_reduce(ones(kit)),

@@ -6,10 +6,10 @@ import gc
 
 import numpy as np
 import pytest
+from tests.gpu.conftest import REPLAYED
 
 from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.errors import ArgumentError, BackendUnavailableError, StateError
-from tests.gpu.conftest import REPLAYED
 
 
 def ones(kit, count=4):
@@ -18,7 +18,7 @@ def ones(kit, count=4):
 
 
 def use(comm, kit):
-    with pytest.raises(StateError, match="not connected yet. Pass device="):
+    with pytest.raises(StateError, match=r"not connected yet\. Pass device="):
         comm.empty(3, like=ones(kit))
     comm.all_reduce(ones(kit))
     results = []

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-import gpucoll
-from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, StateError
 from tests.dtypes import assert_same, small_values
 from tests.gpu.conftest import EVERYWHERE, REPLAYED
 from tests.gpu.kits import Guarded
+
+import gpucoll
+from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, StateError
 
 
 def array(kit, dtype, count, seed, shape=None):
@@ -90,7 +90,9 @@ def refuse(comm, kit):
     with pytest.raises(ArgumentError, match="scratch memory and several steps"), comm.group():
         comm.scan(x)
     with pytest.raises(ArgumentTypeError, match="filled at the end"), comm.group():
-        comm.all_reduce(x, out=kit.seen_as(kit.bytes_of(np.zeros(32, np.uint8)), (8,), "float32")[::2])
+        comm.all_reduce(
+            x, out=kit.seen_as(kit.bytes_of(np.zeros(32, np.uint8)), (8,), "float32")[::2]
+        )
     with pytest.raises(ArgumentTypeError, match="cannot reduce int16"), comm.group():
         comm.all_reduce(poisoned(kit, "int16", (3,)))
     return kit.read(comm.all_reduce(x)).tolist()
@@ -124,7 +126,9 @@ def grouped(comm, kit):
         total = comm.all_reduce(x)
         gathered = comm.all_gather(y)
         on_host = comm.all_reduce(host)
-        moved = comm.send_recv(y, (rank + 1) % size, (rank - 1) % size, poisoned(kit, "int32", (3,)))
+        moved = comm.send_recv(
+            y, (rank + 1) % size, (rank - 1) % size, poisoned(kit, "int32", (3,))
+        )
         step = comm.broadcast(x, out=poisoned(kit, "float64", (6,)))
         calls += 1
     comm.check()

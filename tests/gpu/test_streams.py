@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
+from typing import Any
 
 import numpy as np
 import pytest
 from tests.faults.test_ends import until
+from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 from gpucoll import devices
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
-from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 
 def full(kit, value, count=1000):
@@ -151,7 +153,7 @@ def test_a_backlog_is_bounded_and_nothing_is_left(gpus):
 
 def read_at_once(rank):
     """Arrays of a library that knows no streams are complete when the call returns."""
-    import gpucoll.arrays.cupy_arrays as library
+    library: Any = importlib.import_module("gpucoll.arrays.cupy_arrays")
 
     with rank.init() as comm:
         kit = rank.kit
@@ -187,9 +189,13 @@ def on_a_given_stream(comm, kit):
         results.append(kit.read(out)[0])
         # What is made or filled for the call is used on the current stream.
         results.append(kit.read(comm.all_reduce(full(kit, 2), stream=given))[0])
-        matrix = kit.seen_as(kit.bytes_of(np.ones(24, np.float32).view(np.uint8)), (4, 6), "float32")
+        matrix = kit.seen_as(
+            kit.bytes_of(np.ones(24, np.float32).view(np.uint8)), (4, 6), "float32"
+        )
         results.append(kit.read(comm.all_reduce(matrix.T, out=matrix.T, stream=given))[0, 0])
-        results.append(kit.read(comm.all_reduce(full(kit, 2), stream=given, async_op=True).wait())[0])
+        results.append(
+            kit.read(comm.all_reduce(full(kit, 2), stream=given, async_op=True).wait())[0]
+        )
     with pytest.raises(ArgumentTypeError, match="stream must be a stream of CuPy"):
         comm.all_reduce(full(kit, 1), stream="mine")
     return results

@@ -7,10 +7,10 @@ import threading
 import numpy as np
 import pytest
 from tests.faults.test_ends import is_broken, until
+from tests.gpu.conftest import in_rank
 from tests.ranks import Ended
 
 from gpucoll.errors import DeadlineError
-from tests.gpu.conftest import in_rank
 
 
 def ones(kit):
