@@ -162,23 +162,27 @@ DOUBLE_API int ncclCommFinalize(void *comm)
 
 DOUBLE_API int ncclCommDestroy(void *comm)
 {
-    BEGIN(ncclCommDestroy)
+    int injected = begin("ncclCommDestroy"); /* the communicator is gone all the same */
     struct comm *c = find_comm(comm);
     if (!comm)
-        return Success;
-    return c ? end(c) : fail(InvalidArgument, "CommDestroy : comm argument is no communicator any more");
+        return injected;
+    if (!c)
+        return fail(InvalidArgument, "CommDestroy : comm argument is no communicator any more");
+    int code = end(c);
+    return code ? code : injected;
 }
 
 DOUBLE_API int ncclCommAbort(void *comm)
 {
-    BEGIN(ncclCommAbort)
+    int injected = begin("ncclCommAbort"); /* the communicator is gone all the same */
     struct comm *c = find_comm(comm);
     if (!comm)
-        return Success;
+        return injected;
     if (!c)
         return fail(InvalidArgument, "CommAbort : comm argument is no communicator any more");
     atomic_store(&c->aborted, 1);
-    return end(c);
+    int code = end(c);
+    return code ? code : injected;
 }
 
 static int tell(void *comm, int *out, int what)

@@ -9,12 +9,12 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.ranks import Ended, Reply
-
-from gpucoll.errors import AbortedError, BackendError, GpucollError, PeerLostError
 from tests.gpu.cases import run_cases
 from tests.gpu.conftest import in_rank
 from tests.gpu.test_collectives import cases_of
+from tests.ranks import Ended, Reply
+
+from gpucoll.errors import AbortedError, BackendError, GpucollError, PeerLostError
 
 SOON_S = 10.0
 """Well below the ranks' deadline of 20 s: who needs longer has waited for that."""
@@ -63,7 +63,7 @@ def make_calls(comm, kit, random, n_calls):
     results: list = []
     for number in range(n_calls):
         x, y = filled(kit, number), filled(kit, number)
-        kind = random.randrange(8)
+        kind = random.randrange(10)
         root = random.randrange(comm.world_size)
         if kind == 0:
             works.append((comm.all_reduce(x, async_op=True), number * comm.world_size))
@@ -84,6 +84,15 @@ def make_calls(comm, kit, random, n_calls):
             comm.scatter(x[: 8 * comm.world_size], root)
         elif kind == 6:
             comm.all_reduce([x, y])
+        elif kind == 7:
+            plan = comm.plan_all_reduce(x, op="max", out=y)
+            for _ in range(3):
+                plan()
+            results.append((kit.read(y)[0], number))
+        elif kind == 8:
+            with comm.split(comm.rank % (1 + random.randrange(2))) as part:
+                results.append((kit.read(part.all_reduce(x, "max"))[0], number))
+                part.check()
         else:
             results.append((kit.read(comm.all_reduce(x, "max"))[0], number))
     for work, expected in works:
@@ -103,8 +112,9 @@ def fail_somewhere(rank, seeds):
         begun = time.monotonic()
         if rank.rank == victim:
             rank.control.fail_at(call, code, function)
+        slowness = {"polls": random.choice((0, 0, 1, 3)), "delay_us": random.choice((0, 0, 300))}
         try:
-            with rank.init() as comm:
+            with rank.control.library_set(**slowness), rank.init() as comm:
                 make_calls(comm, rank.kit, random, 12)
             ended.append("")
         except GpucollError as error:
@@ -118,12 +128,13 @@ def fail_somewhere(rank, seeds):
 
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_an_error_at_a_random_call_of_a_random_rank(gpus, world_size):
-    answers = gpus.call_ranks(world_size, fail_somewhere, range(40))
+    # A rank that was done, and saw that its results are right, need not hear of what fails later.
+    answers = gpus.call_ranks(world_size, fail_somewhere, range(60))
 
-    for seed, kinds in enumerate(zip(*(ended for ended, _ in answers), strict=True)):
-        assert all(kinds) or not any(kinds), f"seed {seed}: only some ranks heard of it: {kinds}"
+    rounds = list(zip(*(ended for ended, _ in answers), strict=True))
+    for seed, kinds in enumerate(rounds):
         assert "DeadlineError" not in kinds, f"seed {seed}: {kinds}"
-    assert sum(any(ended) for ended, _ in answers) == world_size, "nothing failed at all"
+    assert sum(any(kinds) for kinds in rounds) > len(rounds) / 5, "hardly anything failed"
     assert max(longest_s for _, longest_s in answers) < SOON_S
 
 
