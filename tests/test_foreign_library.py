@@ -7,7 +7,13 @@ import ctypes.util
 
 import pytest
 
-from gpucoll.foreign_library import Prototype, bind, loaded_copies, open_library
+from gpucoll.foreign_library import (
+    Prototype,
+    bind,
+    files_of_wheels,
+    loaded_copies,
+    open_library,
+)
 
 MAPS = """\
 55d0-55d1 r--p 00000000 08:01 10 /usr/bin/python3
@@ -32,6 +38,18 @@ def test_loaded_copies(tmp_path):
     ]
     assert loaded_copies("nothing", tmp_path) == []
     assert loaded_copies("libc.*", tmp_path / "without") == []
+
+
+def test_files_of_wheels(tmp_path, monkeypatch):
+    one, two = tmp_path / "one/vendor_b/lib/x.so.1", tmp_path / "two/vendor_a/lib/x.so.1"
+    for path in (one, two, tmp_path / "two/other/lib/x.so.1"):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    folders = ["one", "none", "two"]
+    monkeypatch.setattr("sys.path", ["", *(str(tmp_path / folder) for folder in folders)])
+
+    assert list(files_of_wheels(["vendor_*/lib/x.so.1"])) == [str(one), str(two)]
+    assert list(files_of_wheels([])) == []
 
 
 def test_bind():

@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -29,10 +28,11 @@ from gpucoll.errors import (
     GpucollError,
     PeerLostError,
 )
-from gpucoll.foreign_library import bind, loaded_copies, open_library
+from gpucoll.foreign_library import bind, files_of_wheels, loaded_copies, open_library
 
 __all__ = ["Candidate", "Functions", "Library", "candidates", "load", "vendor_of"]
 
+FOUND_BY_LOADER = "the system's loader finds it"
 IN_PROGRESS = int(ncclResult_t.ncclInProgress)
 
 _ERRORS: dict[int, type[GpucollError]] = {
@@ -61,13 +61,10 @@ def candidates(vendor: Vendor) -> Iterator[Candidate]:
         yield Candidate(path, "this process had loaded it already")
     if wanted:
         yield Candidate(wanted, f"{vendor.variable} names it")
-    for folder in sys.path:
-        for file in vendor.wheels:
-            path = os.path.join(folder, file)
-            if os.path.isfile(path):
-                yield Candidate(path, "the wheel on Python's path")
+    for path in files_of_wheels(vendor.wheels):
+        yield Candidate(path, "the wheel on Python's path")
     for name in vendor.file_names:
-        yield Candidate(name, "the system's loader finds it")
+        yield Candidate(name, FOUND_BY_LOADER)
 
 
 def _is_same_file(path: str, other: str) -> bool:
@@ -292,14 +289,13 @@ def load(vendor_name: str) -> Library:
         )
     problems = []
     for candidate in candidates(vendor):
-        if os.path.sep in candidate.path and candidate.path not in vendor.file_names:
-            return Library(vendor, candidate)
-        try:
-            open_library(candidate.path)
-        except OSError as error:
-            problems.append(str(error))
-        else:
-            return Library(vendor, candidate)
+        if candidate.reason == FOUND_BY_LOADER:
+            try:
+                open_library(candidate.path)
+            except OSError as error:
+                problems.append(str(error))
+                continue
+        return Library(vendor, candidate)
     raise BackendUnavailableError(
         f"{vendor.name} is not found: no wheel on Python's path, no {vendor.variable}, and "
         f"{'; '.join(problems)}. What to do: {vendor.remedy}"

@@ -25,7 +25,7 @@ class Vendor(NamedTuple):
     pattern: str
     """Matches the file name of any copy."""
     wheels: tuple[str, ...]
-    """Where Python packages keep theirs: ``package/file``, looked for on Python's path."""
+    """Where Python packages keep theirs: patterns of paths, looked for on Python's path."""
     file_names: tuple[str, ...]
     """For the loader, in this order."""
     minimum: Version

@@ -30,7 +30,7 @@ RCCL = Vendor(
     device_kind="rocm",
     variable=config.RCCL_LIBRARY,
     pattern=r"librccl\.so(\.1.*)?",
-    wheels=("_rocm_sdk_libraries/lib/librccl.so.1",),
+    wheels=("_rocm_sdk_libraries*/lib/librccl.so.1",),
     file_names=("librccl.so.1", "/opt/rocm/lib/librccl.so.1"),
     # RCCL numbers its versions as the NCCL that it follows: 2.18 came with ROCm 6.0.
     minimum=(2, 18, 0),

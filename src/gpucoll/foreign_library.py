@@ -9,7 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +35,13 @@ def open_library(name: str) -> ctypes.CDLL:
     another copy's. Calls release the interpreter.
     """
     return ctypes.CDLL(name, mode=os.RTLD_NOW | os.RTLD_LOCAL)
+
+
+def files_of_wheels(patterns: Sequence[str]) -> Iterator[str]:
+    """Yield the files on Python's path that match a pattern: ``package/lib/name``."""
+    for folder in filter(os.path.isdir, sys.path):
+        for pattern in patterns:
+            yield from sorted(map(str, Path(folder).glob(pattern)))
 
 
 def bind(

@@ -81,6 +81,7 @@ VENDOR = Vendor(
     kind="cuda",
     driver="the CUDA driver",
     file_names=("libcuda.so.1",),
+    wheels=(),
     prototypes=_PROTOTYPES,
     symbols=_SYMBOLS,
     attributes=_ATTRIBUTES,

@@ -17,7 +17,13 @@ from typing import Any, Final, NamedTuple
 
 from gpucoll.devices.device import Device, Identity
 from gpucoll.errors import BackendError, BackendUnavailableError
-from gpucoll.foreign_library import Prototype, bind, loaded_copies, open_library
+from gpucoll.foreign_library import (
+    Prototype,
+    bind,
+    files_of_wheels,
+    loaded_copies,
+    open_library,
+)
 
 _HANDLES = POINTER(c_void_p)
 _INTS = POINTER(c_int)
@@ -71,7 +77,9 @@ class Vendor(NamedTuple):
     driver: str
     """What people call it."""
     file_names: tuple[str, ...]
-    """To look for, in this order; a copy that is already in the process has the same."""
+    """For the loader, in this order; a copy that is already in the process comes before."""
+    wheels: tuple[str, ...]
+    """Where Python packages keep theirs: patterns of paths, looked for on Python's path."""
     prototypes: tuple[Prototype, ...]
     symbols: Mapping[str, Sequence[str]]
     attributes: Mapping[str, int]
@@ -107,7 +115,8 @@ class Driver:
         problems = []
         stem = self.vendor.file_names[0].partition(".so")[0]
         loaded = loaded_copies(rf"{re.escape(stem)}\.so.*")  # PyTorch for ROCm brings its own
-        for name in (*loaded, *self.vendor.file_names):
+        wheels = files_of_wheels(self.vendor.wheels)
+        for name in (*loaded, *wheels, *self.vendor.file_names):
             try:
                 return open_library(name)
             except OSError as error:
