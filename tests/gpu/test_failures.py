@@ -388,7 +388,7 @@ def use_from_a_second_thread(rank):
         comm.close()
         for call in (
             lambda: comm.all_reduce(ones(kit)),
-            lambda: comm.send(ones(kit), 0),
+            lambda: comm.send(ones(kit), 1 - comm.rank),
             lambda: comm.all_reduce([ones(kit)]),
         ):
             with pytest.raises(StateError, match="is closed"):
@@ -398,7 +398,7 @@ def use_from_a_second_thread(rank):
 
 
 def test_a_second_thread_and_after_close(gpus):
-    gpus.call_ranks(1, use_from_a_second_thread)
+    gpus.call_ranks(2, use_from_a_second_thread)
 
 
 def break_the_gpu(rank):
