@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
 
@@ -169,8 +170,11 @@ class NcclBackend:
     def abort(self) -> None:
         """End what runs for this communicator on the GPU."""
         if self._registrations is not None:
-            self._registrations.close()
+            self._registrations.close(is_aborting=True)
         self.connection.abort()
+        if self._registrations is not None:
+            with contextlib.suppress(GpucollError):  # a GPU that has failed keeps its memory
+                self._registrations.collect()
 
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""

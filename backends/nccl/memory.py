@@ -5,18 +5,20 @@ where it otherwise goes through buffers of its own. Memory of ncclMemAlloc has t
 every such way needs.
 
 Who dies first does not matter. An array that dies hands its memory to `Registrations`, which gives
-it back at its next call: garbage may be collected anywhere, inside a group or while a graph is
-captured, where the library may not be called. When the communicator goes first, its registrations
-end with it, and memory is given back when the last array on it dies. At the interpreter's end
-nothing is called any more: the driver takes everything back with the process.
+it back when `collect` is called: garbage may be collected anywhere, inside a group or while a graph
+is captured, where the library may not be called. When the communicator goes first, its
+registrations end with it, and memory is given back when the last array on it dies. At the
+interpreter's end nothing is called any more: the driver takes everything back with the process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import weakref
 from collections import deque
+from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.arrays.device_array import DeviceArray
@@ -29,6 +31,9 @@ from gpucoll.devices import Device
 from gpucoll.errors import GpucollError, StateError
 
 __all__ = ["Memory", "Registration", "Registrations"]
+
+
+UNGUARDED = contextlib.nullcontext()
 
 
 class Memory:
@@ -116,7 +121,6 @@ class Registrations:
             The communicator is closed.
         """
         self._check_open("allocate memory")
-        self.collect()
         size_bytes = _whole_pages(size_bytes)
         address = self._allocate(size_bytes)
         memory = Memory(self.device, address, size_bytes)
@@ -160,19 +164,39 @@ class Registrations:
         if self._is_closed:
             self.collect()
 
-    def collect(self) -> None:
+    def collect(self, lock: AbstractContextManager[Any] = UNGUARDED) -> None:
         """Give back the memory whose arrays are gone.
 
         Where there is such memory, it waits for everything on the GPU first, as cudaFree does: the
         library unmaps memory at once, and kernels of the user's may still be on their way to it.
+
+        Parameters
+        ----------
+        lock : context manager
+            Held around calls of the library, and not while waiting: what the GPU is busy with may
+            end only when another thread gives the communicator up, for which it needs the lock.
         """
-        if self._dead:
+        dead = self._take_dead()  # what dies from here on has not been waited for
+        if not dead:
+            return
+        try:
             self.device.synchronize()
-        while self._dead:
-            address, registration = self._dead.popleft()
-            if registration is not None:
-                self.end(registration)
-            self._free(address)
+        except BaseException:
+            self._dead.extend(dead)
+            raise
+        with lock:
+            for address, registration in dead:
+                if registration is not None:
+                    self.end(registration)
+                self._free(address)
+
+    def _take_dead(self) -> list[tuple[int, Registration | None]]:
+        """Return what nobody uses any more; another thread may be taking some of it, too."""
+        taken = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._dead.popleft())
+        return taken
 
     # --- registering ------------------------------------------------------------------------------
 
@@ -191,7 +215,6 @@ class Registrations:
             The library refuses this memory, in its own words.
         """
         self._check_open("register memory")
-        self.collect()
         return self._register(address, size_bytes, is_symmetric)
 
     def _register(self, address: int, size_bytes: int, is_symmetric: bool) -> Registration | None:
@@ -223,13 +246,21 @@ class Registrations:
             code = getattr(self.library.functions, name)(self._communicator, registration.handle)
         self.library.check(code, name, self._communicator)
 
-    def close(self) -> None:
+    def close(self, *, is_aborting: bool = False) -> None:
         """End every registration. What the communicator makes of it no longer matters.
 
         Memory is not given back here: that would wait for kernels that may hang until the
         communicator is aborted. `collect` does so afterwards.
+
+        Parameters
+        ----------
+        is_aborting : bool
+            The communicator is about to be aborted, and may hang in any other call; it lets go of
+            what it knows by itself.
         """
         self._is_closed = True
+        if is_aborting:
+            self.open.clear()
         for registration in tuple(self.open):
             try:
                 self.end(registration)

@@ -44,8 +44,10 @@ def empty(connected: Any, shape: tuple[int, ...], dtype: Any, template: Template
     of_dtype = template.library.template_of_dtype if template is not None else template_of_dtype
     wanted = of_dtype(dtype, template)
     size_bytes = math.prod(shape) * wanted.item_bytes
+    registrations = connected.backend.registrations
+    registrations.collect(connected.issuer.lock)
     with connected.issuer.lock, connected.device:
-        memory = connected.backend.registrations.allocate(size_bytes)
+        memory = registrations.allocate(size_bytes)
     array = memory.array(shape, wanted.dtype)
     adopt = None if template is None else getattr(template.library, "adopt", None)
     return array if adopt is None else adopt(array, wanted)

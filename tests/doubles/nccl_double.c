@@ -227,11 +227,6 @@ struct registration {
     int is_window;
 };
 
-static _Atomic long registrations;
-
-/* How many buffers and windows are registered. */
-DOUBLE_API long ncclDoubleRegistrations(void) { return registrations; }
-
 static int register_memory(struct comm *c, void *address, size_t size, void **out, int is_window)
 {
     if (!device.owns(address, size))
@@ -239,6 +234,7 @@ static int register_memory(struct comm *c, void *address, size_t size, void **ou
     struct registration *r = malloc(sizeof *r);
     *r = (struct registration){c, address, is_window};
     registrations++;
+    c->registrations++;
     *out = r;
     return Success;
 }
@@ -249,6 +245,7 @@ static int deregister(struct comm *c, void *handle, int is_window)
     if (!r || r->comm != c || r->is_window != is_window)
         return fail(InvalidArgument, "this is no registration of the communicator");
     registrations--;
+    c->registrations--;
     free(r);
     return Success;
 }

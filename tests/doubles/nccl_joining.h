@@ -246,6 +246,7 @@ static int end(struct comm *c)
     for (int i = 0; c->aborted && c->pending && i < 1000; i++)
         usleep(1000); /* what waits for other ranks stops waiting */
     c->is_alive = 0;
+    registrations -= c->registrations;
     for (int r = 0; r < c->n; r++)
         if (c->peers[r] > 0)
             close(c->peers[r]);

@@ -106,6 +106,7 @@ struct comm {
     int polls, color, key;
     struct comm *parent;
     struct batch *deferred;
+    _Atomic long registrations;
     struct { int is_used, type; char factor[8]; } operators[OPERATORS];
 };
 
@@ -178,6 +179,11 @@ DOUBLE_API long ncclDoubleCalls(const char *function)
             return counts[i].count;
     return 0;
 }
+
+static _Atomic long registrations;
+
+/* How many buffers and windows are registered. What is left goes with its communicator. */
+DOUBLE_API long ncclDoubleRegistrations(void) { return registrations; }
 
 /* How many communicators have been neither destroyed nor aborted. */
 DOUBLE_API long ncclDoubleCommunicators(void)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -136,6 +137,34 @@ def test_an_error_at_a_random_call_of_a_random_rank(gpus, world_size):
         assert "DeadlineError" not in kinds, f"seed {seed}: {kinds}"
     assert sum(any(kinds) for kinds in rounds) > len(rounds) / 5, "hardly anything failed"
     assert max(longest_s for _, longest_s in answers) < SOON_S
+
+
+def ask_for_memory(rank):
+    with rank.init(device=rank.rank, timeout_s=1.0) as comm:
+        x = comm.empty(16, "float32", like="cuda")
+        hangs = {"hang_at": 1} if rank.rank else {}
+        with rank.control.library_set(**hangs):
+            comm.all_reduce(x, out=x)
+            del x
+            for _ in range(3):
+                comm.empty(16, "float32", like="cuda")
+            comm.check()
+
+
+def hang_with_memory(rank):
+    """Memory dies while a call on it hangs, and more is asked for: nothing may wait for ever."""
+    begun = time.monotonic()
+    with pytest.raises(GpucollError):
+        ask_for_memory(rank)
+    gc.collect()
+    left = rank.control.communicators, rank.control.registrations
+    return left, time.monotonic() - begun
+
+
+def test_memory_dies_while_a_call_hangs(gpus):
+    for left, took_s in gpus.call_ranks(2, hang_with_memory):
+        assert left == (0, 0)
+        assert took_s < SOON_S
 
 
 def fail_beside(rank, seeds):

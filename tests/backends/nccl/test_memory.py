@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import threading
 
 import numpy as np
 import pytest
@@ -117,16 +118,54 @@ def aborted_in_the_middle(seat, double):
         comm.call("ncclAllReduce", memory.address, memory.address, 4, FLOAT32, SUM)
         del memory
         gc.collect()
-        made.close()
-        left = comm.control.registrations
+        calls = comm.control.calls("ncclCommDeregister")
+        made.close(is_aborting=True)
         comm.functions.ncclCommAbort(comm.handle)
         comm.handle = 0
         made.collect()
-        return left, comm.control.count("memory") - before
+        assert comm.control.calls("ncclCommDeregister") == calls  # it might have hung
+        return comm.control.registrations, comm.control.count("memory") - before
 
 
 def test_an_abort_while_it_is_in_use(call):
     assert call(aborted_in_the_middle, world_size=2) == (0, 0)
+
+
+def waited_for_without_the_lock(seat, double):
+    """Work hangs until another thread gives the communicator up, which needs the lock."""
+    with communicator(seat, double) as comm, comm.control.library_set(hang_at=1):
+        made, before, lock = registrations_of(comm), comm.control.count("memory"), threading.Lock()
+        memory = made.allocate(16)
+        comm.call("ncclAllReduce", memory.address, memory.address, 4, FLOAT32, SUM)
+        del memory
+        gc.collect()
+
+        entered, synchronize = threading.Event(), comm.device.synchronize
+
+        def announce():
+            entered.set()
+            synchronize()
+
+        def give_up():
+            assert entered.wait(20)
+            with lock:
+                made.close(is_aborting=True)
+                comm.functions.ncclCommAbort(comm.handle)
+
+        thread = threading.Thread(target=give_up)
+        thread.start()
+        vars(comm.device)["synchronize"] = announce
+        try:
+            made.collect(lock)
+        finally:
+            del vars(comm.device)["synchronize"]
+        thread.join()
+        comm.handle = 0
+        return comm.control.count("memory") - before
+
+
+def test_a_hang_while_memory_is_given_back(call):
+    assert call(waited_for_without_the_lock, world_size=2) == 0
 
 
 def pending_work(seat, double):
