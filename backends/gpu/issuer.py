@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from gpucoll.backends.gpu.flight import Flight
+from gpucoll.backends.gpu.signature import Signature
 from gpucoll.control import diagnosis
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
@@ -34,8 +35,8 @@ _LOOK_FOR_PEERS_S = 0.01
 class Departure(NamedTuple):
     """A call that is about to be put on a stream."""
 
-    posts: Sequence[Callable[[], int]]
-    """What posts its signatures (`Signatures.poster`); none for messages."""
+    signatures: Sequence[Signature]
+    """What is posted for the other ranks to compare; none for messages."""
     stream: int
     """One of the device's."""
     name: str
@@ -112,10 +113,10 @@ class Issuer:
             self._check_stream(departure.stream)
         self._make_room(departures[0].timeout_s)
         flights = []
-        for posts, stream, name, keep, timeout_s, _ in departures:
-            for post in posts:
-                self._post(post, timeout_s)
-            sequence = self.calls.sequence if posts else None
+        for signatures, stream, name, keep, timeout_s, _ in departures:
+            for signature in signatures:
+                self._post(signature.post, timeout_s)
+            sequence = self.calls.sequence if signatures else None
             flights.append(Flight(sequence, name, stream, timeout_s, keep))
         pairs = list(zip(flights, (item.is_captured for item in departures), strict=True))
         try:
@@ -223,8 +224,11 @@ class Issuer:
         with self.lock:
             if self.failure is None:
                 self._look_for_failures()
-            with self.device:
-                self._look_at_flights()
+            try:
+                with self.device:
+                    self._look_at_flights()
+            except BackendError as error:  # the GPU does not even become current any more
+                self._give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
 
     def _look_for_failures(self) -> None:
         group = self.group

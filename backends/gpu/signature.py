@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from typing import NamedTuple
 
 from gpucoll.backends.protocol import Request
 from gpucoll.control.call import CallBlock
@@ -12,6 +13,14 @@ from gpucoll.types import Collective, digest_of
 
 _KEPT = 1024
 """How many signatures a communicator keeps: a training step has hundreds of shapes."""
+
+
+class Signature(NamedTuple):
+    """What posts a call, and the memory that it reads."""
+
+    post: Callable[[], int]
+    """A built-in that returns a `Status`."""
+    block: CallBlock
 
 
 class Signatures:
@@ -29,18 +38,18 @@ class Signatures:
         self._calls = calls
         self._rank = rank
         self._world_size = world_size
-        self._kept: dict[Hashable, tuple[Callable[[], int], CallBlock]] = {}
+        self._kept: dict[Hashable, Signature] = {}
 
-    def poster(self, request: Request) -> Callable[[], int]:
-        """Return the built-in that posts this request and returns a `Status`."""
+    def of(self, request: Request) -> Signature:
+        """Return what posts this request."""
         key = _key_of(request)
         found = self._kept.get(key)
         if found is None:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
             block = self._block_of(request)
-            found = self._kept[key] = self._calls.poster(block), block
-        return found[0]
+            found = self._kept[key] = Signature(self._calls.poster(block), block)
+        return found
 
     def _block_of(self, request: Request) -> CallBlock:
         data = request.data

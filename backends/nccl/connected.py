@@ -9,7 +9,7 @@ from typing import Any
 
 from gpucoll.backends.gpu.flight import Flight
 from gpucoll.backends.gpu.issuer import Departure, Issuer
-from gpucoll.backends.gpu.signature import Signatures
+from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
 from gpucoll.backends.nccl import connecting
 from gpucoll.backends.nccl.backend import NcclBackend
@@ -31,8 +31,8 @@ class Issue:
     ----------
     name : str
         What the user called.
-    requests : sequence of Request
-        What ranks compare of it; none for messages.
+    signatures : sequence of Signature
+        What ranks compare of it (`Connected.signatures`); none for messages.
     launches : sequence of Launch
         What is enqueued: all of it at once.
     stream : int
@@ -46,7 +46,7 @@ class Issue:
     """
 
     name: str
-    requests: Sequence[Request]
+    signatures: Sequence[Signature]
     launches: Sequence[Launch]
     stream: int
     keep: Any
@@ -93,6 +93,10 @@ class Connected:
         made = [self.backend.prepare(request) for request in requests]
         return [*made, self.backend.prepare_messages(messages)] if messages else made
 
+    def signatures(self, requests: Sequence[Request]) -> list[Signature]:
+        """Return what ranks compare of a call's requests."""
+        return [self._signatures.of(request) for request in requests]
+
     def issue(self, issue: Issue) -> Flight:
         """Put one call on its stream, and return at once."""
         with self.issuer.lock, self.device:
@@ -128,9 +132,10 @@ class Connected:
                     f"{issue.name}: a captured graph uses the same memory at every replay: give "
                     "contiguous arrays, and out="
                 )
-        posts = [self._signatures.poster(request) for request in issue.requests]
         limit_s = self._group.timeout_s if issue.timeout_s is None else issue.timeout_s
-        return Departure(posts, issue.stream, issue.name, issue.keep, limit_s, is_captured)
+        return Departure(
+            issue.signatures, issue.stream, issue.name, issue.keep, limit_s, is_captured
+        )
 
     def split(
         self, channel: ControlChannel, color: int | None, key: int, timeout_s: float | None

@@ -270,14 +270,14 @@ class GpuCalls:
         """Issue one call on a stream, behind what its memory was made on."""
         if not call.is_own:
             connected.issuer.follow(stream, call.template.stream)
-        return connected.issue(self._issue_of(call, launches, stream))
+        return connected.issue(self._issue_of(connected, call, launches, stream))
 
-    def _issue_of(self, call: GpuCall, launches: Any, stream: int) -> Any:
+    def _issue_of(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
         from gpucoll.backends.nccl.connected import Issue
 
-        return Issue(
-            call.name, call.requests, launches, stream, call.buffers, call.is_own, call.timeout_s
-        )
+        signatures = connected.signatures(call.requests)
+        keep, limit_s = call.buffers, call.timeout_s
+        return Issue(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
 
     def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
         """Make the calls of a group as one group of the library's."""
@@ -295,7 +295,7 @@ class GpuCalls:
             if call.timeout_s is None:
                 call.timeout_s = timeout_s
             launches = connected.launches(call.requests, call.messages)
-            issues.append(self._issue_of(call, launches, call.address))
+            issues.append(self._issue_of(connected, call, launches, call.address))
         for call in calls:
             if not call.is_own:
                 connected.issuer.follow(call.address, call.template.stream)
@@ -313,7 +313,7 @@ class GpuCalls:
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
 
-        issue = self._issue_of(call, launches, call.address)
+        issue = self._issue_of(connected, call, launches, call.address)
 
         def run() -> int:
             if self.grouped is not None:
