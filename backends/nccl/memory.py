@@ -18,6 +18,7 @@ import ctypes
 import os
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -43,15 +44,15 @@ class Memory:
     ----------
     address, size_bytes : int
         Where it lies; at least as large as asked for.
-    registration : Registration, optional
-        With the communicator that it was made for; None where the library has no registration.
+    held : list of Registration
+        With the communicator that it was made for; none where the library has no registration.
     """
 
     def __init__(self, device: Device, address: int, size_bytes: int) -> None:
         self.device = device
         self.address = address
         self.size_bytes = size_bytes
-        self.registration: Registration | None = None
+        self.held: list[Registration] = []
 
     def array(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return an array over the beginning of this memory; it keeps the memory alive."""
@@ -96,22 +97,21 @@ class Registrations:
         self.library = library
         self.device = device
         self._communicator = communicator
-        self._dead: deque[tuple[int, Registration | None]] = deque()
+        self._dead: deque[tuple[int, list[Registration]]] = deque()
         self._is_closed = False
         self.open: set[Registration] = set()
 
     # --- memory of the library --------------------------------------------------------------------
 
-    def allocate(self, size_bytes: int, *, is_symmetric: bool = False) -> Memory:
+    def allocate(self, size_bytes: int, *, is_registered: bool = True) -> Memory:
         """Return new memory, registered with the communicator where the library can.
 
         Parameters
         ----------
         size_bytes : int
             At least as much is taken, in whole pages of the GPU (2 MiB on most).
-        is_symmetric : bool
-            Whether it becomes a part of a symmetric window (NCCL 2.27 and newer). That call is
-            collective: every rank makes it, in the same order and of the same size.
+        is_registered : bool
+            Whether to register it; `register_window` does so for a window.
 
         Raises
         ------
@@ -124,14 +124,12 @@ class Registrations:
         size_bytes = _whole_pages(size_bytes)
         address = self._allocate(size_bytes)
         memory = Memory(self.device, address, size_bytes)
-        try:
-            memory.registration = self._register(address, size_bytes, is_symmetric)
-        except BaseException:
-            self._free(address)
-            raise
         # A reference to `memory` itself would keep it alive.
-        finalizer = weakref.finalize(memory, self._bury, address, memory.registration, os.getpid())
+        finalizer = weakref.finalize(memory, self._bury, address, memory.held, os.getpid())
         finalizer.atexit = False
+        registration = self.register(address, size_bytes) if is_registered else None
+        if registration is not None:
+            memory.held.append(registration)
         return memory
 
     def _allocate(self, size_bytes: int) -> int:
@@ -156,11 +154,11 @@ class Registrations:
         with self.device:
             self.library.check(self.library.functions.ncclMemFree(address), "ncclMemFree")
 
-    def _bury(self, address: int, registration: Registration | None, process: int) -> None:
+    def _bury(self, address: int, held: list[Registration], process: int) -> None:
         """Take over memory whose last user is gone; called by the garbage collector, anywhere."""
         if process != os.getpid():  # a forked child: the GPU's memory is the parent's
             return
-        self._dead.append((address, registration))
+        self._dead.append((address, held))
         if self._is_closed:
             self.collect()
 
@@ -185,12 +183,12 @@ class Registrations:
             self._dead.extend(dead)
             raise
         with lock:
-            for address, registration in dead:
-                if registration is not None:
+            for address, held in dead:
+                for registration in held:
                     self.end(registration)
                 self._free(address)
 
-    def _take_dead(self) -> list[tuple[int, Registration | None]]:
+    def _take_dead(self) -> list[tuple[int, list[Registration]]]:
         """Return what nobody uses any more; another thread may be taking some of it, too."""
         taken = []
         with contextlib.suppress(IndexError):
@@ -200,9 +198,7 @@ class Registrations:
 
     # --- registering ------------------------------------------------------------------------------
 
-    def register(
-        self, address: int, size_bytes: int, *, is_symmetric: bool = False
-    ) -> Registration | None:
+    def register(self, address: int, size_bytes: int) -> Registration | None:
         """Register memory of the user's; None where the library cannot.
 
         The caller keeps the memory alive until the registration is closed.
@@ -215,23 +211,49 @@ class Registrations:
             The library refuses this memory, in its own words.
         """
         self._check_open("register memory")
-        return self._register(address, size_bytes, is_symmetric)
-
-    def _register(self, address: int, size_bytes: int, is_symmetric: bool) -> Registration | None:
-        is_symmetric = is_symmetric and self.library.has("ncclCommWindowRegister")
-        name = "ncclCommWindowRegister" if is_symmetric else "ncclCommRegister"
-        if not self.library.has(name):
+        if not self.library.has("ncclCommRegister"):
             return None
         made = ctypes.c_void_p()
-        arguments: list[Any] = [self._communicator, address, size_bytes, ctypes.byref(made)]
-        if is_symmetric:
-            arguments.append(NCCL_WIN_COLL_SYMMETRIC)
         with self.device:
-            code = getattr(self.library.functions, name)(*arguments)
-        self.library.check(code, f"{name} of {size_bytes} bytes", self._communicator)
-        if not made.value:  # NCCL declines quietly where registration is of no use to it
+            code = self.library.functions.ncclCommRegister(
+                self._communicator, address, size_bytes, ctypes.byref(made)
+            )
+        self.library.check(code, f"ncclCommRegister of {size_bytes} bytes", self._communicator)
+        return self._opened(made, is_symmetric=False)
+
+    def register_window(self, memory: Memory, settle: Callable[[int], int]) -> None:
+        """Make memory of `allocate` a part of a symmetric window (NCCL 2.27 and newer).
+
+        Collective: every rank calls it, in the same order and with memory of the same size.
+
+        Parameters
+        ----------
+        memory : Memory
+            Not registered yet.
+        settle : callable
+            Waits, under a deadline, while the library says that it is in progress; returns the code
+            in the end.
+        """
+        made = ctypes.c_void_p()  # filled in when it has settled
+        with self.device:
+            code = self.library.functions.ncclCommWindowRegister(
+                self._communicator,
+                memory.address,
+                memory.size_bytes,
+                ctypes.byref(made),
+                NCCL_WIN_COLL_SYMMETRIC,
+            )
+            code = settle(code)
+        what = f"ncclCommWindowRegister of {memory.size_bytes} bytes"
+        self.library.check(code, what, self._communicator)
+        registration = self._opened(made, is_symmetric=True)
+        if registration is not None:
+            memory.held.append(registration)
+
+    def _opened(self, handle: ctypes.c_void_p, is_symmetric: bool) -> Registration | None:
+        if not handle.value:  # NCCL declines quietly where registration is of no use to it
             return None
-        registration = Registration(self, made.value, is_symmetric)
+        registration = Registration(self, handle.value, is_symmetric)
         self.open.add(registration)
         return registration
 

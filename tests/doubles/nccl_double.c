@@ -128,6 +128,8 @@ DOUBLE_API int ncclCommSplit(void *comm, int color, int key, void **out, const s
 }
 #endif
 
+static int register_window(struct comm *c, void *address, size_t size, void **out);
+
 DOUBLE_API int ncclCommGetAsyncError(void *comm, int *out)
 {
     BEGIN(ncclCommGetAsyncError)
@@ -139,12 +141,17 @@ DOUBLE_API int ncclCommGetAsyncError(void *comm, int *out)
         return Success;
     if (c->state != READY)
         *out = progress(c);
-    if (*out == Success && (c->deferred || c->polls > 0) && c->polls-- > 0)
+    if (*out == Success && (c->deferred || c->deferred_window.out || c->polls > 0) && c->polls-- > 0)
         *out = InProgress;
     if (*out == Success && c->deferred) {
         struct batch *b = c->deferred;
         c->deferred = NULL;
         *out = enqueue(b);
+    }
+    if (*out == Success && c->deferred_window.out) {
+        struct deferred_window w = c->deferred_window;
+        c->deferred_window.out = NULL;
+        *out = register_window(c, w.address, w.size, w.out);
     }
     if (*out != InProgress)
         c->async_error = *out;
@@ -263,6 +270,13 @@ DOUBLE_API int ncclCommDeregister(void *comm, void *handle)
 }
 #endif
 
+static int register_window(struct comm *c, void *address, size_t size, void **out)
+{
+    if (barrier(c, 1))
+        return fail(SystemError, "the other ranks did not come to register their windows");
+    return register_memory(c, address, size, out, 1);
+}
+
 #ifndef WITHOUT_ncclCommWindowRegister
 /* Collective: every rank brings its part. */
 DOUBLE_API int ncclCommWindowRegister(void *comm, void *address, size_t size, void **out, int flags)
@@ -270,9 +284,13 @@ DOUBLE_API int ncclCommWindowRegister(void *comm, void *address, size_t size, vo
     READY_COMM(ncclCommWindowRegister)
     if (flags & ~3 || (uintptr_t)address % 4096)
         return fail(InvalidArgument, "WindowRegister : unknown flags, or not aligned to 4096 bytes");
-    if (barrier(c, 1))
-        return fail(SystemError, "the other ranks did not come to register their windows");
-    return register_memory(c, address, size, out, 1);
+    if (!c->is_blocking && get("polls")) { /* the window is there when it has been polled enough */
+        *out = NULL;
+        c->deferred_window = (struct deferred_window){address, size, out};
+        c->polls = (int)get("polls");
+        return InProgress;
+    }
+    return register_window(c, address, size, out);
 }
 DOUBLE_API int ncclCommWindowDeregister(void *comm, void *window)
 {

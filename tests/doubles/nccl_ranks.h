@@ -91,6 +91,12 @@ struct operation {
     void *stream;
 };
 
+struct deferred_window {
+    void *address;
+    size_t size;
+    void **out;
+};
+
 struct comm {
     struct comm *next;
     int is_alive, rank, n, device, is_blocking, fd, id_fd;
@@ -106,6 +112,7 @@ struct comm {
     int polls, color, key;
     struct comm *parent;
     struct batch *deferred;
+    struct deferred_window deferred_window;
     _Atomic long registrations;
     struct { int is_used, type; char factor[8]; } operators[OPERATORS];
 };

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from tests.doubles.communicators import communicator
 
+from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.nccl.prototypes import ncclDataType_t, ncclRedOp_t
 from gpucoll.errors import BackendError, StateError
@@ -90,7 +91,7 @@ def communicator_first(seat, double):
         made, before = registrations_of(comm), comm.control.count("memory")
         one, two = made.allocate(10), made.allocate(10)
         array = one.array((10,), "uint8")
-        registration = one.registration
+        (registration,) = one.held
         del two
         close(comm, made)
         closed = comm.control.count("memory") - before, comm.control.registrations
@@ -205,30 +206,48 @@ def test_memory_of_the_user(call):
     assert call(user_memory) == ((1, True), (0, False), 0)
 
 
-def windows(seat, double):
-    with communicator(seat, double) as comm:
+def windows(seat, double, polls):
+    control = double.load()
+    with (
+        control.library_set(polls=polls),
+        communicator(seat, double, is_blocking=not polls) as comm,
+    ):
+
+        def settle(code):
+            seen.append(code)
+            while code == IN_PROGRESS:
+                code = comm.library.async_error(comm.handle)
+            return code
+
+        seen: list[int] = []
+        settle(comm.init_code)
         made = registrations_of(comm)
-        memory = made.allocate(5000, is_symmetric=True)
-        calls = comm.control.calls("ncclCommWindowRegister") > 0
-        kind = memory.registration.is_symmetric
+        memory = made.allocate(5000, is_registered=False)
+        assert comm.control.registrations == 0
+        made.register_window(memory, settle)
+        (window,) = memory.held
+        answer = seen[1:], window.is_symmetric, window.handle > 0, memory.size_bytes
+        settle(comm.functions.ncclCommFinalize(comm.handle))
         close(comm, made)
-        return calls, kind, memory.size_bytes, comm.control.registrations
+        return *answer, comm.control.registrations
 
 
-def test_symmetric_windows(call):
-    assert call(windows, world_size=2) == (True, True, 2 * PAGE, 0)
+@pytest.mark.parametrize("polls", [0, 3])
+def test_symmetric_windows(call, polls):
+    seen = [IN_PROGRESS if polls else 0]
+    assert call(windows, polls, world_size=2) == (seen, True, True, 2 * PAGE, 0)
 
 
 def unregistered(seat, double):
     with communicator(seat, double) as comm:
         made, before = registrations_of(comm), comm.control.count("memory")
-        memory = made.allocate(16, is_symmetric=True)
+        memory = made.allocate(16)
         nothing = made.register(memory.address, 16)
-        registration = memory.registration
+        held = list(memory.held)
         del memory
         gc.collect()
         close(comm, made)
-        return registration, nothing, comm.control.count("memory") - before
+        return held, nothing, comm.control.count("memory") - before
 
 
 def test_a_library_without_registration(rank_server, doubles):
@@ -236,7 +255,7 @@ def test_a_library_without_registration(rank_server, doubles):
     double = doubles.double(without=absent)
     with rank_server.fork(1) as pool:
         answers = pool.call(unregistered, double, gives="seat", environment=double.variables)
-    assert answers == [(None, None, 0)]
+    assert answers == [([], None, 0)]
 
 
 def failures(seat, double):
@@ -247,6 +266,9 @@ def failures(seat, double):
         comm.control.fail_at(1, 3, "ncclCommRegister")
         with pytest.raises(BackendError, match="ncclCommRegister of 4096 bytes: internal error"):
             made.allocate(1)
+        gc.collect()
+        made.collect()
+        assert comm.control.count("memory") == before
         comm.control.fail_at(1, 2, "ncclMemAlloc")
         with pytest.raises(BackendError, match="ncclMemAlloc of 4096 bytes: unhandled system"):
             made.allocate(1)
