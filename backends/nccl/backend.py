@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 
 from gpucoll.backends.gpu.scratch import Scratch
-from gpucoll.backends.nccl.collectives import Place, launch_of
+from gpucoll.backends.nccl.collectives import launch_of
 from gpucoll.backends.nccl.connection import Connection, Watch
-from gpucoll.backends.nccl.elements import BYTES
-from gpucoll.backends.nccl.launch import OPERATION, Copy, Fill, Launch, plain
+from gpucoll.backends.nccl.elements import BYTES, OPERATION
+from gpucoll.backends.nccl.launch import Copy, Fill, Launch, Place, plain
 from gpucoll.backends.nccl.library import IN_PROGRESS, Library
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request

@@ -16,28 +16,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
-from gpucoll.backends.nccl.launch import OPERATION, Arguments, Copy, Fill, Launch, Phase, plain
+from gpucoll.backends.nccl.launch import Arguments, Copy, Launch, Phase, Place, plain
 from gpucoll.backends.nccl.library import Library
+from gpucoll.backends.nccl.scans import scan
 from gpucoll.backends.protocol import Request
-from gpucoll.errors import ArgumentTypeError
-from gpucoll.kernels.cpu.identities import identity_of
 from gpucoll.types import Collective
 
-SCRATCH_BYTES = 64 << 20
-"""A scan works through its input in pieces, so that the blocks for all ranks take no more."""
-
 _Call = tuple[str, Arguments]
-
-
-class Place(NamedTuple):
-    """Who this rank is."""
-
-    rank: int
-    world_size: int
 
 
 def launch_of(request: Request, place: Place, library: Library) -> Launch:
@@ -61,12 +49,6 @@ def launch_of(request: Request, place: Place, library: Library) -> Launch:
 _Maker = Callable[[Request, Place, Library, Reduction | None], Launch]
 
 
-def _how(reduced: Reduction | None) -> tuple[int, int]:
-    """Return NCCL's type and op."""
-    assert reduced is not None
-    return reduced.type, reduced.operation if reduced.factor is None else OPERATION
-
-
 def _parts(request: Request) -> tuple[tuple[Buffer, Buffer | None], ...]:
     """Return the pairs of input and output of a call, of one array or of a list."""
     if request.parts:
@@ -79,7 +61,7 @@ def _parts(request: Request) -> tuple[tuple[Buffer, Buffer | None], ...]:
 
 def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction | None) -> Launch:
     assert reduced is not None
-    type_, operation = _how(reduced)
+    type_, operation = reduced.arguments
     return plain(
         *(
             (
@@ -94,7 +76,7 @@ def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction
 
 def _reduce(request: Request, place: Place, _: Library, reduced: Reduction | None) -> Launch:
     assert reduced is not None
-    type_, operation = _how(reduced)
+    type_, operation = reduced.arguments
     is_root = place.rank == request.root
     return plain(
         *(
@@ -165,7 +147,7 @@ def _reduce_scatter(
     assert x is not None
     assert out is not None
     assert reduced is not None
-    type_, operation = _how(reduced)
+    type_, operation = reduced.arguments
     if request.counts is None:
         if not out.count:
             return plain()
@@ -286,43 +268,6 @@ def _exchange(*calls: tuple[_Call, ...], own: tuple[Copy, ...] = ()) -> Launch:
     return Launch(lambda _: phases)
 
 
-# --- scans ----------------------------------------------------------------------------------------
-
-
-def _scan(request: Request, place: Place, library: Library, reduced: Reduction | None) -> Launch:
-    x, out = request.source, request.destination
-    assert x is not None
-    assert out is not None
-    assert reduced is not None
-    assert request.op is not None
-    is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
-    if request.op.name == "avg":
-        raise ArgumentTypeError(
-            f"{library.vendor.name} cannot scan with avg: every rank would need another divisor; "
-            "scan the sum, then divide by the number of ranks so far"
-        )
-    identity = identity_of(x.dtype, request.op.name).tobytes()
-    type_, operation = _how(reduced)
-    row_bytes = x.item_bytes * place.world_size
-    piece = max(min(x.count, SCRATCH_BYTES // row_bytes), 1)
-
-    def phases(scratch: int) -> Iterator[Phase]:
-        for start in range(0, x.count, piece):
-            count = min(piece, x.count - start)
-            at, size_bytes = start * x.item_bytes, count * x.item_bytes
-            first = place.rank + is_exclusive  # the first rank that this one's x counts for
-            blocks: list[Copy | Fill] = [
-                Copy(scratch + rank * size_bytes, x.address + at, size_bytes)
-                for rank in range(first, place.world_size)
-            ]
-            if first:
-                blocks.append(Fill(scratch, identity, first * count))
-            arguments = (scratch, out.address + at, count * reduced.parts, type_, operation)
-            yield Phase((("ncclReduceScatter", arguments),), tuple(blocks))
-
-    return Launch(phases, piece * row_bytes if x.count else 0)
-
-
 _MAKERS: dict[Collective, _Maker] = {
     Collective.ALL_REDUCE: _all_reduce,
     Collective.ALL_REDUCE_LIST: _all_reduce,
@@ -333,6 +278,6 @@ _MAKERS: dict[Collective, _Maker] = {
     Collective.REDUCE_SCATTER: _reduce_scatter,
     Collective.SCATTER: _scatter,
     Collective.ALL_TO_ALL: _all_to_all,
-    Collective.SCAN: _scan,
-    Collective.EXCLUSIVE_SCAN: _scan,
+    Collective.SCAN: scan,
+    Collective.EXCLUSIVE_SCAN: scan,
 }

@@ -13,9 +13,8 @@ from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
 from gpucoll.backends.nccl import connecting
 from gpucoll.backends.nccl.backend import NcclBackend
-from gpucoll.backends.nccl.collectives import Place
 from gpucoll.backends.nccl.connection import Connection
-from gpucoll.backends.nccl.launch import Launch
+from gpucoll.backends.nccl.launch import Launch, Place
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.enqueued import EnqueuedCalls

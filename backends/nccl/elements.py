@@ -59,6 +59,10 @@ _LINEAR = ("sum", "avg", "scaled_sum")
 FLOAT8_VERSION = (2, 24, 0)
 
 
+OPERATION = -1
+"""In arguments, instead of an op that the communicator has to make first."""
+
+
 class Reduction(NamedTuple):
     """A reduction as NCCL sees it."""
 
@@ -68,6 +72,11 @@ class Reduction(NamedTuple):
     """How many of NCCL's elements one of ours is."""
     factor: bytes | None = None
     """Of a premultiplied sum: one element of `type`; the operation is then made for it."""
+
+    @property
+    def arguments(self) -> tuple[int, int]:
+        """NCCL's type and op, as a call takes them."""
+        return self.type, self.operation if self.factor is None else OPERATION
 
 
 def reduction(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...]) -> Reduction:

@@ -9,6 +9,13 @@ Arguments = tuple[int | None, ...]
 """Of a function of NCCL's, but for the communicator and the stream, which come last."""
 
 
+class Place(NamedTuple):
+    """Who this rank is."""
+
+    rank: int
+    world_size: int
+
+
 class Copy(NamedTuple):
     """A copy on the device."""
 
@@ -57,10 +64,6 @@ class Launch(NamedTuple):
     phases: Callable[[int], Iterable[Phase]]
     scratch_bytes: int = 0
     factor: tuple[bytes, int] | None = None
-
-
-OPERATION = -1
-"""In arguments, instead of an op that the communicator has to make first."""
 
 
 def plain(*calls: tuple[str, Arguments]) -> Launch:

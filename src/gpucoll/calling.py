@@ -16,7 +16,8 @@ from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 from gpucoll.fusing import FUSED, Packed, by_dtype, gpu_requests, list_request, prepare_list
-from gpucoll.gpu_calls import GpuCall, GpuCalls
+from gpucoll.gpu_call import GpuCall
+from gpucoll.gpu_calls import GpuCalls
 from gpucoll.plan import Plan
 from gpucoll.preparation import NOT_IN_GROUPS, Arguments, Prepared, group_result, prepare
 from gpucoll.shapes import check_rows, parse_counts

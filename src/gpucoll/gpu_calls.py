@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,6 @@ from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
-from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
@@ -25,58 +24,11 @@ from gpucoll.errors import (
     GpucollError,
     StateError,
 )
+from gpucoll.gpu_call import GpuCall
 from gpucoll.gpu_work import GpuWork
 
 CLOSING_S = 5.0
 """How long the vendor's library may take to let go; then it is ended by force."""
-
-
-@dataclass
-class GpuCall:
-    """One call as its arrays were given: what to move, and how its result is made.
-
-    Attributes
-    ----------
-    name : str
-        What the user called.
-    requests : list of Request
-        Collectives; empty for messages.
-    messages : list of MessageRequest
-    finish : callable
-        Called once after the call is issued (or waited for): returns what the user gets.
-    template : Template
-        Of its arrays: device, library, current stream.
-    is_own : bool
-        Whether all of the memory is the user's.
-    stream : stream, optional
-        Where to run instead of the library's current stream.
-    timeout_s : float, optional
-        How long it may take from its start on.
-    """
-
-    name: str
-    template: Template
-    finish: Callable[[], Any]
-    requests: Sequence[Request] = ()
-    messages: Sequence[MessageRequest] = ()
-    is_own: bool = False
-    stream: Any = None
-    timeout_s: float | None = None
-    address: int = field(init=False)
-    """Of the stream."""
-
-    def __post_init__(self) -> None:
-        current = self.template.stream
-        self.address = current if self.stream is None else streams.address_of(self.stream)
-
-    @property
-    def buffers(self) -> list[Buffer]:
-        """All of its memory."""
-        found: list[Buffer | None] = [message.buffer for message in self.messages]
-        for request in self.requests:
-            pairs = request.parts or ((request.source, request.destination),)
-            found += [buffer for pair in pairs for buffer in pair]
-        return [buffer for buffer in found if buffer is not None]
 
 
 class GpuCalls:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpucoll.calling import Calling
 from gpucoll.errors import MismatchError, StateError
-from gpucoll.gpu_calls import GpuCall
+from gpucoll.gpu_call import GpuCall
 from gpucoll.postman import Grouped, Postman, check_in_group
 from gpucoll.work import WorkQueue
 

@@ -14,7 +14,7 @@ from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.calling import Calling
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
-from gpucoll.gpu_calls import GpuCall
+from gpucoll.gpu_call import GpuCall
 from gpucoll.postman import Postman, check_in_group
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.transport.layout import Context, Kind, Status

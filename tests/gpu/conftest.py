@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from tests.gpu import cupy_double, kits
 
 from gpucoll import config
 
-REAL = pytest.param("real", marks=pytest.mark.gpu)
+REAL = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch")]
+"""A real GPU, through each array library: one rank."""
 
 
 @dataclass
@@ -36,27 +38,15 @@ class Rank:
         return self.seat.init(**options)
 
 
-def in_rank(seat: Any, double: Double | None, function: Any, args: Any) -> Any:
-    """Set a rank's GPU up and call the test's function."""
-    if double is None:
-        kit, control = real_kit(), None
+def in_rank(seat: Any, double: Double | str, function: Any, args: Any) -> Any:
+    """Set a rank's GPU up and call the test's function; without a double, name a library."""
+    if isinstance(double, str):
+        kit, control = kits.KITS[double](importlib.import_module(double)), None
     else:
         control = double.load()
         kit = kits.CupyKit(cupy_double.install(double.kind))
     kit.use(seat.rank)
     return function(Rank(seat, kit, control), *args)
-
-
-def real_kit() -> Any:
-    """Return the array library that this machine has for its GPU."""
-    try:
-        import cupy
-
-        return kits.CupyKit(cupy)
-    except ImportError:
-        import torch
-
-        return kits.TorchKit(torch)
 
 
 def with_communicator(rank: Rank, options: dict[str, Any], function: Any, args: Any) -> Any:
@@ -73,11 +63,12 @@ class Gpus:
     """Where tests of GPU arrays run."""
 
     pools: Any
-    double: Double | None
+    double: Any
+    """A `Double`, or the name of the library whose arrays lie on a real GPU."""
 
     def world(self, world_size: int) -> int:
         """Return how many ranks there are when that many are asked for."""
-        return 1 if self.double is None else world_size
+        return 1 if isinstance(self.double, str) else world_size
 
     def call(self, world_size: int, function: Any, *args: Any, **options: Any) -> list[Any]:
         """Call ``function(comm, kit, *args)`` on each rank, with a communicator of ``options``."""
@@ -118,24 +109,25 @@ class Gpus:
 
     @property
     def variables(self) -> dict[str, str]:
-        if self.double is None:
+        if isinstance(self.double, str):
             return {config.CPU_ONLY: "0"}
         # Ranks may have both vendors' doubles in their process.
         return {**self.double.variables, config.GPU_KIND: self.double.kind}
 
 
-def skip_without_gpu() -> None:
+def skip_without_gpu(library: str) -> None:
     if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
         pytest.skip("no GPU in this machine")
+    pytest.importorskip(library)
 
 
 @pytest.fixture
 def gpus(request, gpu_ranks, doubles):
-    """Where a test runs: ``@pytest.mark.parametrize("gpus", ["nccl", REAL], indirect=True)``."""
+    """Where a test runs: ``@pytest.mark.parametrize("gpus", ["nccl", *REAL], indirect=True)``."""
     platform = getattr(request, "param", "nccl")
-    if platform == "real":
-        skip_without_gpu()
-        return Gpus(request.getfixturevalue("real_gpu_ranks"), None)
+    if platform in kits.KITS:
+        skip_without_gpu(platform)
+        return Gpus(request.getfixturevalue("real_gpu_ranks"), platform)
     return Gpus(gpu_ranks, doubles.double(platform))
 
 
@@ -149,7 +141,7 @@ def real_gpu_ranks(rank_server):
     pools.close()
 
 
-EVERYWHERE = pytest.mark.parametrize("gpus", ["nccl", "rccl", REAL], indirect=True)
+EVERYWHERE = pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL], indirect=True)
 """For tests that run on both vendors' doubles and on a real GPU."""
-REPLAYED = pytest.mark.parametrize("gpus", ["nccl", REAL], indirect=True)
+REPLAYED = pytest.mark.parametrize("gpus", ["nccl", *REAL], indirect=True)
 """For tests that run on NVIDIA's double and on a real GPU."""

@@ -27,6 +27,14 @@ class CupyKit:
     def use(self, number: int) -> None:
         self.cupy.cuda.Device(number).use()
 
+    def knows(self, dtype: str) -> bool:
+        """Return whether the library has such arrays."""
+        try:
+            self.cupy.empty(1, np.dtype(dtype))
+        except (TypeError, ValueError):
+            return False
+        return True
+
     def bytes_of(self, values: np.ndarray) -> Any:
         """Return these bytes on the GPU."""
         return self.cupy.asarray(values)
@@ -62,6 +70,9 @@ class TorchKit:
     def use(self, number: int) -> None:
         self.torch.cuda.set_device(number)
 
+    def knows(self, dtype: str) -> bool:
+        return hasattr(self.torch, dtype)
+
     def bytes_of(self, values: np.ndarray) -> Any:
         return self.torch.from_numpy(values.copy()).cuda()
 
@@ -82,6 +93,10 @@ class TorchKit:
 
     def handle(self, stream: Any) -> int:
         return int(stream.cuda_stream)
+
+
+KITS: dict[str, Any] = {"cupy": CupyKit, "torch": TorchKit}
+"""Libraries whose arrays can lie on a real GPU."""
 
 
 class _TorchStream:

@@ -77,6 +77,8 @@ def refuse(comm, kit):
     """Make every reduction that the library lacks; return what is wrong with the refusals."""
     wrong = []
     for place, (dtype, op) in enumerate(NOT_REDUCIBLE):
+        if not kit.knows(dtype):
+            continue
         x = kit.seen_as(kit.bytes_of(np.zeros(2 * np.dtype(dtype).itemsize, np.uint8)), (2,), dtype)
         call = (comm.all_reduce, comm.reduce, comm.scan)[place % 3]
         try:
@@ -110,9 +112,9 @@ def test_user_ops_and_scans_of_averages_are_refused(gpus):
 
 
 def scan_in_pieces(comm, kit):
-    from gpucoll.backends.nccl import collectives
+    from gpucoll.backends.nccl import scans
 
-    collectives.SCRATCH_BYTES = 1000
+    scans.SCRATCH_BYTES = 1000
     try:
         cases = [
             Case(dtype, 1001, op, seed=7, collective=name, in_place=in_place)
@@ -122,7 +124,7 @@ def scan_in_pieces(comm, kit):
         ]
         return run_cases(comm, kit, cases)
     finally:
-        collectives.SCRATCH_BYTES = 64 << 20
+        scans.SCRATCH_BYTES = 64 << 20
 
 
 @EVERYWHERE
