@@ -127,9 +127,8 @@ class Registrations:
         # A reference to `memory` itself would keep it alive.
         finalizer = weakref.finalize(memory, self._bury, address, memory.held, os.getpid())
         finalizer.atexit = False
-        registration = self.register(address, size_bytes) if is_registered else None
-        if registration is not None:
-            memory.held.append(registration)
+        if is_registered:
+            self.register_memory(memory)
         return memory
 
     def _allocate(self, size_bytes: int) -> int:
@@ -220,6 +219,12 @@ class Registrations:
             )
         self.library.check(code, f"ncclCommRegister of {size_bytes} bytes", self._communicator)
         return self._opened(made, is_symmetric=False)
+
+    def register_memory(self, memory: Memory) -> None:
+        """Register memory of `allocate`; nothing where the library cannot."""
+        registration = self.register(memory.address, memory.size_bytes)
+        if registration is not None:
+            memory.held.append(registration)
 
     def register_window(self, memory: Memory, settle: Callable[[int], int]) -> None:
         """Make memory of `allocate` a part of a symmetric window (NCCL 2.27 and newer).

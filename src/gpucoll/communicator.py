@@ -130,7 +130,14 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
 
     # --- memory, plans, description ---------------------------------------------------------------
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32", *, like: Any = None) -> Any:
+    def empty(
+        self,
+        shape: int | Sequence[int],
+        dtype: Any = "float32",
+        *,
+        like: Any = None,
+        symmetric: bool = False,
+    ) -> Any:
         """Return a new array, values undefined, in memory that the backend uses without a copy.
 
         On the CPU it lies in memory that all ranks of the host share. Collectives on such arrays,
@@ -147,11 +154,17 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
             An array of whose library and device the new one is to be. For a device alone it is a
             `gpucoll.arrays.device_array.DeviceArray`, which libraries take over through DLPack or
             ``__cuda_array_interface__``. Default: a NumPy array.
+        symmetric : bool
+            On a GPU: whether the ranks' arrays make a symmetric window together (NCCL 2.27 and
+            newer; registered memory before). Then every rank makes this call, for as many bytes.
+            On the CPU every such array is symmetric, and nobody waits for the others.
 
         Raises
         ------
         MemoryError
             The arena (``GPUCOLL_ARENA_BYTES``), or the GPU, is full.
+        MismatchError
+            Symmetric, and the ranks ask for different numbers of bytes.
         StateError
             The ranks' GPUs are not connected yet.
         """
@@ -162,7 +175,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         whole = tuple(int(length) for length in lengths)
         template = None if like is None or isinstance(like, str) else template_of(like, "like")
         if isinstance(like, str) or (template is not None and template.device != "cpu"):
-            return self._gpu.empty(whole, dtype, template)
+            return self._gpu.empty(whole, dtype, template, symmetric)
         self._check_host("the array to make")
         return self._backend.empty(whole, dtype)
 

@@ -282,9 +282,24 @@ class GpuCalls:
 
     # --- memory -----------------------------------------------------------------------------------
 
-    def empty(self, shape: tuple[int, ...], dtype: Any, template: Template | None) -> Any:
+    def empty(
+        self, shape: tuple[int, ...], dtype: Any, template: Template | None, symmetric: bool
+    ) -> Any:
         """Return a new array in registered memory, of the template's library."""
-        return gpu_memory.empty(self._open("empty"), shape, dtype, template)
+        connected = self._open("empty")
+        if not symmetric:
+            return gpu_memory.empty(connected, shape, dtype, template)
+        from gpucoll.backends.nccl import windows
+
+        made: list[Any] = []
+
+        def task(timeout_s: float | None) -> None:
+            parts = connected.backend, connected.issuer, self._channel
+            allocate = partial(windows.allocate, *parts, timeout_s=timeout_s)
+            made.append(gpu_memory.empty(connected, shape, dtype, template, allocate))
+
+        self._run("empty", task, _nothing)
+        return made[0]
 
     def register(self, array: Any) -> gpu_memory.Registration:
         """Register an array's memory."""

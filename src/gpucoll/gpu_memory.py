@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.numpy_arrays import template_of_dtype
+
+if TYPE_CHECKING:
+    from gpucoll.backends.nccl.memory import Memory
 
 
 class Registration:
@@ -39,15 +44,29 @@ class Registration:
         self.close()
 
 
-def empty(connected: Any, shape: tuple[int, ...], dtype: Any, template: Template | None) -> Any:
-    """Return a new array of a library, or a DeviceArray without a template."""
+def empty(
+    connected: Any,
+    shape: tuple[int, ...],
+    dtype: Any,
+    template: Template | None,
+    allocate: Callable[[int], Memory] | None = None,
+) -> Any:
+    """Return a new array of a library, or a DeviceArray without a template.
+
+    `allocate` brings the memory, where it is not just registered.
+    """
     of_dtype = template.library.template_of_dtype if template is not None else template_of_dtype
     wanted = of_dtype(dtype, template)
     size_bytes = math.prod(shape) * wanted.item_bytes
-    registrations = connected.backend.registrations
-    registrations.collect(connected.issuer.lock)
-    with connected.issuer.lock, connected.device:
-        memory = registrations.allocate(size_bytes)
+    memory = (allocate or partial(_registered, connected))(size_bytes)
     array = memory.array(shape, wanted.dtype)
     adopt = None if template is None else getattr(template.library, "adopt", None)
     return array if adopt is None else adopt(array, wanted)
+
+
+def _registered(connected: Any, size_bytes: int) -> Memory:
+    """Return memory that the library knows on this rank."""
+    registrations = connected.backend.registrations
+    registrations.collect(connected.issuer.lock)
+    with connected.issuer.lock, connected.device:
+        return cast("Memory", registrations.allocate(size_bytes))

@@ -128,7 +128,7 @@ DOUBLE_API int ncclCommSplit(void *comm, int color, int key, void **out, const s
 }
 #endif
 
-static int register_window(struct comm *c, void *address, size_t size, void **out);
+static int finish_window(struct comm *c);
 
 DOUBLE_API int ncclCommGetAsyncError(void *comm, int *out)
 {
@@ -148,11 +148,8 @@ DOUBLE_API int ncclCommGetAsyncError(void *comm, int *out)
         c->deferred = NULL;
         *out = enqueue(b);
     }
-    if (*out == Success && c->deferred_window.out) {
-        struct deferred_window w = c->deferred_window;
-        c->deferred_window.out = NULL;
-        *out = register_window(c, w.address, w.size, w.out);
-    }
+    if (*out == Success && c->deferred_window.out)
+        *out = finish_window(c);
     if (*out != InProgress)
         c->async_error = *out;
     return Success;
@@ -270,11 +267,15 @@ DOUBLE_API int ncclCommDeregister(void *comm, void *handle)
 }
 #endif
 
-static int register_window(struct comm *c, void *address, size_t size, void **out)
+/* A window is there when every rank has brought its part. */
+static int finish_window(struct comm *c)
 {
-    if (barrier(c, 1))
-        return fail(SystemError, "the other ranks did not come to register their windows");
-    return register_memory(c, address, size, out, 1);
+    struct deferred_window w = c->deferred_window;
+    for (int r = 0; r < c->n; r++)
+        if (atomic_load(&c->shared->members[r].arrived[1]) < w.number)
+            return InProgress;
+    c->deferred_window.out = NULL;
+    return register_memory(c, w.address, w.size, w.out, 1);
 }
 
 #ifndef WITHOUT_ncclCommWindowRegister
@@ -284,13 +285,18 @@ DOUBLE_API int ncclCommWindowRegister(void *comm, void *address, size_t size, vo
     READY_COMM(ncclCommWindowRegister)
     if (flags & ~3 || (uintptr_t)address % 4096)
         return fail(InvalidArgument, "WindowRegister : unknown flags, or not aligned to 4096 bytes");
-    if (!c->is_blocking && get("polls")) { /* the window is there when it has been polled enough */
-        *out = NULL;
-        c->deferred_window = (struct deferred_window){address, size, out};
+    *out = NULL;
+    c->deferred_window = (struct deferred_window){address, size, out, ++c->arrivals[1]};
+    atomic_store(&c->shared->members[c->rank].arrived[1], c->arrivals[1]);
+    if (!c->is_blocking) {
         c->polls = (int)get("polls");
         return InProgress;
     }
-    return register_window(c, address, size, out);
+    double since = now_s();
+    for (unsigned turn = 0; (code = finish_window(c)) == InProgress; turn++)
+        if (pause_once(c, since, turn))
+            return fail(SystemError, "the other ranks did not come to register their windows");
+    return code;
 }
 DOUBLE_API int ncclCommWindowDeregister(void *comm, void *window)
 {

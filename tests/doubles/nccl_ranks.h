@@ -95,6 +95,7 @@ struct deferred_window {
     void *address;
     size_t size;
     void **out;
+    uint64_t number;
 };
 
 struct comm {
