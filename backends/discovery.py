@@ -7,10 +7,10 @@ from pathlib import Path
 from gpucoll import config
 from gpucoll.backends.choice import VENDOR_BACKENDS, Seen
 from gpucoll.errors import ArgumentError
-from gpucoll.foreign_library import FILE_SYSTEM, loaded_copies
+from gpucoll.foreign_library import FILE_SYSTEM
 
 _DEVICE_FILES = {"cuda": ("dev/nvidiactl", "dev/dxg", "dev/nvhost-ctrl-gpu"), "rocm": ("dev/kfd",)}
-_DRIVERS = {"cuda": r"libcuda\.so.*", "rocm": r"libamdhip64\.so.*"}
+_DRIVERS = {"cuda": "/libcuda.so", "rocm": "/libamdhip64.so"}
 
 
 def look_for_gpus(root: Path = FILE_SYSTEM) -> Seen:
@@ -30,7 +30,16 @@ def look_for_gpus(root: Path = FILE_SYSTEM) -> Seen:
         for name in names:
             if (root / name).exists():
                 return Seen(kind, f"there is {FILE_SYSTEM / name}")
-    for kind, pattern in _DRIVERS.items():
-        if loaded_copies(pattern, root):
+    loaded = _maps(root)
+    for kind, name in _DRIVERS.items():
+        if name in loaded:
             return Seen(kind, "its driver is in the process already")
     return Seen("", "there are no device files of NVIDIA's or AMD's driver")
+
+
+def _maps(root: Path) -> str:
+    """Return what is mapped into this process; empty where nobody says it."""
+    try:
+        return (root / "proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""

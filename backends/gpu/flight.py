@@ -1,8 +1,28 @@
-"""One call that is on a stream, until it is known how it ended."""
+"""A call that is about to be put on a stream, and one that is there until its end is known."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from gpucoll.backends.gpu.signature import Signature
+
+
+class Departure(NamedTuple):
+    """A call that is about to be put on a stream."""
+
+    signatures: Sequence[Signature]
+    """What is posted for the other ranks to compare; none for messages."""
+    stream: int
+    """One of the device's."""
+    name: str
+    """What the user called."""
+    keep: Any
+    """What must live until it is done."""
+    timeout_s: float
+    """How long it may take from its start on."""
+    is_captured: bool
+    """Whether a graph is being captured from the stream: then nothing runs now."""
 
 
 class Flight:

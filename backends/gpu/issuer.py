@@ -13,15 +13,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
-from gpucoll.backends.gpu.flight import Flight
-from gpucoll.backends.gpu.signature import Signature
+from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.streams import Streams
 from gpucoll.control import diagnosis
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import Device
-from gpucoll.errors import ArgumentError, BackendError, DeadlineError, GpucollError
+from gpucoll.errors import BackendError, DeadlineError, GpucollError
 from gpucoll.transport.layout import EVENT_ABORT, Abort, Status
 
 MOST_FLIGHTS = 1024
@@ -30,23 +29,6 @@ LOST_AFTER_S = 0.03
 """How long a call may go on after a rank has ended: it may have done its part."""
 _PAUSES_S = (20e-6, 2e-3)
 _LOOK_FOR_PEERS_S = 0.01
-
-
-class Departure(NamedTuple):
-    """A call that is about to be put on a stream."""
-
-    signatures: Sequence[Signature]
-    """What is posted for the other ranks to compare; none for messages."""
-    stream: int
-    """One of the device's."""
-    name: str
-    """What the user called."""
-    keep: Any
-    """What must live until it is done."""
-    timeout_s: float
-    """How long it may take from its start on."""
-    is_captured: bool
-    """Whether a graph is being captured from the stream: then nothing runs now."""
 
 
 class Issuer:
@@ -77,6 +59,7 @@ class Issuer:
         self.group = group
         self.calls = calls
         self.device = device
+        self.streams = Streams(device)
         self.failure: GpucollError | None = None
         """Why the communicator was given up."""
         self.failed_at_s = 0.0
@@ -89,9 +72,6 @@ class Issuer:
         self._flights: dict[int, deque[Flight]] = {}
         """By stream: on each they end in order."""
         self._n_flights = 0
-        self._events: list[int] = []
-        self._streams: dict[int, bool] = {}
-        self._own_stream = 0
         self._gone_since: dict[int, float] = {}
         self._looked_for_peers_s = 0.0
 
@@ -110,7 +90,7 @@ class Issuer:
             Puts it on their streams; a failure there breaks the communicator.
         """
         for departure in departures:
-            self._check_stream(departure.stream)
+            self.streams.check(departure.stream)
         self._make_room(departures[0].timeout_s)
         flights = []
         for signatures, stream, name, keep, timeout_s, _ in departures:
@@ -122,10 +102,10 @@ class Issuer:
         try:
             for flight, is_captured in pairs:
                 if not is_captured:
-                    flight.start = self._record(flight.stream)
+                    flight.start = self.streams.record(flight.stream)
             enqueue()
             for flight, _ in pairs:
-                flight.end = self._record(flight.stream)
+                flight.end = self.streams.record(flight.stream)
         except BaseException as error:
             self._give_up(Abort.BACKEND, self.group.rank, flights[-1].sequence, error)
             raise
@@ -163,48 +143,23 @@ class Issuer:
             longest = max(self._flights.values(), key=len)
             self.synchronize(longest[len(longest) // 2], limit_s)
 
-    def _check_stream(self, stream: int) -> None:
-        """Raise unless a stream is of this device; what is known of it is kept."""
-        if stream not in self._streams:
-            if len(self._streams) > MOST_FLIGHTS:
-                self._streams.clear()
-            self._streams[stream] = self.device.owns_stream(stream)
-        if not self._streams[stream]:
-            del self._streams[stream]
-            raise ArgumentError(
-                f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "
-                f"are on {self.device.label}"
-            )
-
     def follow(self, stream: int, leader: int) -> None:
         """Make what comes on `stream` wait for what is on `leader` now."""
-        if stream == leader:
-            return
-        with self.lock, self.device:
-            event = self._record(leader)
-            self.device.check(self.device.stream_wait_event(stream, event, 0), "make a stream wait")
-            self._events.append(event)  # the wait has been enqueued: it may be recorded again
+        if stream != leader:
+            with self.lock, self.device:
+                self.streams.follow(stream, leader)
 
     def wait_on(self, stream: int, flight: Flight) -> None:
         """Make what comes on `stream` wait for a call."""
         with self.lock, self.device:
             if flight.end:
-                code = self.device.stream_wait_event(stream, flight.end, 0)
-                self.device.check(code, "make a stream wait")
+                self.streams.wait(stream, flight.end)
 
     @property
     def own_stream(self) -> int:
         """The communicator's own stream, for what is to overlap."""
-        if not self._own_stream:
-            with self.device:
-                self._own_stream = self.device.create_stream(is_urgent=True)
-        return self._own_stream
-
-    def _record(self, stream: int) -> int:
-        """Record an event of the pool."""
-        event = self._events.pop() if self._events else self.device.create_event()
-        self.device.check(self.device.record_event(event, stream), "record an event")
-        return event
+        with self.lock, self.device:
+            return self.streams.own
 
     # --- finding out ------------------------------------------------------------------------------
 
@@ -292,7 +247,7 @@ class Issuer:
             flight.begun_s = now_s
         if not flight.begun_s or not self._is_reached(flight.end):
             return False
-        self._events += (flight.start, flight.end)
+        self.streams.give_back(flight.start, flight.end)
         flight.start = flight.end = 0
         flight.is_passed = True
         return True
@@ -383,14 +338,16 @@ class Issuer:
             pause_s = min(2 * pause_s, _PAUSES_S[1])
 
     def close(self) -> None:
-        """Let go of events and streams; nothing may be under way, or all has been given up."""
-        with self.lock, self.device:
-            for event in self._events:
-                self.device.destroy_event(event)
-            self._events.clear()
-            if self._own_stream:
-                self.device.destroy_stream(self._own_stream)
-                self._own_stream = 0
+        """Let go of everything; what is under way is nobody's concern any more."""
+        with self.lock:
+            for flights in self._flights.values():
+                for flight in flights:
+                    self.streams.give_back(*filter(None, (flight.start, flight.end)))
+                    flight.start = flight.end = 0
+                    flight.keep = None
+            self._flights.clear()
+            self._n_flights = 0
+            self.streams.close()
 
 
 def _do_nothing() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from gpucoll.backends.gpu.flight import Flight
-from gpucoll.backends.gpu.issuer import Departure, Issuer
+from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
 from gpucoll.backends.nccl import connecting
@@ -19,7 +20,7 @@ from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
-from gpucoll.errors import ArgumentError, BackendUnavailableError
+from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError
 
 
 @dataclass
@@ -176,5 +177,6 @@ class Connected:
     def give_up(self) -> None:
         """Let go of everything without waiting."""
         self._watcher.stop()
-        with self.issuer.lock:
+        with self.issuer.lock, contextlib.suppress(GpucollError):
             self.backend.abort()
+            self.issuer.close()

@@ -424,3 +424,18 @@ def test_an_error_of_the_gpu_itself(rank_server, gpus):
 
     assert kind == "BackendError"
     assert "700" in text
+
+
+def fail_many_times(rank):
+    before = [rank.control.count(what) for what in ("events", "streams")]
+    for _ in range(5):
+        with rank.init() as comm:
+            comm.all_reduce(ones(rank.kit), async_op=True)
+            comm.all_reduce(ones(rank.kit, 3 + rank.rank), async_op=True)
+            with pytest.raises(MismatchError):
+                comm.check()
+    return before == [rank.control.count(what) for what in ("events", "streams")]
+
+
+def test_nothing_is_left_of_communicators_that_failed(gpus):
+    assert gpus.call_ranks(2, fail_many_times) == [True] * 2
