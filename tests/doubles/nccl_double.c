@@ -150,7 +150,7 @@ DOUBLE_API int ncclCommGetAsyncError(void *comm, int *out)
     }
     if (*out == Success && c->deferred_window.out)
         *out = finish_window(c);
-    if (*out != InProgress)
+    if (*out != InProgress && *out != Success) /* a stream may have set one meanwhile */
         c->async_error = *out;
     return Success;
 }
