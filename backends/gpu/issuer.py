@@ -92,25 +92,26 @@ class Issuer:
         for departure in departures:
             self.streams.check(departure.stream)
         self._make_room(departures[0].timeout_s)
-        flights = []
-        for signatures, stream, name, keep, timeout_s, _ in departures:
-            for signature in signatures:
-                self._post(signature.post, timeout_s)
-            sequence = self.calls.sequence if signatures else None
-            flights.append(Flight(sequence, name, stream, timeout_s, keep))
-        pairs = list(zip(flights, (item.is_captured for item in departures), strict=True))
+        flights: list[Flight] = []
+        before, is_enqueuing = self.calls.sequence, False
         try:
-            for flight, is_captured in pairs:
+            for signatures, stream, name, keep, timeout_s, is_captured in departures:
+                for signature in signatures:
+                    self._post(signature.post, timeout_s)
+                sequence = self.calls.sequence if signatures else None
+                flights.append(Flight(sequence, name, stream, timeout_s, keep))
                 if not is_captured:
-                    flight.start = self.streams.record(flight.stream)
+                    flights[-1].start = self.streams.record(stream)
+            is_enqueuing = True
             enqueue()
-            for flight, _ in pairs:
+            for flight in flights:
                 flight.end = self.streams.record(flight.stream)
         except BaseException as error:
-            self._give_up(Abort.BACKEND, self.group.rank, flights[-1].sequence, error)
+            if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
+                self._give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
-        for flight, is_captured in pairs:
-            if is_captured:
+        for flight, departure in zip(flights, departures, strict=True):
+            if departure.is_captured:
                 # A graph's events are never passed: its replays belong to who launches them.
                 flight.is_passed = flight.is_done = True
             else:

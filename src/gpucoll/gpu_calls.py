@@ -69,11 +69,6 @@ class GpuCalls:
         """What is collected while a group is open."""
 
     @property
-    def is_connected(self) -> bool:
-        """Whether the ranks' GPUs are connected."""
-        return self._connected is not None
-
-    @property
     def is_busy(self) -> bool:
         """Whether calls are under way."""
         return self._connected is not None and bool(self._connected.issuer.is_busy)
@@ -264,7 +259,6 @@ class GpuCalls:
         connected = self._prepared(call)
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
-
         issue = self._issue_of(connected, call, launches, call.address)
 
         def run() -> int:
