@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -316,3 +317,29 @@ def test_what_an_older_library_lacks_is_emulated(rank_server, doubles, world_siz
         arguments: tuple[Any, ...] = (double, with_communicator, ({}, emulate, ()))
         found = pool.call(in_rank, *arguments, gives="seat", environment=double.variables)
     assert found == ["AlltoAll, Gather, Scatter"] * world_size
+
+
+# --- other vendors, old libraries -----------------------------------------------------------------
+
+
+def see_another_vendor(rank):
+    os.environ["GPUCOLL_GPU_KIND"] = "rocm" if rank.rank == 1 else "cuda"
+    return fail_to_connect(rank, {}, None)
+
+
+def test_gpus_of_different_vendors(gpus):
+    for text, shown, total in gpus.call_ranks(3, see_another_vendor):
+        for said in (text, shown):
+            assert "different vendors (cuda on ranks 0, 2, rocm on rank 1)" in said
+        assert total == 3
+
+
+def test_a_library_that_is_too_old(rank_server, gpus):
+    old = {**gpus.variables, "NCCL_DOUBLE_VERSION": "21000"}
+    with rank_server.fork(2) as pool:
+        arguments: tuple[Any, ...] = (gpus.double, fail_to_connect, ({}, None))
+        replies = pool.call(in_rank, *arguments, gives="seat", environment=old)
+    for text, _, total in replies:
+        assert "NCCL 2.10.0" in text
+        assert "is too old: gpucoll needs NCCL 2.18.0 or newer" in text
+        assert total == 2
