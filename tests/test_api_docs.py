@@ -30,7 +30,7 @@ EXAMPLES = [
 CODE = "\n".join(code for _, _, code in EXAMPLES)
 
 METHODS = sorted(name for name in dir(gpucoll.Communicator) if not name.startswith("_"))
-ABOVE_THE_TABLE = {"self", "out", "async_op", "timeout_s"}
+ABOVE_THE_TABLE = {"self", "out", "async_op", "timeout_s", "stream"}
 """Parameters that the page describes once for many calls."""
 
 

@@ -17,6 +17,7 @@ MODULES = (
     "gpucoll.control.exchange",
     "gpucoll.control.entry",
     "gpucoll.control.list_entry",
+    "gpucoll.control.enqueued_entry",
     "gpucoll.backends.cpu.reductions",
     "gpucoll.control.message_entry",
     "gpucoll.backends.cpu.messages",

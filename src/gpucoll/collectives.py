@@ -28,7 +28,11 @@ class ArrayCollectives(Compressing):
     async_op : bool
         Return a `Work` at once; input and output belong to it until it is done.
     timeout_s : float, optional
-        Deadline of this call, in seconds. Default: the communicator's.
+        Deadline of this call, in seconds. Default: the communicator's. For GPU arrays it counts
+        from the call's start on the stream.
+    stream : stream, optional
+        For GPU arrays: where to run instead of the current stream of the arrays' library. A stream
+        of CuPy, PyTorch or Numba, its handle, or anything with ``__cuda_stream__``.
 
     and raises:
 
@@ -38,6 +42,13 @@ class ArrayCollectives(Compressing):
         The ranks did not make the same call.
     DeadlineError, PeerLostError
         A rank did not come in time, or is gone.
+    BackendUnavailableError
+        No backend of this communicator moves such arrays; `Communicator.describe` says why.
+
+    A call on host arrays returns when it is done. One on GPU arrays is put on a stream and returns:
+    what comes on that stream afterwards sees the result. What goes wrong there is raised later, by
+    the next call, and for certain by `Work.synchronize`, `Communicator.check` and
+    `Communicator.close`; nothing in an output may be trusted before.
 
     P is the number of ranks, r this rank, n the bytes of x. Costs are bytes that this rank moves
     through shared memory; arrays of `empty` are read where they lie instead.
@@ -55,6 +66,7 @@ class ArrayCollectives(Compressing):
         residual: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over all ranks; every rank gets the result.
 
@@ -66,7 +78,7 @@ class ArrayCollectives(Compressing):
         op : str or ReduceOp
             "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor",
             ``ReduceOp.scaled_sum(factor)`` or ``ReduceOp.custom(function)``.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`. For a list, `out` is a list.
         compression : str or Compression, optional
             What travels instead of x: "float16", "bfloat16", or, in blocks of 256 elements with a
@@ -109,7 +121,13 @@ class ArrayCollectives(Compressing):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.ALL_REDUCE, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.ALL_REDUCE,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def reduce(
@@ -121,6 +139,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over all ranks; the root gets the result.
 
@@ -130,7 +149,7 @@ class ArrayCollectives(Compressing):
             As for `all_reduce`.
         root : int
             Who gets it.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; `out` counts on the root only.
 
         Returns
@@ -158,7 +177,14 @@ class ArrayCollectives(Compressing):
                 return result if is_root else None
             self._raise_quick()
         return self._call(
-            Collective.REDUCE, x, op=op, root=root, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.REDUCE,
+            x,
+            op=op,
+            root=root,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def reduce_scatter(
@@ -170,6 +196,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over all ranks; rank r gets block r of the result.
 
@@ -182,7 +209,7 @@ class ArrayCollectives(Compressing):
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank. Default: equal blocks. "auto"
             takes each rank's from its `out`.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is block r of x.
 
         Returns
@@ -213,6 +240,7 @@ class ArrayCollectives(Compressing):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def scan(
@@ -223,6 +251,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over the ranks up to this one, it included.
 
@@ -230,7 +259,7 @@ class ArrayCollectives(Compressing):
         ----------
         x, op
             As for `all_reduce`; "avg" divides by the ranks so far.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
@@ -253,7 +282,13 @@ class ArrayCollectives(Compressing):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.SCAN, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.SCAN,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def exclusive_scan(
@@ -264,6 +299,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over the ranks before this one; rank 0 gets the op's identity.
 
@@ -272,7 +308,7 @@ class ArrayCollectives(Compressing):
         x, op
             As for `all_reduce`, but for "avg": the mean of nothing is undefined. A custom op must
             have an identity.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
@@ -296,7 +332,13 @@ class ArrayCollectives(Compressing):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.EXCLUSIVE_SCAN, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.EXCLUSIVE_SCAN,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     # --- movements --------------------------------------------------------------------------------
@@ -309,6 +351,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give every rank the root's x.
 
@@ -319,7 +362,7 @@ class ArrayCollectives(Compressing):
             where `out` is given.
         root : int
             Whose x.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`. ``out=x`` on every rank is the usual in-place broadcast.
 
         Returns
@@ -345,7 +388,13 @@ class ArrayCollectives(Compressing):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.BROADCAST, x, root=root, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.BROADCAST,
+            x,
+            root=root,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def all_gather(
@@ -356,6 +405,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Put the x of all ranks side by side along axis 0; every rank gets the whole.
 
@@ -365,7 +415,7 @@ class ArrayCollectives(Compressing):
             Shape (m, ...), the same on every rank; with `counts`, (counts[r], ...).
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank; "auto" exchanges them first.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place x is block r of it.
 
         Returns
@@ -395,6 +445,7 @@ class ArrayCollectives(Compressing):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def gather(
@@ -406,6 +457,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Put the x of all ranks side by side along axis 0; the root gets the whole.
 
@@ -415,7 +467,7 @@ class ArrayCollectives(Compressing):
             As for `all_gather`.
         root : int
             Who gets it.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; `out` counts on the root only.
 
         Returns
@@ -449,6 +501,7 @@ class ArrayCollectives(Compressing):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def scatter(
@@ -460,6 +513,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give rank r block r of the root's x.
 
@@ -473,7 +527,7 @@ class ArrayCollectives(Compressing):
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank; "auto" takes each rank's from
             its `out`.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is block r of x, on the root.
 
         Returns
@@ -506,6 +560,7 @@ class ArrayCollectives(Compressing):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def all_to_all(
@@ -517,6 +572,7 @@ class ArrayCollectives(Compressing):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give every rank s this rank's block s, and put the blocks from all ranks side by side.
 
@@ -528,7 +584,7 @@ class ArrayCollectives(Compressing):
             Rows of axis 0 to each rank. Default: equal blocks.
         recv_counts : sequence of int or "auto", optional
             Rows from each rank; "auto" (also the default with `send_counts`) asks the others first.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is x, with counts only where both are the same.
 
         Returns
@@ -560,4 +616,5 @@ class ArrayCollectives(Compressing):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )

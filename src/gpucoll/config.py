@@ -19,6 +19,7 @@ LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
 LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
 JOB: Final = "GPUCOLL_JOB"
 """Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
 
 # --- for users ----------------------------------------------------------------------------------
 TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
@@ -37,6 +38,17 @@ CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
 """Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
 CPU_ONLY: Final = "GPUCOLL_CPU_ONLY"
 """``1`` keeps gpucoll from looking for GPUs and from loading a GPU library; set in tests' ranks."""
+NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
+"""Path of the libnccl to use, where the process has not loaded one already."""
+RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
+"""Path of the librccl to use, where the process has not loaded one already."""
+GPU_KIND: Final = "GPUCOLL_GPU_KIND"
+"""``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
+
+# --- of vendors' libraries: read, to say what they lead to; never set ---------------------------
+NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
+NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
+HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
@@ -69,6 +81,17 @@ def grace_s() -> float:
 def cpu_only() -> bool:
     """Return whether this process must keep to the CPU."""
     return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
+
+
+def variable(name: str) -> str:
+    """Return the value of one of the variables above; empty where it is not set."""
+    return os.environ.get(name, "")
+
+
+def local_rank() -> int:
+    """Return this process's place among the ranks of its host, as its launcher says; else 0."""
+    text = os.environ.get(LOCAL_RANK) or os.environ.get(TORCHRUN_LOCAL_RANK, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def binding_allowed() -> bool:

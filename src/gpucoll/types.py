@@ -74,6 +74,7 @@ class Collective(IntEnum):
     RECV = 21
     ALL_REDUCE_LIST = 22
     COMPRESSED_ALL_REDUCE = 23
+    CONNECT = 24
 
     @property
     def spelled(self) -> str:

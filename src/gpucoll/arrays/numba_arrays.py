@@ -15,6 +15,7 @@ from gpucoll.arrays.library import Destination, Library, Template, View, raise_n
 from gpucoll.errors import ArgumentError
 
 NAME = "a Numba device array"
+FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
 
 
@@ -59,6 +60,11 @@ def complete(out: Any, temporary: Any) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
         out[...] = temporary
+
+
+def adopt(array: Any, template: Template) -> Any:
+    """Return a Numba array over a DeviceArray's memory, which it keeps alive."""
+    return cuda.as_cuda_array(array, sync=False)
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:

@@ -1,0 +1,77 @@
+"""Order between streams, by events that are used again and again."""
+
+from __future__ import annotations
+
+from gpucoll.devices import Device
+from gpucoll.errors import ArgumentError
+
+_KNOWN_STREAMS = 256
+
+
+class Streams:
+    """The streams that a communicator's calls run on, and a pool of events.
+
+    The device must be current for all methods but `close`.
+
+    Parameters
+    ----------
+    device : Device
+        Whose streams.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._events: list[int] = []
+        self._known: set[int] = set()
+        self._own = 0
+
+    def check(self, stream: int) -> None:
+        """Raise ArgumentError unless a stream is of this device; who passed is remembered."""
+        if stream in self._known:
+            return
+        if not self._device.owns_stream(stream):
+            raise ArgumentError(
+                f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "
+                f"are on {self._device.label}"
+            )
+        if len(self._known) >= _KNOWN_STREAMS:
+            self._known.clear()
+        self._known.add(stream)
+
+    @property
+    def own(self) -> int:
+        """The communicator's own stream, for what is to overlap."""
+        if not self._own:
+            self._own = self._device.create_stream(is_urgent=True)
+        return self._own
+
+    def record(self, stream: int) -> int:
+        """Return an event that is reached when all that is on the stream now is done."""
+        event = self._events.pop() if self._events else self._device.create_event()
+        code = self._device.record_event(event, stream)
+        if code:
+            self._device.check(code, "record an event")
+        return event
+
+    def give_back(self, *events: int) -> None:
+        """Take events that nobody asks for any more."""
+        self._events += events
+
+    def wait(self, stream: int, event: int) -> None:
+        """Make what comes on a stream wait for an event."""
+        self._device.check(self._device.stream_wait_event(stream, event, 0), "make a stream wait")
+
+    def follow(self, stream: int, leader: int) -> None:
+        """Make what comes on a stream wait for what is on `leader` now."""
+        if stream != leader:
+            event = self.record(leader)
+            self.wait(stream, event)
+            self.give_back(event)  # the wait has been enqueued: it may be recorded again
+
+    def close(self) -> None:
+        """Destroy events and the own stream; what is on it still runs."""
+        while self._events:
+            self._device.destroy_event(self._events.pop())
+        if self._own:
+            self._device.destroy_stream(self._own)
+            self._own = 0

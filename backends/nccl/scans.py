@@ -1,0 +1,55 @@
+"""Scans as a reduce_scatter of blocks: block s is this rank's x where it counts for rank s.
+
+Elsewhere it is the op's identity. The blocks lie in scratch memory; a large input is worked through
+in pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gpucoll.backends.nccl.elements import Reduction
+from gpucoll.backends.nccl.launch import Copy, Fill, Launch, Phase, Place
+from gpucoll.backends.nccl.library import Library
+from gpucoll.backends.protocol import Request
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.kernels.cpu.identities import identity_of
+from gpucoll.types import Collective
+
+SCRATCH_BYTES = 64 << 20
+"""How much memory the blocks of one piece may take."""
+
+
+def scan(request: Request, place: Place, library: Library, reduced: Reduction | None) -> Launch:
+    """Return how a scan or an exclusive scan is enqueued."""
+    x, out = request.source, request.destination
+    assert x is not None
+    assert out is not None
+    assert reduced is not None
+    assert request.op is not None
+    is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
+    if request.op.name == "avg":
+        raise ArgumentTypeError(
+            f"{library.vendor.name} cannot scan with avg: every rank would need another divisor; "
+            "scan the sum, then divide by the number of ranks so far"
+        )
+    identity = identity_of(x.dtype, request.op.name).tobytes()
+    type_, operation = reduced.arguments
+    row_bytes = x.item_bytes * place.world_size
+    piece = max(min(x.count, SCRATCH_BYTES // row_bytes), 1)
+
+    def phases(scratch: int) -> Iterator[Phase]:
+        for start in range(0, x.count, piece):
+            count = min(piece, x.count - start)
+            at, size_bytes = start * x.item_bytes, count * x.item_bytes
+            first = place.rank + is_exclusive  # the first rank that this one's x counts for
+            blocks: list[Copy | Fill] = [
+                Copy(scratch + rank * size_bytes, x.address + at, size_bytes)
+                for rank in range(first, place.world_size)
+            ]
+            if first:
+                blocks.append(Fill(scratch, identity, first * count))
+            arguments = (scratch, out.address + at, count * reduced.parts, type_, operation)
+            yield Phase((("ncclReduceScatter", arguments),), tuple(blocks))
+
+    return Launch(phases, piece * row_bytes if x.count else 0)

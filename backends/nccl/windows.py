@@ -1,0 +1,91 @@
+"""Memory of all ranks together: a symmetric window, which NCCL's fastest kernels need.
+
+Registering one is collective, so the ranks agree on it over the control channel first: a rank that
+has no memory left, or asks for another size, is heard of before the library is called.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.backends.nccl import connecting
+from gpucoll.backends.nccl.backend import NcclBackend
+from gpucoll.backends.nccl.memory import Memory
+from gpucoll.control.channel import ControlChannel
+from gpucoll.errors import BackendError, MismatchError
+from gpucoll.transport.layout import Abort
+from gpucoll.types import Collective
+
+__all__ = ["allocate"]
+
+
+def allocate(
+    backend: NcclBackend,
+    issuer: Issuer,
+    channel: ControlChannel,
+    size_bytes: int,
+    timeout_s: float | None,
+) -> Memory:
+    """Return this rank's part of a new window; every rank calls it.
+
+    Where a rank's library has no windows (before NCCL 2.27), it is registered memory on all.
+
+    Raises
+    ------
+    MemoryError
+        A rank's GPU has no more: the same on every rank.
+    MismatchError
+        The ranks ask for different sizes. Nothing was allocated.
+    BackendError
+        The library failed at it; the communicator is broken.
+    """
+    registrations, group = backend.registrations, issuer.group
+    issuer.synchronize()
+    registrations.collect(issuer.lock)
+    memory, problem = None, ""
+    try:
+        with issuer.lock, backend.device:
+            memory = registrations.allocate(size_bytes, is_registered=False)
+    except (MemoryError, BackendError) as error:
+        problem = str(error)
+    has_windows = _agree(
+        channel, size_bytes, problem, backend.library.has("ncclCommWindowRegister"), timeout_s
+    )
+    assert memory is not None
+    watch = connecting.watch_of(group, issuer.calls, "registering a window", timeout_s)
+    try:
+        with issuer.lock:
+            if has_windows:
+                settle = backend.connection.settle
+                registrations.register_window(memory, lambda code: settle(code, watch))
+            else:
+                registrations.register_memory(memory)
+    except BackendError as error:
+        group.abort(Abort.BACKEND)  # so that the others stop waiting for this rank
+        raise group.fail(error) from None
+    return memory
+
+
+def _agree(
+    channel: ControlChannel,
+    size_bytes: int,
+    problem: str,
+    has_windows: bool,
+    timeout_s: float | None,
+) -> bool:
+    """Return whether every rank has windows; raise on all what stands against it on one."""
+    mine = json.dumps([size_bytes, problem, has_windows]).encode()
+    parts = channel.all_gather_bytes(mine, Collective.CONNECT, timeout_s=timeout_s)
+    everyone: list[Any] = [json.loads(part) for part in parts]
+    sizes = [size for size, _, _ in everyone]
+    if len(set(sizes)) > 1:
+        asked = ", ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))
+        raise MismatchError(
+            f"empty(symmetric=True) needs the same number of bytes on every rank; got {asked}"
+        )
+    for rank, (_, text, _) in enumerate(everyone):
+        if text:
+            raise MemoryError(f"empty(symmetric=True): rank {rank}: {text}")
+    return all(has for _, _, has in everyone)

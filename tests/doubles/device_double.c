@@ -1,0 +1,243 @@
+/* A double of a GPU's driver over host memory: streams are threads, events order them.
+ *
+ * Compiled twice: as libcuda.so.1, and with -DHIP as libamdhip64.so.6. Only the functions that gpucoll
+ * binds are there, with the codes that the real ones give for misuse (no current context, an event of
+ * another device, a query while a graph is captured). "Device memory" is host memory that is unmapped
+ * when freed. Control functions begin with double_.
+ */
+#define _GNU_SOURCE
+#include "device_memory.h"
+
+/* --- facts -------------------------------------------------------------------------------------- */
+
+static int fill_uuid(unsigned char *out, int device)
+{
+    memset(out, 0, 16);
+    out[0] = 0xd0;
+    out[15] = (unsigned char)device;
+    return OK;
+}
+
+static int initialise(void)
+{
+    pthread_mutex_lock(&lock);
+    const char *devices = getenv("DOUBLE_DEVICES");
+    if (!is_initialised && devices)
+        device_count_value = atoi(devices);
+    for (int i = 0; i < DEVICES && !is_initialised; i++) {
+        struct stream *s = &default_streams[i];
+        s->device = i;
+        s->is_alive = 1;
+        s->end = &s->first;
+        s->next_stream = streams;
+        streams = s;
+    }
+    is_initialised = device_count_value > 0;
+    pthread_mutex_unlock(&lock);
+    return is_initialised ? OK : NO_DEVICE;
+}
+
+static const char *text_of(int code)
+{
+    switch (code) {
+    case OK: return "no error";
+    case INVALID_VALUE: return "invalid argument";
+    case OUT_OF_MEMORY: return "out of memory";
+    case 3: return "initialization error";
+    case NO_DEVICE: return "no GPU is detected";
+    case INVALID_DEVICE: return "invalid device ordinal";
+    case INVALID_CONTEXT: return "invalid device context";
+    case INVALID_HANDLE: return "invalid resource handle";
+    case NOT_READY: return "device not ready";
+    case 700: return "an illegal memory access was encountered";
+    case LAUNCH_TIMEOUT: return "the launch timed out and was terminated";
+    case CAPTURE_UNSUPPORTED: return "operation not permitted when stream is capturing";
+    case CAPTURE_INVALIDATED: return "operation failed due to a previous error during capture";
+    case CAPTURE_IMPLICIT: return "operation would make the legacy stream depend on a capturing one";
+    case CAPTURED_EVENT: return "operation not permitted on an event last recorded in a capture";
+    default: return "unknown error";
+    }
+}
+
+static int is_device(int device) { return device >= 0 && device < device_count_value; }
+
+/* --- the vendors' names -------------------------------------------------------------------------- */
+
+#ifdef HIP
+#define NAME(cuda, hip) hip
+#else
+#define NAME(cuda, hip) cuda
+#endif
+#define EXPORT(cuda, hip) DOUBLE_API int NAME(cuda, hip)
+
+EXPORT(cuInit, hipInit)(unsigned flags) { return flags ? INVALID_VALUE : initialise(); }
+EXPORT(cuDriverGetVersion, hipDriverGetVersion)(int *out)
+{
+    *out = NAME(12080, 60443483);
+    return OK;
+}
+EXPORT(cuDeviceGetCount, hipGetDeviceCount)(int *out)
+{
+    *out = device_count_value;
+    return NAME(OK, device_count_value ? OK : NO_DEVICE);
+}
+EXPORT(cuDeviceGetName, hipDeviceGetName)(char *out, int size, int device)
+{
+    snprintf(out, (size_t)size, "Double of a GPU");
+    return is_device(device) ? OK : INVALID_DEVICE;
+}
+EXPORT(cuDeviceGetUuid_v2, hipDeviceGetUuid)(unsigned char *out, int device)
+{
+    return is_device(device) ? fill_uuid(out, device) : INVALID_DEVICE;
+}
+EXPORT(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *out, int size, int device)
+{
+    snprintf(out, (size_t)size, "0000:%02X:00.0", 0x1b + device);
+    return is_device(device) ? OK : INVALID_DEVICE;
+}
+EXPORT(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *out, int attribute, int device)
+{
+    *out = attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) ? 9 : 1;
+    return is_device(device) && attribute < 200 ? OK : INVALID_VALUE;
+}
+#ifdef HIP
+EXPORT(, hipSetDevice)(int device)
+{
+    if (!is_device(device))
+        return INVALID_DEVICE;
+    depth = 1;
+    stack[0] = device;
+    return OK;
+}
+EXPORT(, hipGetDevice)(int *out)
+{
+    *out = current();
+    return OK;
+}
+EXPORT(, hipStreamGetDevice)(void *stream, int *out)
+{
+    *out = double_stream_device(stream);
+    return *out < 0 ? INVALID_HANDLE : OK;
+}
+DOUBLE_API const char *hipGetErrorString(int code) { return text_of(code); }
+#else
+/* A context is the address of the device's default stream. */
+EXPORT(cuDevicePrimaryCtxRetain, )(void **out, int device)
+{
+    *out = is_device(device) ? &default_streams[device] : NULL;
+    return *out ? OK : INVALID_DEVICE;
+}
+EXPORT(cuCtxPushCurrent_v2, )(void *context)
+{
+    if (!context || depth == 64)
+        return INVALID_CONTEXT;
+    stack[depth++] = ((struct stream *)context)->device;
+    return OK;
+}
+EXPORT(cuCtxPopCurrent_v2, )(void **out)
+{
+    if (!depth)
+        return INVALID_CONTEXT;
+    *out = &default_streams[stack[--depth]];
+    return OK;
+}
+EXPORT(cuCtxGetDevice, )(int *out)
+{
+    *out = current();
+    return *out < 0 ? INVALID_CONTEXT : OK;
+}
+EXPORT(cuStreamGetCtx, )(void *stream, void **out)
+{
+    BEGIN int device = double_stream_device(stream);
+    *out = device < 0 ? NULL : &default_streams[device];
+    return *out ? OK : INVALID_HANDLE;
+}
+EXPORT(cuGetErrorString, )(int code, const char **out)
+{
+    *out = text_of(code);
+    return OK;
+}
+#endif
+EXPORT(cuCtxSynchronize, hipDeviceSynchronize)(void) { BEGIN return synchronize(); }
+EXPORT(cuCtxGetStreamPriorityRange, hipDeviceGetStreamPriorityRange)(int *least, int *greatest)
+{
+    BEGIN *least = 0;
+    *greatest = -5;
+    return OK;
+}
+EXPORT(cuStreamCreateWithPriority, hipStreamCreateWithPriority)(void **out, unsigned flags, int priority)
+{
+    BEGIN return flags > 1 || priority > 0 ? INVALID_VALUE : stream_create(out);
+}
+EXPORT(cuStreamDestroy_v2, hipStreamDestroy)(void *stream) { BEGIN return stream_destroy(stream); }
+EXPORT(cuStreamQuery, hipStreamQuery)(void *stream) { BEGIN return stream_state(stream, 0); }
+EXPORT(cuStreamSynchronize, hipStreamSynchronize)(void *stream)
+{
+    BEGIN return stream_state(stream, 1);
+}
+EXPORT(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream, void *event, unsigned flags)
+{
+    BEGIN return flags ? INVALID_VALUE : stream_wait_event(stream, event);
+}
+EXPORT(cuStreamIsCapturing, hipStreamIsCapturing)(void *stream, int *out)
+{
+    BEGIN return is_capturing(stream, out);
+}
+EXPORT(cuThreadExchangeStreamCaptureMode, hipThreadExchangeStreamCaptureMode)(int *mode)
+{
+    int before = capture_mode;
+    capture_mode = *mode;
+    *mode = before;
+    return OK;
+}
+EXPORT(cuEventCreate, hipEventCreateWithFlags)(void **out, unsigned flags)
+{
+    BEGIN return flags == 2 ? event_create(out) : INVALID_VALUE;
+}
+EXPORT(cuEventDestroy_v2, hipEventDestroy)(void *event) { BEGIN return event_destroy(event); }
+EXPORT(cuEventRecord, hipEventRecord)(void *event, void *stream)
+{
+    BEGIN return event_record(event, stream);
+}
+EXPORT(cuEventQuery, hipEventQuery)(void *event) { BEGIN return event_state(event, 0); }
+EXPORT(cuEventSynchronize, hipEventSynchronize)(void *event) { BEGIN return event_state(event, 1); }
+EXPORT(cuMemAlloc_v2, hipMalloc)(void **out, size_t size) { BEGIN return double_allocate(out, size); }
+EXPORT(cuMemFree_v2, hipFree)(void *address) { BEGIN return double_free(address); }
+EXPORT(cuMemGetInfo_v2, hipMemGetInfo)(size_t *left, size_t *total)
+{
+    BEGIN *total = (size_t)limit_bytes;
+    *left = (size_t)(limit_bytes - used_bytes);
+    return OK;
+}
+EXPORT(cuPointerGetAttribute, hipPointerGetAttribute)(void *out, int attribute, void *address)
+{
+    BEGIN pthread_mutex_lock(&lock);
+    struct block *b = find_block(address);
+    if (b)
+        *(int *)out = b->device;
+    pthread_mutex_unlock(&lock);
+    return b && attribute == 9 ? OK : INVALID_VALUE;
+}
+#ifdef HIP
+EXPORT(, hipMemcpyAsync)(void *to, const void *from, size_t size, int kind, void *stream)
+{
+    BEGIN return kind == 4 ? move(to, from, size, stream) : INVALID_VALUE;
+}
+#else
+EXPORT(cuMemcpyAsync, )(void *to, const void *from, size_t size, void *stream)
+{
+    BEGIN return move(to, from, size, stream);
+}
+#endif
+EXPORT(cuMemsetD8Async, hipMemsetD8Async)(void *to, unsigned char word, size_t count, void *stream)
+{
+    BEGIN return fill(to, word, 1, count, stream);
+}
+EXPORT(cuMemsetD16Async, hipMemsetD16Async)(void *to, unsigned short word, size_t count, void *stream)
+{
+    BEGIN return fill(to, word, 2, count, stream);
+}
+EXPORT(cuMemsetD32Async, hipMemsetD32Async)(void *to, int word, size_t count, void *stream)
+{
+    BEGIN return fill(to, word, 4, count, stream);
+}
