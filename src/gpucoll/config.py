@@ -37,6 +37,17 @@ CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
 """Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
 CPU_ONLY: Final = "GPUCOLL_CPU_ONLY"
 """``1`` keeps gpucoll from looking for GPUs and from loading a GPU library; set in tests' ranks."""
+NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
+"""Path of the libnccl to use, where the process has not loaded one already."""
+RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
+"""Path of the librccl to use, where the process has not loaded one already."""
+
+# --- of others: what they tell their libraries, gpucoll respects ---------------------------------
+CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
+ROCR_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
+NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
+"""A topology in NCCL's XML, which the vendor's library reads instead of sysfs."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
@@ -69,6 +80,17 @@ def grace_s() -> float:
 def cpu_only() -> bool:
     """Return whether this process must keep to the CPU."""
     return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
+
+
+def visible_devices() -> dict[str, str]:
+    """Return the variables that hide GPUs from this process, those that are set."""
+    names = (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
+def nccl_topology_file() -> str | None:
+    """Return the topology file that NCCL and RCCL are told to read."""
+    return os.environ.get(NCCL_TOPO_FILE) or None
 
 
 def binding_allowed() -> bool:

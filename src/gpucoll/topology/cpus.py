@@ -17,7 +17,15 @@ from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-__all__ = ["cpu_quota", "cpu_sets", "parse_cpu_list", "usable_cpu_count", "usable_cpus"]
+__all__ = [
+    "FILE_SYSTEM",
+    "cpu_quota",
+    "cpu_sets",
+    "parse_cpu_list",
+    "read_text",
+    "usable_cpu_count",
+    "usable_cpus",
+]
 
 FILE_SYSTEM = Path("/")
 
@@ -85,7 +93,7 @@ class _Mount(NamedTuple):
 
 def _cpu_cgroup_mounts(root: Path) -> Iterator[_Mount]:
     """Yield the hierarchies in which a CPU quota can stand, from mountinfo (proc(5))."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.split(" ")
         if len(fields) < 5 or len(kind) < 3:
@@ -112,7 +120,7 @@ def _folders_upwards(root: Path, mount: _Mount) -> Iterator[Path]:
 
 def _cgroup_path(root: Path, version: int) -> PurePosixPath:
     """Return the process's cgroup in that version's hierarchy, as /proc/self/cgroup names it."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (version == 2 and number == "0" and not controllers) or (
@@ -131,11 +139,11 @@ def _path_below(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
 
 def _quota_of(folder: Path) -> float | None:
     """Return one cgroup's own quota in CPUs, or None: no limit, or no such files."""
-    words = _read(folder / "cpu.max").split()
+    words = read_text(folder / "cpu.max").split()
     if not words:
         words = [
-            *_read(folder / "cpu.cfs_quota_us").split(),
-            *_read(folder / "cpu.cfs_period_us").split(),
+            *read_text(folder / "cpu.cfs_quota_us").split(),
+            *read_text(folder / "cpu.cfs_period_us").split(),
         ]
     try:
         quota_us, period_us = (int(word) for word in words)
@@ -194,14 +202,14 @@ CORE_LEVEL = _Place._fields.index("core")
 
 def _place(cpu: int, nodes: dict[int, int], root: Path) -> _Place:
     folder = root / f"sys/devices/system/cpu/cpu{cpu}"
-    package = _read(folder / "topology/physical_package_id").strip()
+    package = read_text(folder / "topology/physical_package_id").strip()
     return _Place(
         package=int(package) if package.isdecimal() else 0,
         numa_node=nodes.get(cpu, -1),
         # A unit that several CPUs share is numbered by the lowest of them: core_id and cache ids
         # are unique only within a package, and missing on some machines.
-        cache=min(parse_cpu_list(_read(folder / "cache/index3/shared_cpu_list")), default=-1),
-        core=min(parse_cpu_list(_read(folder / "topology/thread_siblings_list")), default=cpu),
+        cache=min(parse_cpu_list(read_text(folder / "cache/index3/shared_cpu_list")), default=-1),
+        core=min(parse_cpu_list(read_text(folder / "topology/thread_siblings_list")), default=cpu),
         cpu=cpu,
     )
 
@@ -211,7 +219,7 @@ def _numa_nodes(root: Path) -> dict[int, int]:
     return {
         cpu: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-        for cpu in parse_cpu_list(_read(folder / "cpulist"))
+        for cpu in parse_cpu_list(read_text(folder / "cpulist"))
     }
 
 
@@ -265,7 +273,7 @@ def parse_cpu_list(text: str) -> list[int]:
     return cpus
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a small file's text; nothing where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")
