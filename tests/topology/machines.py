@@ -1,6 +1,7 @@
 """Machines in a few lines, written out as sysfs or as NCCL's XML.
 
-A line is a node with its CPUs, a host bridge, a switch, a GPU or a NIC; what is indented sits on it.
+A line is a node with its CPUs, a host bridge, a switch, a GPU or a NIC; what is indented sits on
+it.
 Two hexadecimal digits are a bus: ``switch 01`` is the upstream port 0000:01:00.0. Ports that lead
 down get an address of their own on the bus that they lead to.
 """
@@ -146,10 +147,6 @@ def add_pci(above, node, vendor, switch_links, count):
 # --- public machines ----------------------------------------------------------------------------
 
 
-def indented(text, by):
-    return "\n".join(" " * by + line for line in text.splitlines())
-
-
 def mi300x():
     """Return eight MI300X with a 400 Gbit/s NIC each.
 
@@ -236,16 +233,17 @@ node 7 112-127,240-255
    switch 92
     nic 94 mlx5_5
 """
-"""DGX A100: two GPUs and two NICs below one outer switch, on four of eight NUMA nodes; two ports for
-storage on another. After the XML in NVIDIA/nccl issue 1505 and the matrix in NVIDIA/DCGM issue 149."""
+"""DGX A100: two GPUs and two NICs below one outer switch, on four of eight NUMA nodes; two ports
+for storage on another. After the XML in NVIDIA/nccl issue 1505 and the matrix in NVIDIA/DCGM issue
+149; which inner switch a NIC shares is partly a guess, which no distance depends on."""
 
 
 def dgx_h100():
     """Return a DGX H100: a NIC for each GPU behind the same outer switch; two cards for storage.
 
     After the ``nvidia-smi topo -m`` in bytedance/flux issue 14 and sgl-project/sglang pull 9812: of
-    twelve NICs, 0 3 4 5 6 9 10 11 are those of GPU 0 to 7; 1 and 2, and 7 and 8, are the two ports of a
-    card each.
+    twelve NICs, 0 3 4 5 6 9 10 11 are those of GPU 0 to 7; 1 and 2, and 7 and 8, are the two ports
+    of a card each. The numbers of the buses are made up.
     """
     lines = []
     nics = [[0, 3, 4, 5], [6, 9, 10, 11]]
@@ -262,7 +260,7 @@ def dgx_h100():
                 f"   switch {bus - 2:02x}",
                 f"    gpu {gpu}",
             ]
-        bus, first = storage[node]
-        lines += [f" bridge {int(bus, 16) - 2:02x}"]
-        lines += [f"  nic {bus}.{port} mlx5_{first + port}" for port in range(2)]
+        card, first = storage[node]
+        lines.append(f" bridge {card}")
+        lines += [f"  nic {card}.{port} mlx5_{first + port}" for port in range(2)]
     return "\n".join(lines)

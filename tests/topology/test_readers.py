@@ -153,7 +153,8 @@ class TestXml:
         assert [gpu.place.address for gpu in machine.gpus] == ["0000:02:00.0", "0000:01:00.0"]
 
     def test_a_nic_without_pci_sits_at_its_cpu(self, tmp_path):
-        text = '<system><cpu numaid="1"><nic><net name="efa" dev="0" speed="100000"/></nic></cpu></system>'
+        net = '<net name="efa" dev="0" speed="100000"/>'
+        text = f'<system><cpu numaid="1"><nic>{net}</nic></cpu></system>'
         (nic,) = read_xml(self.write(tmp_path, text)).nics
         assert (nic.name, nic.place.numa_node, nic.speed_mbps) == ("efa", 1, 100000)
 

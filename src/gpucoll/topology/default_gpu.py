@@ -1,7 +1,8 @@
 """Which GPU a rank takes when nobody says: the one of its local rank among those that it sees.
 
-The vendors' drivers hide GPUs by environment variables, and number what is left from 0. Batch systems
-set these for each rank alone (it then sees one GPU, number 0) or for all alike (each takes its own).
+The vendors' drivers hide GPUs by environment variables, and number what is left from 0. Batch
+systems set these for each rank alone (it then sees one GPU, number 0) or for all alike (then each
+takes its own).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class DefaultGpu(NamedTuple):
     number: int
     """Among the GPUs that the process sees: what array libraries call it."""
     identity: str
-    """Its number on the host in the driver's order, or its UUID where the environment names that."""
+    """Its number on the host in the driver's order, or the UUID by which the environment names it."""
 
 
 def visible_gpus(vendor: str, gpu_count: int, variables: Mapping[str, str]) -> list[str]:

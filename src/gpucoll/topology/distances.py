@@ -70,8 +70,8 @@ def nearest_nics(gpus: Sequence[Gpu], machine: Machine) -> list[int | None]:
     """Return the number of the NIC that each GPU takes; None where there is none.
 
     RDMA devices go before plain interfaces, those that are not known to be down before others; then
-    the nearest, then the fastest. NICs that are equal in all of this are dealt out, so that two GPUs
-    behind one switch with two NICs take one each. Every rank of a host computes the same.
+    the nearest, then the fastest. NICs that are equal in all of this are dealt out, so that two
+    GPUs behind one switch with two NICs take one each. Every rank of a host computes the same.
 
     Parameters
     ----------

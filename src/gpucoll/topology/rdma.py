@@ -1,9 +1,9 @@
 """Whether a NIC can read and write a GPU's memory itself (GPUDirect RDMA).
 
 Two ways lead there: a module through which the GPU's driver hands addresses to the NIC's (peer
-memory), or a DMA-BUF that the NIC's driver maps (Linux 5.12 on). What NCCL and RCCL look at is looked
-at here too (NVIDIA/nccl and ROCm/rccl, ``src/transport/net_ib.cc`` and ``src/misc/rocmwrap.cc``); what
-only the GPU's driver knows comes in as facts.
+memory), or a DMA-BUF that the NIC's driver maps (Linux 5.12 on). What NCCL and RCCL look at is
+looked at here too (NVIDIA/nccl and ROCm/rccl, ``src/transport/net_ib.cc``, and
+``src/misc/rocmwrap.cc``); what only the GPU's driver knows comes in as facts.
 """
 
 from __future__ import annotations
