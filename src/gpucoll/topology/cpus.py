@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 __all__ = [
     "FILE_SYSTEM",
+    "cgroup_folders",
     "cpu_quota",
     "cpu_sets",
     "parse_cpu_list",
@@ -75,15 +76,31 @@ def cpu_quota(root: Path = FILE_SYSTEM) -> float | None:
     """
     quotas = [
         quota
-        for mount in _cpu_cgroup_mounts(root)
-        for folder in _folders_upwards(root, mount)
+        for folder in cgroup_folders("cpu", root)
         if (quota := _quota_of(folder)) is not None
     ]
     return min(quotas, default=None)
 
 
+def cgroup_folders(controller: str, root: Path = FILE_SYSTEM) -> Iterator[Path]:
+    """Yield the folders of the process's own cgroups in which a limit can stand, and all above.
+
+    Parameters
+    ----------
+    controller : str
+        What is limited: ``"cpu"``, ``"memory"``.
+    root : Path
+        The file system whose ``/proc`` and ``/sys`` are read.
+    """
+    for mount in _cgroup_mounts(root, controller):
+        below = _path_below(_cgroup_path(root, mount.version, controller), mount.shown)
+        top = root / mount.point.relative_to("/")
+        for folder in [below, *below.parents]:
+            yield top / folder
+
+
 class _Mount(NamedTuple):
-    """A mounted cgroup hierarchy that can limit CPU time."""
+    """A mounted cgroup hierarchy."""
 
     version: int
     shown: PurePosixPath
@@ -91,8 +108,8 @@ class _Mount(NamedTuple):
     point: PurePosixPath
 
 
-def _cpu_cgroup_mounts(root: Path) -> Iterator[_Mount]:
-    """Yield the hierarchies in which a CPU quota can stand, from mountinfo (proc(5))."""
+def _cgroup_mounts(root: Path, controller: str) -> Iterator[_Mount]:
+    """Yield the hierarchies in which a limit can stand, from mountinfo (proc(5))."""
     for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.split(" ")
@@ -101,7 +118,7 @@ def _cpu_cgroup_mounts(root: Path) -> Iterator[_Mount]:
         shown, point = (PurePosixPath(_unescaped(text)) for text in fields[3:5])
         if kind[0] == "cgroup2":
             yield _Mount(2, shown, point)
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
             yield _Mount(1, shown, point)
 
 
@@ -110,21 +127,13 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _folders_upwards(root: Path, mount: _Mount) -> Iterator[Path]:
-    """Yield the folder of the process's cgroup in `mount`, then all above it up to the mount."""
-    below = _path_below(_cgroup_path(root, mount.version), mount.shown)
-    top = root / mount.point.relative_to("/")
-    for folder in [below, *below.parents]:
-        yield top / folder
-
-
-def _cgroup_path(root: Path, version: int) -> PurePosixPath:
+def _cgroup_path(root: Path, version: int, controller: str) -> PurePosixPath:
     """Return the process's cgroup in that version's hierarchy, as /proc/self/cgroup names it."""
     for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (version == 2 and number == "0" and not controllers) or (
-            version == 1 and "cpu" in controllers.split(",")
+            version == 1 and controller in controllers.split(",")
         ):
             return PurePosixPath(path)
     return PurePosixPath("/")

@@ -21,7 +21,7 @@ class DefaultGpu(NamedTuple):
     number: int
     """Among the GPUs that the process sees: what array libraries call it."""
     identity: str
-    """Its number on the host in the driver's order, or the UUID by which the environment names it."""
+    """Its number on the host in the driver's order, or its UUID as the environment names it."""
 
 
 def visible_gpus(vendor: str, gpu_count: int, variables: Mapping[str, str]) -> list[str]:

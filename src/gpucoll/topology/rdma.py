@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 from gpucoll.topology.distances import Distance
@@ -77,8 +78,7 @@ class GpuFacts:
     dma_buf: bool | None = None
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Whether GPUDirect RDMA can serve (None: it cannot be told), why, and what to do."""
 
     serves: bool | None

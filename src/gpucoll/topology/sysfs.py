@@ -1,9 +1,9 @@
 """Where GPUs and NICs sit, from sysfs: no library, no driver call, no GPU touched.
 
 PCIe seen from software is a tree of bridges: a switch is an upstream port, and below it a
-downstream port for each thing that is plugged in. NCCL's topology (NVIDIA/nccl, ``src/graph/xml.cc``) names a
-switch by its upstream port and leaves the downstream ports and root ports out; so does this one, so
-that both give the same distances.
+downstream port for each thing that is plugged in. NCCL's topology (NVIDIA/nccl,
+``src/graph/xml.cc``) names a switch by its upstream port and leaves the downstream ports and root
+ports out; so does this one, so that both give the same distances.
 """
 
 from __future__ import annotations

@@ -1,0 +1,159 @@
+"""Ask every probe, put the answers together, and draw the conclusions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from typing import Any, NamedTuple
+
+from gpucoll.doctor.advice import advise
+from gpucoll.doctor.choice import choices
+from gpucoll.doctor.facts import SCHEMA, DefaultGpuFound, GpuFound, Problem, Report
+from gpucoll.doctor.host import system
+from gpucoll.doctor.isolation import Answer, Question, ask
+from gpucoll.topology.default_gpu import default_gpu
+from gpucoll.version import __version__
+
+__all__ = ["Limits", "examine", "report_of"]
+
+SECTIONS = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "topology")
+"""Probes whose answer is the section of the same name."""
+
+COMPILE_S = 150.0
+"""What the self-test may take longer where the kernels must be compiled first (about 30 s)."""
+
+
+class Limits(NamedTuple):
+    """Deadlines, in seconds."""
+
+    probe_s: float = 20.0
+    self_test_s: float = 30.0
+
+
+def examine(
+    limits: Limits, with_self_test: bool, progress: Callable[[str], None] = lambda _: None
+) -> Report:
+    """Look at this machine. Takes about two seconds, or until the deadline of the slowest probe.
+
+    Parameters
+    ----------
+    limits : Limits
+        How long each probe and the self-test may take.
+    with_self_test : bool
+        Whether two processes are started to see that the CPU path works.
+    progress : callable
+        Gets one line before what may take long.
+    """
+    answers = dict(
+        zip(
+            SECTIONS,
+            ask([Question(name, (), limits.probe_s) for name in SECTIONS]),
+            strict=True,
+        )
+    )
+    answers["libraries"] = _opened(answers["libraries"], limits.probe_s)
+    if with_self_test:
+        answers["self_test"] = _tested(answers["kernels"], limits.self_test_s, progress)
+    return report_of(answers)
+
+
+def _opened(answer: Answer, timeout_s: float) -> Answer:
+    """Return the libraries with what each copy says when it is opened."""
+    if answer.found is None:
+        return answer
+    from gpucoll.doctor import libraries
+
+    questions = [
+        Question("library", (found["name"], found["path"]), timeout_s) for found in answer.found
+    ]
+    looks = [(look.found, look.problem) for look in ask(questions)]
+    return Answer(libraries.merged(answer.found, looks), None)
+
+
+def _tested(kernels: Answer, timeout_s: float, progress: Callable[[str], None]) -> Answer:
+    if kernels.found is not None and not kernels.found["compiled"]:
+        progress("compiling the CPU kernels once for this machine (about 30 s) ...")
+        timeout_s += COMPILE_S
+    # The ranks are ended first, so that their launcher can tell.
+    question = Question("self_test", (f"{timeout_s:g}",), timeout_s + 10)
+    (answer,) = ask([question])
+    if answer.found is not None:
+        return answer
+    silent = {"passed": False, "elapsed_s": None, "single_copy": None, "problem": answer.problem}
+    return Answer(silent, None)
+
+
+def report_of(answers: dict[str, Answer]) -> Report:
+    """Put answers together and conclude from them; pure but for the date and `system`."""
+    found: dict[str, Any] = {name: answers[name].found for name in SECTIONS}
+    test = answers["self_test"].found if "self_test" in answers else None
+    works = _cpu_path_works(found, test)
+    gpus = found["gpus"] or {"drivers": None, "devices": []}
+    report = Report(
+        schema=SCHEMA,
+        gpucoll=__version__,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        cpu_path_works=works,
+        system=system(),
+        cpus=found["cpus"],
+        memory=found["memory"],
+        kernels=found["kernels"],
+        packages=found["packages"],
+        gpus=found["gpus"],
+        libraries=found["libraries"],
+        topology=found["topology"],
+        gpu_direct_rdma=_gpu_direct(found["topology"], gpus["devices"]),
+        self_test=test,
+        auto=choices(works, gpus["drivers"], gpus["devices"], found["libraries"]),
+        default_gpus=_default_gpus(gpus["devices"]),
+        advice=[],
+        problems=_problems(answers),
+    )
+    report["advice"] = advise(report)
+    return report
+
+
+def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
+    """Say whether it works: the self-test knows; without it, nothing that it needs is missing."""
+    if test is not None:
+        return bool(test["passed"])
+    memory, packages = found["memory"], found["packages"] or ()
+    has_memory = memory is not None and memory["shared_memory_problem"] is None
+    needed = {"NumPy", "Numba"}
+    return has_memory and needed <= {x["name"] for x in packages if x["version"] is not None}
+
+
+def _gpu_direct(topology: Any, devices: Sequence[Any]) -> list[Any]:
+    from gpucoll.doctor.network import gpu_direct
+
+    return [] if topology is None else list(gpu_direct(topology, list(devices)))
+
+
+def _default_gpus(devices: Sequence[GpuFound]) -> list[DefaultGpuFound]:
+    """Return the GPU of each local rank, for as many ranks as there are GPUs of one vendor.
+
+    The driver has hidden what the environment hides already.
+    """
+    vendor = next((device["vendor"] for device in devices), "")
+    mine = [device for device in devices if device["vendor"] == vendor]
+    found = []
+    for local_rank in range(len(mine)):
+        gpu = default_gpu(local_rank, vendor, len(mine), {})
+        assert gpu is not None
+        found.append(
+            DefaultGpuFound(
+                local_rank=local_rank,
+                vendor=vendor,
+                number=gpu.number,
+                pci_address=mine[gpu.number]["pci_address"],
+            )
+        )
+    return found
+
+
+def _problems(answers: dict[str, Answer]) -> list[Problem]:
+    return [
+        Problem(probe=name, problem=answer.problem)
+        for name, answer in answers.items()
+        if answer.problem is not None
+    ]

@@ -1,0 +1,296 @@
+"""What the doctor concludes on known machines: choice of backends, advice, verdict."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpucoll.doctor.choice import choices
+from tests.doctor.environments import WHEEL, amd, laptop, nvidia
+
+SERVED = ("cpu", "nccl", "rccl")
+
+
+def commands(report):
+    return [advice["command"] for advice in report["advice"]]
+
+
+def advice_of(report, what):
+    return next(advice for advice in report["advice"] if advice["what"] == what)
+
+
+def chosen(environment):
+    """Return arrays -> backend, as a version with every backend would choose."""
+    report = environment.report()
+    rows = choices(
+        report["cpu_path_works"],
+        report["gpus"]["drivers"],
+        report["gpus"]["devices"],
+        report["libraries"],
+        SERVED,
+    )
+    return {row["arrays"]: row for row in rows}
+
+
+class TestNoGpu:
+    def test_all_is_well_and_nothing_is_to_do(self):
+        report = laptop().report()
+        assert report["cpu_path_works"] is True
+        assert report["advice"] == report["problems"] == report["default_gpus"] == []
+
+    def test_host_arrays_are_served_and_gpu_arrays_are_not(self):
+        rows = chosen(laptop())
+        assert rows["host arrays"]["backend"] == "cpu"
+        assert rows["GPU arrays"]["backend"] is None
+        assert "no GPU" in rows["GPU arrays"]["reason"]
+
+
+class TestNvidiaWithoutNccl:
+    @pytest.mark.parametrize(
+        ("interface", "command"),
+        [
+            ("12.8", "pip install 'gpucoll[cuda12]'"),
+            ("13.0", "pip install 'gpucoll[cuda13]'"),
+            ("14.1", "pip install 'gpucoll[cuda13]'"),
+        ],
+    )
+    def test_the_extra_fits_the_driver_and_is_said_once(self, tmp_path, interface, command):
+        assert commands(nvidia(tmp_path, interface).report()) == [command]
+
+    def test_users_of_pytorch_need_no_cupy(self, tmp_path):
+        environment = nvidia(tmp_path)
+        environment.install("PyTorch", "torch", "2.8.0", "CUDA 12.8")
+        assert commands(environment.report()) == ["pip install nvidia-nccl-cu12"]
+
+    def test_pytorch_for_the_cpu_is_no_library_for_gpus(self, tmp_path):
+        environment = nvidia(tmp_path)
+        environment.install("PyTorch", "torch", "2.8.0", "CPU")
+        assert commands(environment.report()) == ["pip install 'gpucoll[cuda12]'"]
+
+    def test_a_driver_that_is_too_old(self, tmp_path):
+        report = nvidia(tmp_path, "11.4").report()
+        assert "serves CUDA 11.4" in advice_of(report, "NVIDIA driver")["why"]
+        assert not any("gpucoll[" in (command or "") for command in commands(report))
+
+    def test_gpu_arrays_are_refused_with_the_reason(self, tmp_path):
+        row = chosen(nvidia(tmp_path))["GPU arrays"]
+        assert row["backend"] is None
+        assert "NCCL cannot be used" in row["reason"]
+
+
+class TestNvidiaWithNccl:
+    def environment(self, tmp_path, **facts):
+        environment = nvidia(tmp_path)
+        environment.add_library(**facts)
+        environment.install("NCCL wheel", "nvidia-nccl-cu12", "2.28.9")
+        environment.install("CuPy", "cupy-cuda12x", "14.0.1")
+        return environment
+
+    def test_it_is_chosen_and_nothing_is_to_do(self, tmp_path):
+        environment = self.environment(tmp_path)
+        assert chosen(environment)["GPU arrays"]["backend"] == "nccl"
+        assert "NCCL 2.28.9" in chosen(environment)["GPU arrays"]["reason"]
+        assert environment.report()["advice"] == []
+
+    def test_a_version_without_the_backend_says_so(self, tmp_path):
+        report = self.environment(tmp_path).report()
+        rows = choices(
+            True, report["gpus"]["drivers"], report["gpus"]["devices"], report["libraries"], ["cpu"]
+        )
+        assert rows[1]["reason"] == "this version of gpucoll has no nccl backend"
+
+    @pytest.mark.parametrize(
+        ("version", "hint"), [("2.28.9", "2.30 and later"), ("2.30.4", "MULTI_RANK_GPU_ENABLE")]
+    )
+    def test_several_ranks_on_a_gpu_are_refused(self, tmp_path, version, hint):
+        row = chosen(self.environment(tmp_path, version=version))["several ranks on a GPU"]
+        assert row["backend"] is None
+        assert hint in row["reason"]
+
+    def test_two_copies_are_told_with_paths_versions_and_which_is_used(self, tmp_path):
+        environment = self.environment(tmp_path)
+        other = "/usr/lib/x86_64-linux-gnu/libnccl.so.2"
+        environment.add_library(other, "2.18.5", is_used=False)
+        why = advice_of(environment.report(), "two copies of NCCL")["why"]
+        assert f"2.28.9 ({WHEEL}, used)" in why
+        assert f"2.18.5 ({other})" in why
+
+    def test_two_copies_of_one_version_are_no_problem(self, tmp_path):
+        environment = self.environment(tmp_path)
+        environment.add_library("/elsewhere/libnccl.so.2", is_used=False)
+        assert environment.report()["advice"] == []
+
+    def test_both_wheels_overwrite_each_other(self, tmp_path):
+        environment = self.environment(tmp_path)
+        environment.install("NCCL wheel", "nvidia-nccl-cu13", "2.28.9")
+        command = advice_of(environment.report(), "NCCL wheels")["command"]
+        assert command == (
+            "pip uninstall -y nvidia-nccl-cu12 nvidia-nccl-cu13 && pip install nvidia-nccl-cu12"
+        )
+
+    def test_a_wheel_for_a_newer_cuda_than_the_driver_serves(self, tmp_path):
+        environment = self.environment(tmp_path)
+        environment.found["packages"] = [
+            x for x in environment["packages"] if x["name"] != "NCCL wheel"
+        ]
+        environment.install("NCCL wheel", "nvidia-nccl-cu13", "2.28.9")
+        assert commands(environment.report()) == [
+            "pip uninstall -y nvidia-nccl-cu13 && pip install nvidia-nccl-cu12"
+        ]
+
+    def test_a_copy_that_cannot_be_opened_is_the_reason(self, tmp_path):
+        environment = self.environment(
+            tmp_path, version=None, is_used=False, problem="invalid ELF header"
+        )
+        advice = advice_of(environment.report(), "NCCL")
+        assert "invalid ELF header" in advice["why"]
+        assert advice["command"] == "pip install nvidia-nccl-cu12"
+
+    def test_two_cupys(self, tmp_path):
+        environment = self.environment(tmp_path)
+        environment.install("CuPy", "cupy-cuda13x", "14.0.1")
+        command = advice_of(environment.report(), "CuPy")["command"]
+        assert command == "pip uninstall -y cupy-cuda12x cupy-cuda13x"
+
+    def test_ranks_take_their_gpus_in_order(self, tmp_path):
+        gpus = self.environment(tmp_path).report()["default_gpus"]
+        assert [gpu["number"] for gpu in gpus] == list(range(8))
+        assert gpus[7]["pci_address"] == "0000:df:00.0"
+
+
+class TestAmd:
+    def test_rccl_is_chosen_and_never_executed_is_said(self, tmp_path):
+        row = chosen(amd(tmp_path))["GPU arrays"]
+        assert row["backend"] == "rccl"
+        assert "never been executed on an AMD GPU" in row["reason"]
+
+    def test_the_extra_is_rocm(self, tmp_path):
+        assert commands(amd(tmp_path).report()) == ["pip install 'gpucoll[rocm]'"]
+
+    def test_without_rccl(self, tmp_path):
+        environment = amd(tmp_path)
+        environment["libraries"].clear()
+        report = environment.report()
+        assert advice_of(report, "RCCL")["command"] == "sudo apt install rccl"
+        assert chosen(environment)["GPU arrays"]["backend"] is None
+
+    def test_gpu_direct_by_peer_memory(self, tmp_path):
+        verdicts = amd(tmp_path).report()["gpu_direct_rdma"]
+        assert [verdict["serves"] for verdict in verdicts] == [True] * 8
+
+
+class TestGpusThatCannotBeUsed:
+    def test_a_container_without_the_toolkit(self, tmp_path):
+        environment = nvidia(tmp_path, gpus=0)
+        environment.driver("nvidia").update(interface=None, problem="libcuda.so.1: cannot open")
+        assert commands(environment.report()) == ["docker run --gpus all ..."]
+
+    def test_hidden_by_a_variable(self, tmp_path):
+        environment = nvidia(tmp_path, gpus=0)
+        environment["gpus"]["visible_devices"] = {"CUDA_VISIBLE_DEVICES": ""}
+        assert commands(environment.report()) == ["unset CUDA_VISIBLE_DEVICES"]
+
+    def test_a_container_without_the_device_files_of_amd(self, tmp_path):
+        environment = amd(tmp_path)
+        environment["gpus"]["devices"].clear()
+        assert commands(environment.report()) == [
+            "docker run --device /dev/kfd --device /dev/dri ..."
+        ]
+
+    def test_two_vendors_are_refused(self, tmp_path):
+        environment = nvidia(tmp_path)
+        environment["gpus"]["devices"][0]["vendor"] = "amd"
+        assert "two vendors" in chosen(environment)["GPU arrays"]["reason"]
+
+    def test_the_probe_gave_no_answer(self, tmp_path):
+        environment = nvidia(tmp_path)
+        environment.problems["gpus"] = "no answer within 20 s; it was ended"
+        report = environment.report()
+        assert report["gpus"] is None
+        assert report["problems"] == [
+            {"probe": "gpus", "problem": "no answer within 20 s; it was ended"}
+        ]
+        assert report["auto"][1]["reason"] == "the drivers did not answer"
+
+
+class TestHost:
+    def test_a_container_without_dev_shm_is_well_with_memfd(self):
+        environment = laptop()
+        environment["memory"].update(dev_shm_bytes=None, dev_shm_free_bytes=None)
+        assert environment.report()["advice"] == []
+
+    def test_without_memfd_it_has_files_on_disk(self):
+        environment = laptop()
+        environment["memory"].update(dev_shm_bytes=None, memfd_problem="Operation not permitted")
+        report = environment.report()
+        assert report["cpu_path_works"] is True
+        assert commands(report) == ["docker run --shm-size=1g ..."]
+
+    def test_without_memory_for_a_segment(self):
+        environment = laptop()
+        environment["memory"]["shared_memory_problem"] = "no shared memory for the segment"
+        environment.found["self_test"] = None
+        report = environment.report()
+        assert report["cpu_path_works"] is False
+        assert advice_of(report, "shared memory")
+
+    def test_half_a_cpu(self):
+        environment = laptop()
+        environment["cpus"].update(quota=0.5, ranks_at_once=1)
+        report = environment.report()
+        assert "limited to 0.5" in advice_of(report, "CPU quota")["why"]
+        assert report["cpu_path_works"] is True
+
+    @pytest.mark.parametrize(
+        ("scope", "command"),
+        [
+            (1, "sudo sysctl kernel.yama.ptrace_scope=0"),
+            (0, "docker run --cap-add SYS_PTRACE ..."),
+            (None, "docker run --cap-add SYS_PTRACE ..."),
+        ],
+    )
+    def test_ranks_that_may_not_read_each_other(self, scope, command):
+        environment = laptop()
+        environment["self_test"]["single_copy"] = False
+        environment["memory"]["ptrace_scope"] = scope
+        assert commands(environment.report()) == [command]
+
+    def test_the_self_test_is_the_verdict(self):
+        environment = laptop()
+        environment.found["self_test"] = {
+            "passed": False,
+            "elapsed_s": None,
+            "single_copy": None,
+            "problem": "DeadlineError: ranks 0, 1",
+        }
+        report = environment.report()
+        assert report["cpu_path_works"] is False
+        assert "does not work here" in report["auto"][0]["reason"]
+
+    def test_without_the_self_test_numba_must_be_there(self):
+        environment = laptop()
+        environment.found["self_test"] = None
+        assert environment.report()["cpu_path_works"] is True
+        environment["packages"][1].update(version=None, distribution=None)
+        assert environment.report()["cpu_path_works"] is False
+
+
+class TestRdma:
+    def test_a_module_that_is_not_loaded(self, tmp_path):
+        environment = nvidia(tmp_path)
+        environment["topology"]["peer_memory"] = {}
+        for device in environment["gpus"]["devices"]:
+            device["dma_buf"] = False
+        report = environment.report()
+        assert [x["serves"] for x in report["gpu_direct_rdma"]] == [False] * 8
+        assert commands(report).count("sudo modprobe nvidia-peermem") == 1
+
+    def test_little_memory_may_be_locked(self, tmp_path):
+        environment = nvidia(tmp_path)
+        environment["memory"]["locked_bytes"] = 8 << 20
+        advice = advice_of(environment.report(), "locked memory")
+        assert advice["command"] == "ulimit -l unlimited"
+
+    def test_that_does_not_matter_without_rdma(self):
+        environment = laptop()
+        environment["memory"]["locked_bytes"] = 8 << 20
+        assert environment.report()["advice"] == []
