@@ -42,6 +42,9 @@ LAPTOP = {
         {"name": "NCCL wheel", "distribution": None, "version": None, "built_for": None},
     ],
     "gpus": {
+        "kind": "",
+        "kind_reason": "there are no device files of NVIDIA's or AMD's driver",
+        "may_share": False,
         "drivers": [
             {
                 "vendor": vendor,
@@ -118,6 +121,7 @@ def nvidia(tmp_path, interface="12.8", gpus=8):
     write(root / "proc/sys/kernel/osrelease", "6.8.0-50-generic")
     write(root / "sys/module/nvidia_peermem/version", "570.86.15")
     environment.found["topology"] = topology(root)
+    environment["gpus"].update(kind="cuda", kind_reason="there is /dev/nvidiactl")
     environment.driver("nvidia").update(
         kernel_module="570.86.15", is_open=True, interface=interface, problem=None
     )
@@ -133,6 +137,7 @@ def amd(tmp_path):
     write(root / "proc/sys/kernel/osrelease", "6.8.0-50-generic")
     write(root / "sys/kernel/mm/memory_peers/amdkfd/version", "1.0")
     environment.found["topology"] = topology(root)
+    environment["gpus"].update(kind="rocm", kind_reason="there is /dev/kfd")
     environment.driver("amd").update(
         kernel_module="6.12.12", is_open=True, interface="7.0", toolkit="7.0.1", problem=None
     )

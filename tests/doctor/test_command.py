@@ -122,6 +122,54 @@ class TestText:
         assert "GPUCOLL_CPU_ONLY" in problems.pop()
 
 
+@pytest.mark.parametrize(("vendor", "kind"), [("nccl", "cuda"), ("rccl", "rocm")])
+class TestOnDoubles:
+    """Real processes, with doubles of the driver and of the vendor's library in their way."""
+
+    def test_gpus_and_libraries_are_found_and_chosen(self, doubles, vendor, kind):
+        double = doubles.double(vendor)
+
+        process = doctor(
+            "--no-self-test",
+            "--json",
+            **double.search_path,
+            **double.variables,
+            GPUCOLL_GPU_KIND=kind,
+            DOUBLE_DEVICES="2",
+        )
+
+        assert process.returncode == 0, process.stderr
+        report = json.loads(process.stdout)
+        assert report["problems"] == []
+        name = "nvidia" if vendor == "nccl" else "amd"
+        first, second = report["gpus"]["devices"]
+        assert (first["vendor"], first["number"], first["name"]) == (name, 0, "Double of a GPU")
+        assert second["uuid"] == "GPU-d0000000-0000-0000-0000-000000000001"
+        assert second["pci_address"] == "0000:1c:00.0"
+        assert second["dma_buf"] is True
+        driver = next(x for x in report["gpus"]["drivers"] if x["vendor"] == name)
+        assert driver["interface"] == ("12.8" if vendor == "nccl" else "6.4")
+        (used,) = (x for x in report["libraries"] if x["is_used"] and x["name"] == vendor.upper())
+        assert used["path"] == str(double.library)
+        row = next(x for x in report["auto"] if x["arrays"] == "GPU arrays")
+        assert row["backend"] == vendor
+        assert ("never been executed" in row["reason"]) == (vendor == "rccl")
+        assert [x["number"] for x in report["default_gpus"]] == [0, 1]
+
+    def test_a_driver_that_fails_is_a_reason(self, doubles, vendor, kind):
+        double = doubles.double(vendor)
+        process = doctor(
+            "--no-self-test",
+            **double.search_path,
+            **double.variables,
+            GPUCOLL_GPU_KIND=kind,
+            DOUBLE_DEVICES="0",
+        )
+        assert process.returncode == 0, process.stderr
+        words = " ".join(process.stdout.split())
+        assert f"refused: {vendor} would serve, but this process has no GPU: the " in words
+
+
 class TestExitCodes:
     def run(self, monkeypatch, environment, *arguments):
         monkeypatch.setattr(cli, "examine", lambda *_: environment.report())

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpucoll.doctor.choice import choices
 from tests.doctor.environments import WHEEL, amd, laptop, nvidia
-
-SERVED = ("cpu", "nccl", "rccl")
-
 
 def commands(report):
     return [advice["command"] for advice in report["advice"]]
@@ -19,16 +15,8 @@ def advice_of(report, what):
 
 
 def chosen(environment):
-    """Return arrays -> backend, as a version with every backend would choose."""
-    report = environment.report()
-    rows = choices(
-        report["cpu_path_works"],
-        report["gpus"]["drivers"],
-        report["gpus"]["devices"],
-        report["libraries"],
-        SERVED,
-    )
-    return {row["arrays"]: row for row in rows}
+    """Return arrays -> what is chosen for them."""
+    return {row["arrays"]: row for row in environment.report()["auto"]}
 
 
 class TestNoGpu:
@@ -91,20 +79,18 @@ class TestNvidiaWithNccl:
         assert "NCCL 2.28.9" in chosen(environment)["GPU arrays"]["reason"]
         assert environment.report()["advice"] == []
 
-    def test_a_version_without_the_backend_says_so(self, tmp_path):
-        report = self.environment(tmp_path).report()
-        rows = choices(
-            True, report["gpus"]["drivers"], report["gpus"]["devices"], report["libraries"], ["cpu"]
-        )
-        assert rows[1]["reason"] == "this version of gpucoll has no nccl backend"
-
     @pytest.mark.parametrize(
-        ("version", "hint"), [("2.28.9", "2.30 and later"), ("2.30.4", "MULTI_RANK_GPU_ENABLE")]
+        ("version", "hint"), [("2.28.9", "2.30.0 and later"), ("2.30.4", "MULTI_RANK_GPU_ENABLE")]
     )
     def test_several_ranks_on_a_gpu_are_refused(self, tmp_path, version, hint):
-        row = chosen(self.environment(tmp_path, version=version))["several ranks on a GPU"]
+        row = chosen(self.environment(tmp_path, version=version))["shared GPU"]
         assert row["backend"] is None
         assert hint in row["reason"]
+
+    def test_sharing_that_the_environment_allows(self, tmp_path):
+        environment = self.environment(tmp_path, version="2.30.4")
+        environment["gpus"]["may_share"] = True
+        assert chosen(environment)["shared GPU"]["backend"] == "nccl"
 
     def test_two_copies_are_told_with_paths_versions_and_which_is_used(self, tmp_path):
         environment = self.environment(tmp_path)
@@ -196,10 +182,17 @@ class TestGpusThatCannotBeUsed:
             "docker run --device /dev/kfd --device /dev/dri ..."
         ]
 
-    def test_two_vendors_are_refused(self, tmp_path):
-        environment = nvidia(tmp_path)
-        environment["gpus"]["devices"][0]["vendor"] = "amd"
-        assert "two vendors" in chosen(environment)["GPU arrays"]["reason"]
+    def test_device_files_without_a_driver_that_starts(self, tmp_path):
+        environment = nvidia(tmp_path, gpus=0)
+        environment.driver("nvidia").update(interface=None, problem="libcuda.so.1: cannot open")
+        row = chosen(environment)["GPU arrays"]
+        assert row["backend"] is None
+        assert "libcuda.so.1: cannot open" in row["reason"]
+
+    def test_only_the_vendor_that_a_communicator_takes_counts(self, tmp_path):
+        environment = amd(tmp_path)
+        environment["gpus"].update(kind="cuda", kind_reason="GPUCOLL_GPU_KIND says cuda")
+        assert chosen(environment)["GPU arrays"]["backend"] is None
 
     def test_the_probe_gave_no_answer(self, tmp_path):
         environment = nvidia(tmp_path)

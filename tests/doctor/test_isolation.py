@@ -69,6 +69,12 @@ def test_failures_are_sentences(doubles, name, problem):
     assert ask_one(name) == Answer(None, problem)
 
 
+def test_no_process_can_be_started(doubles, monkeypatch):
+    monkeypatch.setattr(sys, "executable", str(doubles / "none"))
+    answer = Answer(None, "no process can be started for it: No such file or directory")
+    assert ask_one("answers", "a") == answer
+
+
 def test_an_answer_larger_than_a_pipe(doubles):
     assert ask_one("is_much").found == "x" * 1_000_000
 

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from gpucoll.doctor.examination import SECTIONS as SECTION_NAMES
 from gpucoll.doctor.text import WIDTH, render
 from tests.doctor.environments import WHEEL, amd, laptop, nvidia
 
@@ -52,6 +53,24 @@ def test_a_section_without_findings_is_left_out():
     assert "What to do" not in render(laptop().report())
 
 
+@pytest.mark.parametrize("section", SECTION_NAMES)
+def test_a_probe_that_failed_is_a_line_and_the_rest_is_told(tmp_path, section):
+    environment = everything(tmp_path)
+    environment.problems = {section: "no answer within 20 s; it was ended"}
+    report = environment.report()
+    assert report[section] is None
+    assert f"FAIL {section:<15} no answer within 20 s; it was ended" in render(report)
+
+
+def test_when_all_probes_failed():
+    environment = laptop()
+    environment.problems = dict.fromkeys(SECTION_NAMES, "killed by SIGKILL")
+    environment.found["self_test"] = None
+    report = environment.report()
+    assert render(report).count("killed by SIGKILL") == len(SECTION_NAMES)
+    assert report["cpu_path_works"] is False
+
+
 def test_a_machine_without_gpus_is_told_briefly():
     text = render(laptop().report())
     assert "none, and no NVIDIA GPU on the PCI bus" in text
@@ -65,6 +84,17 @@ def test_the_matrix_names_every_nic_once_and_marks_each_gpus_own(tmp_path):
     assert names == [f"mlx5_{number}" for number in range(12)]
     assert text.count("PXB*") == 8
     assert "0: 0-55,112-167" in text
+
+
+def test_the_matrix_shows_the_gpus_that_the_process_has_by_its_own_numbers(tmp_path):
+    environment = nvidia(tmp_path)
+    devices = environment["gpus"]["devices"]
+    devices[:] = [{**devices[6], "number": 0}, {**devices[2], "number": 1}]
+    text = render(environment.report())
+    rows = [line.split() for line in text.splitlines() if line.startswith("  GPU")]
+    assert [row[:3] for row in rows[:2]] == [["GPU0", "X", "SYS"], ["GPU1", "SYS", "X"]]
+    assert {row[0] for row in rows} == {"GPU0", "GPU1"}
+    assert "6 GPUs of this machine that this process may not use" in text
 
 
 def test_libraries_say_which_and_why(tmp_path):

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from gpucoll import config
 from gpucoll.doctor.choice import LIBRARIES, VENDOR_NAMES, used_library
-from gpucoll.doctor.facts import Advice, Driver, LibraryFound, Package, Report
+from gpucoll.doctor.facts import Advice, DriverFound, LibraryFound, Package, Report
 
 __all__ = ["advise", "cuda_extra"]
 
@@ -27,7 +27,7 @@ def _advice(what: str, why: str, command: str | None = None) -> Advice:
     return Advice(what=what, why=why, command=command)
 
 
-def cuda_extra(driver: Driver | None) -> str | None:
+def cuda_extra(driver: DriverFound | None) -> str | None:
     """Return gpucoll's extra that fits an NVIDIA driver; None where the driver is too old."""
     interface = (driver["interface"] if driver else None) or ""
     major = interface.partition(".")[0]
@@ -98,7 +98,7 @@ def _gpus(report: Report) -> Iterator[Advice]:
             yield _no_gpu(vendor, driver, found["visible_devices"])
 
 
-def _no_gpu(vendor: str, driver: Driver, visible: Mapping[str, str]) -> Advice:
+def _no_gpu(vendor: str, driver: DriverFound, visible: Mapping[str, str]) -> Advice:
     """Say what to do where the machine has a GPU and the process has none."""
     what = f"{VENDOR_NAMES[vendor]} GPUs"
     names = {
@@ -120,7 +120,7 @@ def _no_gpu(vendor: str, driver: Driver, visible: Mapping[str, str]) -> Advice:
     return _advice(what, why, "docker run --device /dev/kfd --device /dev/dri ...")
 
 
-def _library(vendor: str, driver: Driver, report: Report) -> Iterator[Advice]:
+def _library(vendor: str, driver: DriverFound, report: Report) -> Iterator[Advice]:
     name = LIBRARIES[vendor]
     copies = [copy for copy in report["libraries"] or () if copy["name"] == name]
     packages = report["packages"] or []
@@ -150,7 +150,7 @@ def _library(vendor: str, driver: Driver, report: Report) -> Iterator[Advice]:
 def _missing_library(
     vendor: str,
     name: str,
-    driver: Driver,
+    driver: DriverFound,
     packages: Sequence[Package],
     copies: Sequence[LibraryFound],
 ) -> Advice:
@@ -174,11 +174,11 @@ def _where(vendor: str) -> str:
     return f"no {variable}, no wheel, and the loader knows none"
 
 
-def _nccl_wheel(driver: Driver) -> str:
+def _nccl_wheel(driver: DriverFound) -> str:
     return f"nvidia-nccl-{(cuda_extra(driver) or 'cuda12').replace('cuda', 'cu')}"
 
 
-def _wrong_wheel(driver: Driver, wheels: Sequence[str]) -> Iterator[Advice]:
+def _wrong_wheel(driver: DriverFound, wheels: Sequence[str]) -> Iterator[Advice]:
     """Say so where the only wheel is for a newer CUDA than the driver serves."""
     extra = cuda_extra(driver)
     if extra and wheels == ["nvidia-nccl-cu13"] and extra != "cuda13":

@@ -1,25 +1,28 @@
-"""What ``backend="auto"`` takes for which arrays, and why: pure functions of what was found."""
+"""What ``backend="auto"`` takes for which arrays, and why: pure functions of what was found.
+
+The choice itself is `gpucoll.backends.choice`'s, the one that a communicator makes; added is what a
+communicator would find out at its first call on GPU arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from gpucoll.backends import BACKENDS
-from gpucoll.doctor.facts import Choice, Driver, GpuFound, LibraryFound
+from gpucoll.backends.choice import Found, Seen, choose, obstacle
+from gpucoll.doctor.facts import Choice, DriverFound, GpuFound, Gpus, LibraryFound
 
 __all__ = ["LIBRARIES", "NEVER_ON_AMD", "VENDOR_NAMES", "choices", "used_library"]
 
 HOST_ARRAYS = "host arrays"
 GPU_ARRAYS = "GPU arrays"
-SHARED_GPU = "several ranks on a GPU"
+SHARED_GPU = "shared GPU"
+"""Arrays on a GPU that several ranks use."""
 NEVER_ON_AMD = "gpucoll has never been executed on an AMD GPU"
 
 VENDOR_NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
-VENDOR_BACKENDS = {"nvidia": "nccl", "amd": "rccl"}
 LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
-"""Vendor -> its collectives library."""
-SHARING_VERSION = (2, 30)
-"""NCCL from here on can be told to take several ranks on one GPU."""
+"""Vendor -> its collectives library; in lower case the backend over it."""
+_VENDORS = {name.lower(): vendor for vendor, name in LIBRARIES.items()}
 
 
 def used_library(vendor: str, libraries: Sequence[LibraryFound] | None) -> LibraryFound | None:
@@ -29,11 +32,7 @@ def used_library(vendor: str, libraries: Sequence[LibraryFound] | None) -> Libra
 
 
 def choices(
-    cpu_path_works: bool,
-    drivers: Sequence[Driver] | None,
-    devices: Sequence[GpuFound],
-    libraries: Sequence[LibraryFound] | None,
-    served: Collection[str] = BACKENDS,
+    cpu_path_works: bool, gpus: Gpus | None, libraries: Sequence[LibraryFound] | None
 ) -> list[Choice]:
     """Return one row for each kind of arrays.
 
@@ -41,63 +40,47 @@ def choices(
     ----------
     cpu_path_works : bool
         What the self-test said.
-    drivers, devices, libraries
+    gpus, libraries
         What the probes found; None where a probe failed.
-    served : collection of str
-        The backends of this version of gpucoll.
     """
-    reason = "the CPU backend, between processes of one host"
+    reason = "between processes of one host, through shared memory"
     if not cpu_path_works:
-        reason += "; but it does not work here: see the self-test"
-    host = Choice(arrays=HOST_ARRAYS, backend="cpu", reason=reason)
-    one = _one_gpu_a_rank(drivers, devices, libraries, served)
-    rows = [host, one]
-    if one["backend"] is not None:
-        rows.append(_shared_gpu(one["backend"], used_library(devices[0]["vendor"], libraries)))
-    return rows
-
-
-def _one_gpu_a_rank(
-    drivers: Sequence[Driver] | None,
-    devices: Sequence[GpuFound],
-    libraries: Sequence[LibraryFound] | None,
-    served: Collection[str],
-) -> Choice:
-    def refused(reason: str) -> Choice:
-        return Choice(arrays=GPU_ARRAYS, backend=None, reason=reason)
-
-    if drivers is None:
-        return refused("the drivers did not answer")
-    vendors = sorted({device["vendor"] for device in devices})
-    if not vendors:
-        return refused("this process has no GPU")
-    if len(vendors) > 1:
-        return refused("GPUs of two vendors: no vendor's library moves arrays between them")
-    (vendor,) = vendors
-    backend = VENDOR_BACKENDS[vendor]
-    if backend not in served:
-        return refused(f"this version of gpucoll has no {backend} backend")
+        reason += "; but that does not work here: see the self-test"
+    rows = [Choice(arrays=HOST_ARRAYS, backend="cpu", reason=reason)]
+    if gpus is None:
+        return [*rows, _refused(GPU_ARRAYS, "the drivers did not answer")]
+    pick = choose("auto", [Seen(gpus["kind"], gpus["kind_reason"])]).gpu
+    if not pick.backend:
+        return [*rows, _refused(GPU_ARRAYS, pick.reason)]
+    vendor = _VENDORS[pick.backend]
+    devices = [device for device in gpus["devices"] if device["vendor"] == vendor]
     library = used_library(vendor, libraries)
+    if not devices:
+        driver = next(x for x in gpus["drivers"] if x["vendor"] == vendor)
+        return [*rows, _refused(GPU_ARRAYS, _without_gpu(pick.backend, driver))]
     if library is None:
-        return refused(f"{backend} would serve, but {LIBRARIES[vendor]} cannot be used (see below)")
-    reason = (
-        f"GPUs of {VENDOR_NAMES[vendor]}, one a rank, through {library['name']} "
-        f"{library['version']}"
-    )
+        why = f"{pick.backend} would serve, but {LIBRARIES[vendor]} cannot be used (see below)"
+        return [*rows, _refused(GPU_ARRAYS, why)]
+    reason = f"one GPU a rank, through {library['name']} {library['version']} ({pick.reason})"
     if vendor == "amd":
         reason += f"; {NEVER_ON_AMD}"
-    return Choice(arrays=GPU_ARRAYS, backend=backend, reason=reason)
+    rows.append(Choice(arrays=GPU_ARRAYS, backend=pick.backend, reason=reason))
+    return [*rows, _shared(pick.backend, devices[0], library, gpus["may_share"])]
 
 
-def _shared_gpu(backend: str, library: LibraryFound | None) -> Choice:
-    reason = f"{backend.upper()} refuses them: start one rank per GPU"
-    version = (library["version"] or "") if library else ""
-    if backend == "nccl" and _numbers(version) >= SHARING_VERSION:
-        reason += ", or try NCCL_MULTI_RANK_GPU_ENABLE=1 (experimental)"
-    elif backend == "nccl":
-        reason += "; NCCL 2.30 and later have an experimental way"
-    return Choice(arrays=SHARED_GPU, backend=None, reason=reason)
+def _refused(arrays: str, reason: str) -> Choice:
+    return Choice(arrays=arrays, backend=None, reason=reason)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdecimal())
+def _without_gpu(backend: str, driver: DriverFound) -> str:
+    return f"{backend} would serve, but this process has no GPU: {driver['problem']}"
+
+
+def _shared(backend: str, device: GpuFound, library: LibraryFound, may_share: bool) -> Choice:
+    """Return what two ranks on one GPU get, or are told."""
+    version = tuple(int(part) for part in (library["version"] or "").split(".") if part.isdecimal())
+    found = Found(uuid=device["uuid"], name=device["name"], version=version, may_share=may_share)
+    if reason := obstacle(backend, [found, found]):
+        return _refused(SHARED_GPU, reason)
+    reason = "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it (experimental)"
+    return Choice(arrays=SHARED_GPU, backend=backend, reason=reason)

@@ -88,7 +88,7 @@ def report_of(answers: dict[str, Answer]) -> Report:
     found: dict[str, Any] = {name: answers[name].found for name in SECTIONS}
     test = answers["self_test"].found if "self_test" in answers else None
     works = _cpu_path_works(found, test)
-    gpus = found["gpus"] or {"drivers": None, "devices": []}
+    devices = (found["gpus"] or {"devices": []})["devices"]
     report = Report(
         schema=SCHEMA,
         gpucoll=__version__,
@@ -102,10 +102,10 @@ def report_of(answers: dict[str, Answer]) -> Report:
         gpus=found["gpus"],
         libraries=found["libraries"],
         topology=found["topology"],
-        gpu_direct_rdma=_gpu_direct(found["topology"], gpus["devices"]),
+        gpu_direct_rdma=_gpu_direct(found["topology"], devices),
         self_test=test,
-        auto=choices(works, gpus["drivers"], gpus["devices"], found["libraries"]),
-        default_gpus=_default_gpus(gpus["devices"]),
+        auto=choices(works, found["gpus"], found["libraries"]),
+        default_gpus=_default_gpus(devices),
         advice=[],
         problems=_problems(answers),
     )

@@ -63,7 +63,7 @@ class Package(TypedDict):
     built_for: str | None
 
 
-class Driver(TypedDict):
+class DriverFound(TypedDict):
     """What one vendor's driver says."""
 
     vendor: str
@@ -88,9 +88,12 @@ class GpuFound(TypedDict):
 
 
 class Gpus(TypedDict):
-    """What the drivers of both vendors say."""
+    """What the drivers of both vendors say, and whose GPUs a communicator would take."""
 
-    drivers: list[Driver]
+    kind: str
+    kind_reason: str
+    may_share: bool
+    drivers: list[DriverFound]
     devices: list[GpuFound]
     visible_devices: dict[str, str]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from pathlib import Path
+from typing import cast
 
 from gpucoll import config, devices
-from gpucoll.doctor.facts import Driver, GpuFound, Gpus
+from gpucoll.backends.discovery import look_for_gpus
+from gpucoll.devices.driver import Driver, DriverDevice
+from gpucoll.doctor.facts import DriverFound, GpuFound, Gpus
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 
 __all__ = ["gpus"]
@@ -19,8 +23,12 @@ VENDORS = {"cuda": "nvidia", "rocm": "amd"}
 def gpus(root: Path = FILE_SYSTEM) -> Gpus:
     """Return the drivers of both vendors, and the GPUs that they give this process."""
     found = [gpu for kind in VENDORS for gpu in devices_of(kind)]
+    seen = look_for_gpus(root)
     return Gpus(
-        drivers=[_driver(kind, root) for kind in VENDORS],
+        kind=seen.kind,
+        kind_reason=seen.reason,
+        may_share=config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
+        drivers=[_driver_found(kind, root) for kind in VENDORS],
         devices=found,
         visible_devices=config.visible_devices(),
     )
@@ -31,8 +39,14 @@ def devices_of(kind: str) -> list[GpuFound]:
     return [_device(kind, number) for number in range(devices.device_count(kind))]
 
 
+def _load(kind: str) -> Driver:
+    """Return the driver, which `devices.unavailable` has found to start."""
+    return cast(Driver, importlib.import_module(devices.KINDS[kind]).load())
+
+
 def _device(kind: str, number: int) -> GpuFound:
-    device = devices.open_device(kind, number)
+    # Not `devices.open_device`: that one makes a context, which takes memory on each GPU.
+    device = DriverDevice(_load(kind), number)
     identity = device.identity
     major, minor = (device.attribute(f"compute_capability_{part}") for part in ("major", "minor"))
     is_cuda = kind == "cuda" and major is not None
@@ -52,17 +66,24 @@ def _yes(value: int | None) -> bool | None:
     return None if value is None else value != 0
 
 
-def _driver(kind: str, root: Path) -> Driver:
+def _driver_found(kind: str, root: Path) -> DriverFound:
     problem = devices.unavailable(kind)
     module, is_open = kernel_module(kind, root)
-    return Driver(
+    return DriverFound(
         vendor=VENDORS[kind],
         kernel_module=module,
         is_open=is_open,
-        interface=None if problem else devices.open_device(kind, 0).driver_version(),
+        interface=None if problem else _interface(kind),
         toolkit=toolkit(kind, root),
         problem=problem or None,
     )
+
+
+def _interface(kind: str) -> str:
+    """Return the version of CUDA or HIP that the driver serves."""
+    version = _load(kind).number("driver_version")
+    major, minor = (1000, 10) if kind == "cuda" else (10_000_000, 100_000)
+    return f"{version // major}.{version % major // minor}"
 
 
 def kernel_module(kind: str, root: Path = FILE_SYSTEM) -> tuple[str | None, bool | None]:

@@ -15,6 +15,7 @@ __all__ = ["Answer", "Question", "ask"]
 
 PROBE = "gpucoll.doctor.probe"
 """What each process runs."""
+Started = subprocess.Popen[str] | OSError
 END_S = 2.0
 """How long a killed process may take to go; one that the kernel holds fast is left behind."""
 
@@ -36,7 +37,7 @@ class Answer(NamedTuple):
 
 def ask(questions: Sequence[Question]) -> list[Answer]:
     """Ask all at once and return the answers in the same order. Takes as long as the slowest."""
-    processes: list[subprocess.Popen[str]] = []
+    processes: list[Started] = []
     try:
         for question in questions:
             processes.append(_start(question))
@@ -54,27 +55,32 @@ def ask(questions: Sequence[Question]) -> list[Answer]:
         _kill(processes)
 
 
-def _start(question: Question) -> subprocess.Popen[str]:
+def _start(question: Question) -> Started:
     words = [question.probe, f"{question.timeout_s:g}", *question.arguments]
     path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
-    return subprocess.Popen(
-        [sys.executable, "-m", PROBE, *words],
-        env={**os.environ, "PYTHONPATH": path},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-    )
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-m", PROBE, *words],
+            env={**os.environ, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+        )
+    except OSError as error:
+        return error
 
 
-def _kill(processes: Sequence[subprocess.Popen[str]]) -> None:
+def _kill(processes: Sequence[Started]) -> None:
     for process in processes:
-        if process.poll() is None:
+        if isinstance(process, subprocess.Popen) and process.poll() is None:
             process.kill()
 
 
-def _wait(process: subprocess.Popen[str], timeout_s: float) -> Answer:
+def _wait(process: Started, timeout_s: float) -> Answer:
+    if isinstance(process, OSError):
+        return Answer(None, f"no process can be started for it: {process.strerror}")
     try:
         output, errors = process.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired:

@@ -1,7 +1,7 @@
 """The probes of NCCL, RCCL and MPI: which copies there are, and which one gpucoll takes.
 
-`candidates` only looks at names, so that it cannot hang; `look` opens one copy, each in a process of
-its own.
+`candidates` only looks at names, so that it cannot hang; `look` opens one copy, each in a process
+of its own.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpucoll.doctor.facts import Topology
 
 __all__ = ["LEGEND", "NO_NVLINK", "matrix"]
@@ -13,23 +15,25 @@ LEGEND = (
 NO_NVLINK = "sysfs does not show NVLinks; what NCCL_TOPO_DUMP_FILE writes does (NCCL_TOPO_FILE)."
 
 
-def matrix(topology: Topology, width: int) -> list[str]:
+def matrix(topology: Topology, names: Mapping[int, str], width: int) -> list[str]:
     """Return the table's lines; columns that do not fit go into a further block.
 
     Parameters
     ----------
     topology : Topology
-        With at least one GPU.
+        Who is near whom.
+    names : mapping
+        Place in the topology's list -> name, of the GPUs to show, in order; at least one.
     width : int
         Columns of text that a line may have.
     """
-    gpus = [f"GPU{number}" for number in range(len(topology["gpus"]))]
     rdma = [number for number, nic in enumerate(topology["nics"]) if nic["is_rdma"]]
     shown = rdma or list(range(len(topology["nics"])))
-    header = [*gpus, *(topology["nics"][number]["name"] for number in shown), "NUMA: CPUs"]
-    rows = [header]
-    for number, gpu in enumerate(topology["gpus"]):
-        to_gpus = ["X" if word == "SELF" else word for word in topology["gpu_to_gpu"][number]]
+    nics = [topology["nics"][number]["name"] for number in shown]
+    rows = [[*names.values(), *nics, "NUMA: CPUs"]]
+    for number in names:
+        gpu, words = topology["gpus"][number], topology["gpu_to_gpu"][number]
+        to_gpus = ["X" if words[other] == "SELF" else words[other] for other in names]
         to_nics = [
             topology["gpu_to_nic"][number][nic]
             + ("*" if topology["nics"][nic]["name"] == gpu["nearest_nic"] else "")
@@ -37,7 +41,7 @@ def matrix(topology: Topology, width: int) -> list[str]:
         ]
         node = "-" if gpu["numa_node"] < 0 else str(gpu["numa_node"])
         rows.append([*to_gpus, *to_nics, f"{node}: {gpu['cpus'] or '-'}"])
-    return _blocks(["", *gpus], rows, width)
+    return _blocks(["", *names.values()], rows, width)
 
 
 def _blocks(names: list[str], rows: list[list[str]], width: int) -> list[str]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from gpucoll.doctor.choice import LIBRARIES, NEVER_ON_AMD, VENDOR_NAMES
-from gpucoll.doctor.facts import Driver, GpuPlace, Report
+from gpucoll.doctor.facts import DriverFound, Report
 from gpucoll.doctor.matrix import LEGEND, NO_NVLINK, matrix
 
 __all__ = ["render"]
@@ -144,8 +144,7 @@ def _memory(report: Report) -> Iterator[Line]:
         text += f"; this process's cgroup may use {_size(memory['limit_bytes'])}"
     yield Line(OK, "memory", text)
     shm = (
-        f"/dev/shm has {_size(memory['dev_shm_free_bytes'])} free of "
-        f"{_size(memory['dev_shm_bytes'])}"
+        f"/dev/shm has {_size(memory['dev_shm_free_bytes'])} free"
         if memory["dev_shm_bytes"] is not None
         else "there is no /dev/shm"
     )
@@ -155,7 +154,7 @@ def _memory(report: Report) -> Iterator[Line]:
         text = f"no memfd ({memory['memfd_problem']}): files without a name instead; {shm}"
         yield Line(NOTE, "shared memory", text)
     else:
-        yield Line(OK, "shared memory", f"memfd; {shm} (not needed)")
+        yield Line(OK, "shared memory", f"memfd ({shm}; it is not needed)")
 
 
 def _size(size_bytes: int | None) -> str:
@@ -197,7 +196,7 @@ def _gpus(report: Report) -> Iterator[Line]:
         yield Line(NOTE, "hidden GPUs", f"{name}={value!r} chooses what this process sees")
 
 
-def _no_gpu(vendor: str, told: str, driver: Driver, is_present: bool) -> Line:
+def _no_gpu(vendor: str, told: str, driver: DriverFound, is_present: bool) -> Line:
     """Say why there is no GPU; in detail only where the machine has one, or its driver."""
     if driver["kernel_module"] is None and not is_present:
         return Line(ABSENT, f"{vendor} driver", f"none, and no {vendor} GPU on the PCI bus")
@@ -269,18 +268,41 @@ def _topology(report: Report) -> Iterator[Line]:
         ]
         text = ", ".join(part for part in parts if part)
         yield Line(NOTE if nic["is_up"] is False else OK, nic["name"], text)
-    yield from _gpu_direct(report, topology["gpus"])
+    names = _gpu_names(report)
+    if hidden := len(topology["gpus"]) - len(names):
+        gpus = "one GPU" if hidden == 1 else f"{hidden} GPUs"
+        yield Line(NOTE, "other GPUs", f"{gpus} of this machine that this process may not use")
+    yield from _gpu_direct(report, names)
 
 
-def _gpu_direct(report: Report, gpus: Sequence[GpuPlace]) -> Iterator[Line]:
+def _gpu_names(report: Report) -> dict[int, str]:
+    """Return place in the topology's list -> name, as this process numbers its GPUs.
+
+    All GPUs by their places, where the driver gives it none.
+    """
+    topology = report["topology"]
+    places = topology["gpus"] if topology is not None else []
+    found = report["gpus"]
+    numbers = {x["pci_address"]: x["number"] for x in (found["devices"] if found else [])}
+    own = [
+        (numbers[gpu["pci_address"]], place)
+        for place, gpu in enumerate(places)
+        if gpu["pci_address"] in numbers
+    ]
+    shown = sorted(own) or [(place, place) for place in range(len(places))]
+    return {place: f"GPU{number}" for number, place in shown}
+
+
+def _gpu_direct(report: Report, names: Mapping[int, str]) -> Iterator[Line]:
     """Yield the verdicts on GPUDirect RDMA, GPUs that are alike in one line."""
-    by_text: dict[tuple[str, str], list[int]] = {}
-    for number, verdict in enumerate(report["gpu_direct_rdma"]):
+    by_text: dict[tuple[str, str], list[str]] = {}
+    for place, name in names.items():
+        verdict = report["gpu_direct_rdma"][place]
         serves = {True: "can serve", False: "cannot serve", None: "not known"}[verdict["serves"]]
         mark = OK if verdict["serves"] else ABSENT
-        by_text.setdefault((mark, f"{serves}: {verdict['reason']}"), []).append(number)
-    for (mark, text), numbers in by_text.items():
-        who = "" if len(numbers) == len(gpus) else f"GPU {', '.join(map(str, numbers))}: "
+        by_text.setdefault((mark, f"{serves}: {verdict['reason']}"), []).append(name)
+    for (mark, text), alike in by_text.items():
+        who = "" if len(alike) == len(names) else f"{', '.join(alike)}: "
         yield Line(mark, "GPUDirect RDMA", f"{who}{text}")
 
 
@@ -293,7 +315,7 @@ def _matrix(report: Report) -> list[str]:
         legend = f"{legend} {NO_NVLINK}"
     return [
         "",
-        *(f"  {line}".rstrip() for line in matrix(topology, WIDTH - 2)),
+        *(f"  {line}".rstrip() for line in matrix(topology, _gpu_names(report), WIDTH - 2)),
         "",
         *textwrap.wrap(legend, WIDTH, initial_indent="  ", subsequent_indent="  "),
     ]
@@ -307,7 +329,7 @@ def _auto(report: Report) -> Iterator[Line]:
     if count == 1:
         yield Line(OK, "default GPU", "every rank takes GPU 0")
     elif count:
-        text = f"local rank 0 takes GPU 0, and so on to {count - 1}; rank {count} begins again"
+        text = f"local rank n takes GPU n, of {count}; more ranks begin again with GPU 0"
         yield Line(OK, "default GPU", text)
 
 
