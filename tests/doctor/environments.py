@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
+import tempfile
+from pathlib import Path
 
 from gpucoll.doctor.examination import SECTIONS, report_of
 from gpucoll.doctor.isolation import Answer
@@ -110,17 +113,25 @@ class Environment:
         self["libraries"].append({**library, **defaults, **facts})
 
 
+@functools.cache
+def topology_of(machine, vendor, file):
+    """Return what the probe says of a machine with one of the files that show peer memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        root = write_sysfs(Path(folder), machine, vendor)
+        write(root / "proc/sys/kernel/osrelease", "6.8.0-50-generic")
+        write(root / file, "1.0")
+        return topology(root)
+
+
 def laptop():
     return Environment()
 
 
-def nvidia(tmp_path, interface="12.8", gpus=8):
+def nvidia(interface="12.8", gpus=8):
     """Return a DGX H100 with CUDA's driver, without NCCL or a library for arrays."""
     environment = Environment()
-    root = write_sysfs(tmp_path / "root", dgx_h100())
-    write(root / "proc/sys/kernel/osrelease", "6.8.0-50-generic")
-    write(root / "sys/module/nvidia_peermem/version", "570.86.15")
-    environment.found["topology"] = topology(root)
+    found = topology_of(dgx_h100(), "nvidia", "sys/module/nvidia_peermem/version")
+    environment.found["topology"] = copy.deepcopy(found)
     environment["gpus"].update(kind="cuda", kind_reason="there is /dev/nvidiactl")
     environment.driver("nvidia").update(
         kernel_module="570.86.15", is_open=True, interface=interface, problem=None
@@ -130,13 +141,11 @@ def nvidia(tmp_path, interface="12.8", gpus=8):
     return environment
 
 
-def amd(tmp_path):
+def amd():
     """Return eight MI300X with ROCm and RCCL, without CuPy."""
     environment = Environment()
-    root = write_sysfs(tmp_path / "root", mi300x(), "amd")
-    write(root / "proc/sys/kernel/osrelease", "6.8.0-50-generic")
-    write(root / "sys/kernel/mm/memory_peers/amdkfd/version", "1.0")
-    environment.found["topology"] = topology(root)
+    found = topology_of(mi300x(), "amd", "sys/kernel/mm/memory_peers/amdkfd/version")
+    environment.found["topology"] = copy.deepcopy(found)
     environment["gpus"].update(kind="rocm", kind_reason="there is /dev/kfd")
     environment.driver("amd").update(
         kernel_module="6.12.12", is_open=True, interface="7.0", toolkit="7.0.1", problem=None

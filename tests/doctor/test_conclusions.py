@@ -41,40 +41,40 @@ class TestNvidiaWithoutNccl:
             ("14.1", "pip install 'gpucoll[cuda13]'"),
         ],
     )
-    def test_the_extra_fits_the_driver_and_is_said_once(self, tmp_path, interface, command):
-        assert commands(nvidia(tmp_path, interface).report()) == [command]
+    def test_the_extra_fits_the_driver_and_is_said_once(self, interface, command):
+        assert commands(nvidia(interface).report()) == [command]
 
-    def test_users_of_pytorch_need_no_cupy(self, tmp_path):
-        environment = nvidia(tmp_path)
+    def test_users_of_pytorch_need_no_cupy(self):
+        environment = nvidia()
         environment.install("PyTorch", "torch", "2.8.0", "CUDA 12.8")
         assert commands(environment.report()) == ["pip install nvidia-nccl-cu12"]
 
-    def test_pytorch_for_the_cpu_is_no_library_for_gpus(self, tmp_path):
-        environment = nvidia(tmp_path)
+    def test_pytorch_for_the_cpu_is_no_library_for_gpus(self):
+        environment = nvidia()
         environment.install("PyTorch", "torch", "2.8.0", "CPU")
         assert commands(environment.report()) == ["pip install 'gpucoll[cuda12]'"]
 
-    def test_a_driver_that_is_too_old(self, tmp_path):
-        report = nvidia(tmp_path, "11.4").report()
+    def test_a_driver_that_is_too_old(self):
+        report = nvidia("11.4").report()
         assert "serves CUDA 11.4" in advice_of(report, "NVIDIA driver")["why"]
         assert not any("gpucoll[" in (command or "") for command in commands(report))
 
-    def test_gpu_arrays_are_refused_with_the_reason(self, tmp_path):
-        row = chosen(nvidia(tmp_path))["GPU arrays"]
+    def test_gpu_arrays_are_refused_with_the_reason(self):
+        row = chosen(nvidia())["GPU arrays"]
         assert row["backend"] is None
         assert "NCCL cannot be used" in row["reason"]
 
 
 class TestNvidiaWithNccl:
-    def environment(self, tmp_path, **facts):
-        environment = nvidia(tmp_path)
+    def environment(self, **facts):
+        environment = nvidia()
         environment.add_library(**facts)
         environment.install("NCCL wheel", "nvidia-nccl-cu12", "2.28.9")
         environment.install("CuPy", "cupy-cuda12x", "14.0.1")
         return environment
 
-    def test_it_is_chosen_and_nothing_is_to_do(self, tmp_path):
-        environment = self.environment(tmp_path)
+    def test_it_is_chosen_and_nothing_is_to_do(self):
+        environment = self.environment()
         assert chosen(environment)["GPU arrays"]["backend"] == "nccl"
         assert "NCCL 2.28.9" in chosen(environment)["GPU arrays"]["reason"]
         assert environment.report()["advice"] == []
@@ -82,39 +82,39 @@ class TestNvidiaWithNccl:
     @pytest.mark.parametrize(
         ("version", "hint"), [("2.28.9", "2.30.0 and later"), ("2.30.4", "MULTI_RANK_GPU_ENABLE")]
     )
-    def test_several_ranks_on_a_gpu_are_refused(self, tmp_path, version, hint):
-        row = chosen(self.environment(tmp_path, version=version))["shared GPU"]
+    def test_several_ranks_on_a_gpu_are_refused(self, version, hint):
+        row = chosen(self.environment(version=version))["shared GPU"]
         assert row["backend"] is None
         assert hint in row["reason"]
 
-    def test_sharing_that_the_environment_allows(self, tmp_path):
-        environment = self.environment(tmp_path, version="2.30.4")
+    def test_sharing_that_the_environment_allows(self):
+        environment = self.environment(version="2.30.4")
         environment["gpus"]["may_share"] = True
         assert chosen(environment)["shared GPU"]["backend"] == "nccl"
 
-    def test_two_copies_are_told_with_paths_versions_and_which_is_used(self, tmp_path):
-        environment = self.environment(tmp_path)
+    def test_two_copies_are_told_with_paths_versions_and_which_is_used(self):
+        environment = self.environment()
         other = "/usr/lib/x86_64-linux-gnu/libnccl.so.2"
         environment.add_library(other, "2.18.5", is_used=False)
         why = advice_of(environment.report(), "two copies of NCCL")["why"]
         assert f"2.28.9 ({WHEEL}, used)" in why
         assert f"2.18.5 ({other})" in why
 
-    def test_two_copies_of_one_version_are_no_problem(self, tmp_path):
-        environment = self.environment(tmp_path)
+    def test_two_copies_of_one_version_are_no_problem(self):
+        environment = self.environment()
         environment.add_library("/elsewhere/libnccl.so.2", is_used=False)
         assert environment.report()["advice"] == []
 
-    def test_both_wheels_overwrite_each_other(self, tmp_path):
-        environment = self.environment(tmp_path)
+    def test_both_wheels_overwrite_each_other(self):
+        environment = self.environment()
         environment.install("NCCL wheel", "nvidia-nccl-cu13", "2.28.9")
         command = advice_of(environment.report(), "NCCL wheels")["command"]
         assert command == (
             "pip uninstall -y nvidia-nccl-cu12 nvidia-nccl-cu13 && pip install nvidia-nccl-cu12"
         )
 
-    def test_a_wheel_for_a_newer_cuda_than_the_driver_serves(self, tmp_path):
-        environment = self.environment(tmp_path)
+    def test_a_wheel_for_a_newer_cuda_than_the_driver_serves(self):
+        environment = self.environment()
         environment.found["packages"] = [
             x for x in environment["packages"] if x["name"] != "NCCL wheel"
         ]
@@ -123,79 +123,79 @@ class TestNvidiaWithNccl:
             "pip uninstall -y nvidia-nccl-cu13 && pip install nvidia-nccl-cu12"
         ]
 
-    def test_a_copy_that_cannot_be_opened_is_the_reason(self, tmp_path):
+    def test_a_copy_that_cannot_be_opened_is_the_reason(self):
         environment = self.environment(
-            tmp_path, version=None, is_used=False, problem="invalid ELF header"
+            version=None, is_used=False, problem="invalid ELF header"
         )
         advice = advice_of(environment.report(), "NCCL")
         assert "invalid ELF header" in advice["why"]
         assert advice["command"] == "pip install nvidia-nccl-cu12"
 
-    def test_two_cupys(self, tmp_path):
-        environment = self.environment(tmp_path)
+    def test_two_cupys(self):
+        environment = self.environment()
         environment.install("CuPy", "cupy-cuda13x", "14.0.1")
         command = advice_of(environment.report(), "CuPy")["command"]
         assert command == "pip uninstall -y cupy-cuda12x cupy-cuda13x"
 
-    def test_ranks_take_their_gpus_in_order(self, tmp_path):
-        gpus = self.environment(tmp_path).report()["default_gpus"]
+    def test_ranks_take_their_gpus_in_order(self):
+        gpus = self.environment().report()["default_gpus"]
         assert [gpu["number"] for gpu in gpus] == list(range(8))
         assert gpus[7]["pci_address"] == "0000:df:00.0"
 
 
 class TestAmd:
-    def test_rccl_is_chosen_and_never_executed_is_said(self, tmp_path):
-        row = chosen(amd(tmp_path))["GPU arrays"]
+    def test_rccl_is_chosen_and_never_executed_is_said(self):
+        row = chosen(amd())["GPU arrays"]
         assert row["backend"] == "rccl"
         assert "never been executed on an AMD GPU" in row["reason"]
 
-    def test_the_extra_is_rocm(self, tmp_path):
-        assert commands(amd(tmp_path).report()) == ["pip install 'gpucoll[rocm]'"]
+    def test_the_extra_is_rocm(self):
+        assert commands(amd().report()) == ["pip install 'gpucoll[rocm]'"]
 
-    def test_without_rccl(self, tmp_path):
-        environment = amd(tmp_path)
+    def test_without_rccl(self):
+        environment = amd()
         environment["libraries"].clear()
         report = environment.report()
         assert advice_of(report, "RCCL")["command"] == "sudo apt install rccl"
         assert chosen(environment)["GPU arrays"]["backend"] is None
 
-    def test_gpu_direct_by_peer_memory(self, tmp_path):
-        verdicts = amd(tmp_path).report()["gpu_direct_rdma"]
+    def test_gpu_direct_by_peer_memory(self):
+        verdicts = amd().report()["gpu_direct_rdma"]
         assert [verdict["serves"] for verdict in verdicts] == [True] * 8
 
 
 class TestGpusThatCannotBeUsed:
-    def test_a_container_without_the_toolkit(self, tmp_path):
-        environment = nvidia(tmp_path, gpus=0)
+    def test_a_container_without_the_toolkit(self):
+        environment = nvidia(gpus=0)
         environment.driver("nvidia").update(interface=None, problem="libcuda.so.1: cannot open")
         assert commands(environment.report()) == ["docker run --gpus all ..."]
 
-    def test_hidden_by_a_variable(self, tmp_path):
-        environment = nvidia(tmp_path, gpus=0)
+    def test_hidden_by_a_variable(self):
+        environment = nvidia(gpus=0)
         environment["gpus"]["visible_devices"] = {"CUDA_VISIBLE_DEVICES": ""}
         assert commands(environment.report()) == ["unset CUDA_VISIBLE_DEVICES"]
 
-    def test_a_container_without_the_device_files_of_amd(self, tmp_path):
-        environment = amd(tmp_path)
+    def test_a_container_without_the_device_files_of_amd(self):
+        environment = amd()
         environment["gpus"]["devices"].clear()
         assert commands(environment.report()) == [
             "docker run --device /dev/kfd --device /dev/dri ..."
         ]
 
-    def test_device_files_without_a_driver_that_starts(self, tmp_path):
-        environment = nvidia(tmp_path, gpus=0)
+    def test_device_files_without_a_driver_that_starts(self):
+        environment = nvidia(gpus=0)
         environment.driver("nvidia").update(interface=None, problem="libcuda.so.1: cannot open")
         row = chosen(environment)["GPU arrays"]
         assert row["backend"] is None
         assert "libcuda.so.1: cannot open" in row["reason"]
 
-    def test_only_the_vendor_that_a_communicator_takes_counts(self, tmp_path):
-        environment = amd(tmp_path)
+    def test_only_the_vendor_that_a_communicator_takes_counts(self):
+        environment = amd()
         environment["gpus"].update(kind="cuda", kind_reason="GPUCOLL_GPU_KIND says cuda")
         assert chosen(environment)["GPU arrays"]["backend"] is None
 
-    def test_the_probe_gave_no_answer(self, tmp_path):
-        environment = nvidia(tmp_path)
+    def test_the_probe_gave_no_answer(self):
+        environment = nvidia()
         environment.problems["gpus"] = "no answer within 20 s; it was ended"
         report = environment.report()
         assert report["gpus"] is None
@@ -268,8 +268,8 @@ class TestHost:
 
 
 class TestRdma:
-    def test_a_module_that_is_not_loaded(self, tmp_path):
-        environment = nvidia(tmp_path)
+    def test_a_module_that_is_not_loaded(self):
+        environment = nvidia()
         environment["topology"]["peer_memory"] = {}
         for device in environment["gpus"]["devices"]:
             device["dma_buf"] = False
@@ -277,8 +277,8 @@ class TestRdma:
         assert [x["serves"] for x in report["gpu_direct_rdma"]] == [False] * 8
         assert commands(report).count("sudo modprobe nvidia-peermem") == 1
 
-    def test_little_memory_may_be_locked(self, tmp_path):
-        environment = nvidia(tmp_path)
+    def test_little_memory_may_be_locked(self):
+        environment = nvidia()
         environment["memory"]["locked_bytes"] = 8 << 20
         advice = advice_of(environment.report(), "locked memory")
         assert advice["command"] == "ulimit -l unlimited"

@@ -40,9 +40,9 @@ def test_no_section_too_many():
     assert sorted(headings) == sorted(set(SECTIONS) - {"JSON"})
 
 
-def test_the_example_is_what_is_printed(tmp_path):
+def test_the_example_is_what_is_printed():
     match = re.search(r"<!-- example -->\n```\n(.*?)```", TEXT, re.DOTALL)
     assert match
     # The first line names this machine's Python and kernel.
-    expected = render(nvidia(tmp_path).report()).splitlines()[1:]
+    expected = render(nvidia().report()).splitlines()[1:]
     assert match[1].splitlines()[1:] == expected

@@ -13,9 +13,9 @@ from tests.doctor.environments import WHEEL, amd, laptop, nvidia
 SECTIONS = ["CPU path", "GPUs", "Libraries", "Python packages", "Network and topology"]
 
 
-def everything(tmp_path):
+def everything():
     """Return a machine on which as much as possible is to be said."""
-    environment = nvidia(tmp_path)
+    environment = nvidia()
     environment.add_library()
     environment.add_library("/usr/lib/x86_64-linux-gnu/libnccl.so.2", "2.18.5", is_used=False)
     environment.add_library("/opt/mpich/lib/libmpi.so.12", "MPICH Version: 4.3.2", "MPI")
@@ -32,16 +32,16 @@ def everything(tmp_path):
 
 
 @pytest.mark.parametrize("make", [nvidia, amd, everything])
-def test_it_fits_80_columns(tmp_path, make):
-    text = render(make(tmp_path).report())
+def test_it_fits_80_columns(make):
+    text = render(make().report())
     # What is to be copied stays whole: paths and commands.
     long = [x for x in text.splitlines() if len(x) > WIDTH and not re.search(r"/\S{40}|\$ ", x)]
     assert long == []
     assert not re.search(r"[ \t]$", text, re.MULTILINE)
 
 
-def test_the_sections_are_in_order(tmp_path):
-    text = render(everything(tmp_path).report())
+def test_the_sections_are_in_order():
+    text = render(everything().report())
     titles = [*SECTIONS, 'What backend="auto" takes', "Probes that failed", "What to do"]
     places = [text.index(f"\n{title}\n") for title in titles]
     assert places == sorted(places)
@@ -54,8 +54,8 @@ def test_a_section_without_findings_is_left_out():
 
 
 @pytest.mark.parametrize("section", SECTION_NAMES)
-def test_a_probe_that_failed_is_a_line_and_the_rest_is_told(tmp_path, section):
-    environment = everything(tmp_path)
+def test_a_probe_that_failed_is_a_line_and_the_rest_is_told(section):
+    environment = everything()
     environment.problems = {section: "no answer within 20 s; it was ended"}
     report = environment.report()
     assert report[section] is None
@@ -77,8 +77,8 @@ def test_a_machine_without_gpus_is_told_briefly():
     assert len(text.splitlines()) < 40
 
 
-def test_the_matrix_names_every_nic_once_and_marks_each_gpus_own(tmp_path):
-    text = render(nvidia(tmp_path).report())
+def test_the_matrix_names_every_nic_once_and_marks_each_gpus_own():
+    text = render(nvidia().report())
     headers = [line.split() for line in text.splitlines() if line.startswith("       ")]
     names = [word for words in headers for word in words if word.startswith("mlx5_")]
     assert names == [f"mlx5_{number}" for number in range(12)]
@@ -86,8 +86,8 @@ def test_the_matrix_names_every_nic_once_and_marks_each_gpus_own(tmp_path):
     assert "0: 0-55,112-167" in text
 
 
-def test_the_matrix_shows_the_gpus_that_the_process_has_by_its_own_numbers(tmp_path):
-    environment = nvidia(tmp_path)
+def test_the_matrix_shows_the_gpus_that_the_process_has_by_its_own_numbers():
+    environment = nvidia()
     devices = environment["gpus"]["devices"]
     devices[:] = [{**devices[6], "number": 0}, {**devices[2], "number": 1}]
     text = render(environment.report())
@@ -97,24 +97,24 @@ def test_the_matrix_shows_the_gpus_that_the_process_has_by_its_own_numbers(tmp_p
     assert "6 GPUs of this machine that this process may not use" in text
 
 
-def test_libraries_say_which_and_why(tmp_path):
-    text = render(everything(tmp_path).report())
+def test_libraries_say_which_and_why():
+    text = render(everything().report())
     assert f"{WHEEL}; used: the wheel" in " ".join(text.split())
     assert "libnccl.so.2; not used" in " ".join(text.split())
 
 
-def test_amd_is_said_to_be_untried(tmp_path):
-    assert "has never been executed on an AMD GPU" in render(amd(tmp_path).report())
+def test_amd_is_said_to_be_untried():
+    assert "has never been executed on an AMD GPU" in render(amd().report())
 
 
-def test_colours_only_when_asked_for(tmp_path):
-    report = everything(tmp_path).report()
+def test_colours_only_when_asked_for():
+    report = everything().report()
     plain, coloured = render(report), render(report, in_colour=True)
     assert "\033" not in plain
     assert re.sub(r"\033\[[\d;]*m", "", coloured) == plain
 
 
-def test_verdicts(tmp_path):
+def test_verdicts():
     environment = laptop()
     environment.found["self_test"] = None
     assert render(environment.report()).endswith("it was not tried.\n")

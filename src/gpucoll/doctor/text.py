@@ -1,32 +1,22 @@
-"""How a report reads: plain text in 80 columns, the verdict first, what to do last."""
+"""How a report reads: plain text in 80 columns, what to do and the verdict last."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator
 
-from gpucoll.doctor.choice import LIBRARIES, NEVER_ON_AMD, VENDOR_NAMES
-from gpucoll.doctor.facts import DriverFound, Report
+from gpucoll.doctor.facts import Report
+from gpucoll.doctor.findings import ABSENT, FAIL, NETWORK, NOTE, OK, Line, gpu_names, sections
 from gpucoll.doctor.matrix import LEGEND, NO_NVLINK, matrix
 
 __all__ = ["render"]
 
 WIDTH = 80
+MARK_WIDTH = max(map(len, (OK, ABSENT, NOTE, FAIL)))
 LABEL_WIDTH = 15
-SEVERAL_DISTRIBUTIONS = ("CuPy", "NCCL wheel", "MPI wheel")
-"""Packages that come under several names, so that the name tells more."""
-OK, ABSENT, NOTE, FAIL = "ok", "-", "note", "FAIL"
+INDENT = " " * (2 + MARK_WIDTH + 1 + LABEL_WIDTH + 1)
+_BOLD = "1"
 _COLOURS = {OK: "32", NOTE: "33", FAIL: "31;1"}
-_MARK_WIDTH = max(map(len, (OK, ABSENT, NOTE, FAIL)))
-
-
-class Line(NamedTuple):
-    """One finding."""
-
-    mark: str
-    label: str
-    text: str
 
 
 def render(report: Report, in_colour: bool = False) -> str:
@@ -39,271 +29,46 @@ def render(report: Report, in_colour: bool = False) -> str:
     in_colour : bool
         Whether marks and titles are coloured, for a terminal.
     """
-    sections: list[tuple[str, Iterable[Line]]] = [
-        ("CPU path", _cpu_path(report)),
-        ("GPUs", _gpus(report)),
-        ("Libraries", _libraries(report)),
-        ("Python packages", _packages(report)),
-        ("Network and topology", _topology(report)),
-        ('What backend="auto" takes', _auto(report)),
-        ("Probes that failed", [Line(FAIL, x["probe"], x["problem"]) for x in report["problems"]]),
-    ]
     system = report["system"]
-    lines = [
-        f"gpucoll {report['gpucoll']}, Python {system['python']}, {system['kernel']} "
-        f"{system['machine']}"
-    ]
-    for title, findings in sections:
-        body = [text for finding in findings for text in _wrapped(finding, in_colour)]
-        if title.startswith("Network"):
+    kernel = f"{system['kernel']} {system['machine']}"
+    lines = [f"gpucoll {report['gpucoll']}, Python {system['python']}, {kernel}"]
+    for title, findings in sections(report):
+        body = [line for finding in findings for line in _laid_out(finding, in_colour)]
+        if title == NETWORK:
             body += _matrix(report)
         if body:
-            lines += ["", _coloured(title, "1", in_colour), *body]
-    return "\n".join([*lines, "", *_conclusion(report, in_colour), ""])
+            lines += ["", _coloured(title, _BOLD, in_colour), *body]
+    return "\n".join([*lines, "", *_advice(report, in_colour), _verdict(report, in_colour), ""])
 
 
 def _coloured(text: str, code: str, in_colour: bool) -> str:
     return f"\033[{code}m{text}\033[0m" if in_colour and code else text
 
 
-def _wrapped(finding: Line, in_colour: bool) -> list[str]:
-    """Return a finding's lines: mark, label, text, and what does not fit below the text."""
-    indent = 2 + _MARK_WIDTH + 1 + LABEL_WIDTH + 1
-    mark = finding.mark.ljust(_MARK_WIDTH)
-    head = f"  {mark} {finding.label:<{LABEL_WIDTH}} "
-    lines = _fill(finding.text, "" if len(head) > indent else " " * indent, indent)
-    if len(head) > indent:  # a long label has its line for itself
-        lines = [head.rstrip(), *(" " * indent + line.lstrip() for line in lines)]
+def _laid_out(finding: Line, in_colour: bool) -> Iterator[str]:
+    """Yield a finding's lines: mark, label and text, and below it what does not fit."""
+    mark = _coloured(finding.mark, _COLOURS.get(finding.mark, ""), in_colour)
+    mark += " " * (MARK_WIDTH - len(finding.mark))
+    first, *others = _wrapped(finding.text, INDENT, INDENT)
+    if len(finding.label) > LABEL_WIDTH:  # it has its line for itself
+        yield f"  {mark} {finding.label}"
+        yield first
     else:
-        lines[0] = head + lines[0].lstrip()
-    coloured = _coloured(mark, _COLOURS.get(finding.mark, ""), in_colour)
-    lines[0] = lines[0].replace(mark, coloured, 1).rstrip()
-    return lines
+        yield f"  {mark} {finding.label:<{LABEL_WIDTH}} {first.lstrip()}".rstrip()
+    yield from others
 
 
-def _fill(text: str, first: str, indent: int) -> list[str]:
+def _wrapped(text: str, first: str, others: str) -> list[str]:
     """Break a text at spaces; a path stays whole, so that it can be copied."""
-    return textwrap.wrap(
+    lines = textwrap.wrap(
         text,
         WIDTH,
-        initial_indent=first or " " * indent,
-        subsequent_indent=" " * indent,
+        initial_indent=first,
+        subsequent_indent=others,
         break_long_words=False,
         break_on_hyphens=False,
-    ) or [first]
-
-
-# --- sections -----------------------------------------------------------------------------------
-
-
-def _cpu_path(report: Report) -> Iterator[Line]:
-    test, cpus, memory = report["self_test"], report["cpus"], report["memory"]
-    kernels = report["kernels"]
-    if test is None:
-        yield Line(ABSENT, "self-test", "not asked for")
-    elif test["passed"]:
-        compiling = ", compiling included" if kernels and not kernels["compiled"] else ""
-        took = f"({test['elapsed_s']:.1f} s{compiling})"
-        yield Line(OK, "self-test", f"all_reduce between 2 processes was right {took}")
-    else:
-        yield Line(FAIL, "self-test", test["problem"] or "no word")
-    if cpus is not None:
-        model = f", {cpus['model']}" if cpus["model"] else ""
-        text = f"{cpus['usable_count']} of {cpus['count']} usable ({cpus['usable']}){model}"
-        if cpus["numa_nodes"] > 1:
-            text += f", {cpus['numa_nodes']} NUMA nodes"
-        yield Line(OK, "CPUs", text)
-        if cpus["quota"] is not None:
-            is_tight = cpus["quota"] < cpus["usable_count"]
-            text = f"{cpus['quota']:g} CPUs of time: {_ranks(cpus['ranks_at_once'])} at full speed"
-            yield Line(NOTE if is_tight else OK, "CPU quota", text)
-    if memory is not None:
-        yield from _memory(report)
-    if test is not None and test["single_copy"] is not None:
-        yield (
-            Line(OK, "single copy", "ranks may read each other's memory (process_vm_readv)")
-            if test["single_copy"]
-            else Line(NOTE, "single copy", "not allowed: large messages are copied twice")
-        )
-    if kernels is not None:
-        state = "compiled" if kernels["compiled"] else "not compiled yet"
-        if test is not None and test["passed"] and not kernels["compiled"]:
-            state = "compiled by the self-test"
-        yield Line(OK, "CPU kernels", f"{state}, in {kernels['folder']}")
-
-
-def _ranks(count: int) -> str:
-    return f"{count} rank{'s' if count > 1 else ''}"
-
-
-def _memory(report: Report) -> Iterator[Line]:
-    memory = report["memory"]
-    assert memory is not None
-    text = f"{_size(memory['available_bytes'])} available of {_size(memory['total_bytes'])}"
-    if memory["limit_bytes"] is not None:
-        text += f"; this process's cgroup may use {_size(memory['limit_bytes'])}"
-    yield Line(OK, "memory", text)
-    shm = (
-        f"/dev/shm has {_size(memory['dev_shm_free_bytes'])} free"
-        if memory["dev_shm_bytes"] is not None
-        else "there is no /dev/shm"
     )
-    if problem := memory["shared_memory_problem"]:
-        yield Line(FAIL, "shared memory", f"{problem}; {shm}")
-    elif memory["memfd_problem"]:
-        text = f"no memfd ({memory['memfd_problem']}): files without a name instead; {shm}"
-        yield Line(NOTE, "shared memory", text)
-    else:
-        yield Line(OK, "shared memory", f"memfd ({shm}; it is not needed)")
-
-
-def _size(size_bytes: int | None) -> str:
-    if size_bytes is None:
-        return "?"
-    for unit, factor in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20)):
-        if size_bytes >= factor:
-            return f"{size_bytes / factor:.3g} {unit}"
-    return f"{size_bytes >> 10} KiB"
-
-
-def _gpus(report: Report) -> Iterator[Line]:
-    found = report["gpus"]
-    if found is None:
-        return
-    present = {gpu["vendor"] for gpu in (report["topology"] or {"gpus": []})["gpus"]}
-    for driver in found["drivers"]:
-        vendor = VENDOR_NAMES[driver["vendor"]]
-        devices = [x for x in found["devices"] if x["vendor"] == driver["vendor"]]
-        facts = [
-            f"kernel module {driver['kernel_module']}" if driver["kernel_module"] else "",
-            "open" if driver["is_open"] and driver["vendor"] == "nvidia" else "",
-            f"serves {_interface(driver['vendor'], driver['interface'])}"
-            if driver["interface"]
-            else "",
-            f"toolkit {driver['toolkit']} (not needed)" if driver["toolkit"] else "",
-        ]
-        told = ", ".join(fact for fact in facts if fact)
-        if devices:
-            yield Line(OK, f"{vendor} driver", told)
-        else:
-            yield _no_gpu(vendor, told, driver, driver["vendor"] in present)
-        if devices and driver["vendor"] == "amd":
-            yield Line(NOTE, "AMD", NEVER_ON_AMD)
-        for device in devices:
-            parts = (device["name"], device["architecture"], device["pci_address"])
-            yield Line(OK, f"GPU {device['number']}", ", ".join(part for part in parts if part))
-    for name, value in found["visible_devices"].items():
-        yield Line(NOTE, "hidden GPUs", f"{name}={value!r} chooses what this process sees")
-
-
-def _no_gpu(vendor: str, told: str, driver: DriverFound, is_present: bool) -> Line:
-    """Say why there is no GPU; in detail only where the machine has one, or its driver."""
-    if driver["kernel_module"] is None and not is_present:
-        return Line(ABSENT, f"{vendor} driver", f"none, and no {vendor} GPU on the PCI bus")
-    text = "; ".join(part for part in (told, driver["problem"]) if part)
-    return Line(NOTE, f"{vendor} driver", text)
-
-
-def _interface(vendor: str, version: str | None) -> str:
-    return f"CUDA {version}" if vendor == "nvidia" else f"HIP {version}"
-
-
-def _libraries(report: Report) -> Iterator[Line]:
-    found = report["libraries"]
-    if found is None:
-        return
-    for name in (*LIBRARIES.values(), "MPI"):
-        copies = [copy for copy in found if copy["name"] == name]
-        if not copies:
-            yield Line(ABSENT, name, "not found")
-        for copy in copies:
-            label = name if name == "MPI" else f"{name} {copy['version'] or ''}".strip()
-            told = f"{copy['version']}: " if name == "MPI" and copy["version"] else ""
-            if copy["problem"]:
-                text = f"{told}{copy['path']} ({copy['source']}): {copy['problem']}"
-                yield Line(NOTE, label, text)
-            elif copy["is_used"]:
-                yield Line(OK, label, f"{copy['path']}; used: {copy['source']}")
-            else:
-                text = f"{told}{copy['path']}; not used ({copy['source']})"
-                yield Line(ABSENT if name == "MPI" else NOTE, label, text)
-
-
-def _packages(report: Report) -> Iterator[Line]:
-    packages = report["packages"]
-    if packages is None:
-        return
-    absent = [x["name"] for x in packages if x["version"] is None]
-    for package in packages:
-        if package["version"] is not None:
-            text = package["version"]
-            if package["built_for"]:
-                text += f" for {package['built_for']}"
-            if package["name"] in SEVERAL_DISTRIBUTIONS:
-                text += f" ({package['distribution']})"
-            yield Line(OK, package["name"], text)
-    if absent:
-        yield Line(ABSENT, "not installed", ", ".join(absent))
-
-
-def _topology(report: Report) -> Iterator[Line]:
-    topology = report["topology"]
-    if topology is None:
-        return
-    rdma = [nic for nic in topology["nics"] if nic["is_rdma"]]
-    plain = [nic["name"] for nic in topology["nics"] if not nic["is_rdma"]]
-    if topology["source"] != "sysfs":
-        yield Line(NOTE, "topology", f"read from {topology['source']} (NCCL_TOPO_FILE)")
-    if plain:
-        yield Line(OK, "interfaces", ", ".join(plain))
-    if not rdma:
-        yield Line(ABSENT, "RDMA", "no RDMA device")
-    for nic in rdma:
-        parts = [
-            nic["link_layer"] or "",
-            f"{nic['speed_mbps'] / 1000:g} Gbit/s" if nic["speed_mbps"] else "",
-            "down" if nic["is_up"] is False else "",
-            nic["pci_address"],
-            f"interface {' '.join(nic['interfaces'])}" if nic["interfaces"] else "",
-        ]
-        text = ", ".join(part for part in parts if part)
-        yield Line(NOTE if nic["is_up"] is False else OK, nic["name"], text)
-    names = _gpu_names(report)
-    if hidden := len(topology["gpus"]) - len(names):
-        gpus = "one GPU" if hidden == 1 else f"{hidden} GPUs"
-        yield Line(NOTE, "other GPUs", f"{gpus} of this machine that this process may not use")
-    yield from _gpu_direct(report, names)
-
-
-def _gpu_names(report: Report) -> dict[int, str]:
-    """Return place in the topology's list -> name, as this process numbers its GPUs.
-
-    All GPUs by their places, where the driver gives it none.
-    """
-    topology = report["topology"]
-    places = topology["gpus"] if topology is not None else []
-    found = report["gpus"]
-    numbers = {x["pci_address"]: x["number"] for x in (found["devices"] if found else [])}
-    own = [
-        (numbers[gpu["pci_address"]], place)
-        for place, gpu in enumerate(places)
-        if gpu["pci_address"] in numbers
-    ]
-    shown = sorted(own) or [(place, place) for place in range(len(places))]
-    return {place: f"GPU{number}" for number, place in shown}
-
-
-def _gpu_direct(report: Report, names: Mapping[int, str]) -> Iterator[Line]:
-    """Yield the verdicts on GPUDirect RDMA, GPUs that are alike in one line."""
-    by_text: dict[tuple[str, str], list[str]] = {}
-    for place, name in names.items():
-        verdict = report["gpu_direct_rdma"][place]
-        serves = {True: "can serve", False: "cannot serve", None: "not known"}[verdict["serves"]]
-        mark = OK if verdict["serves"] else ABSENT
-        by_text.setdefault((mark, f"{serves}: {verdict['reason']}"), []).append(name)
-    for (mark, text), alike in by_text.items():
-        who = "" if len(alike) == len(names) else f"{', '.join(alike)}: "
-        yield Line(mark, "GPUDirect RDMA", f"{who}{text}")
+    return lines or [""]
 
 
 def _matrix(report: Report) -> list[str]:
@@ -315,42 +80,25 @@ def _matrix(report: Report) -> list[str]:
         legend = f"{legend} {NO_NVLINK}"
     return [
         "",
-        *(f"  {line}".rstrip() for line in matrix(topology, _gpu_names(report), WIDTH - 2)),
+        *(f"  {line}".rstrip() for line in matrix(topology, gpu_names(report), WIDTH - 2)),
         "",
-        *textwrap.wrap(legend, WIDTH, initial_indent="  ", subsequent_indent="  "),
+        *_wrapped(legend, "  ", "  "),
     ]
 
 
-def _auto(report: Report) -> Iterator[Line]:
-    for choice in report["auto"]:
-        mark = OK if choice["backend"] else ABSENT
-        yield Line(mark, choice["arrays"], f"{choice['backend'] or 'refused'}: {choice['reason']}")
-    count = len(report["default_gpus"])
-    if count == 1:
-        yield Line(OK, "default GPU", "every rank takes GPU 0")
-    elif count:
-        text = f"local rank n takes GPU n, of {count}; more ranks begin again with GPU 0"
-        yield Line(OK, "default GPU", text)
-
-
-def _conclusion(report: Report, in_colour: bool) -> list[str]:
-    lines = []
+def _advice(report: Report, in_colour: bool) -> Iterator[str]:
     if report["advice"]:
-        lines += [_coloured("What to do", "1", in_colour)]
+        yield _coloured("What to do", _BOLD, in_colour)
         for number, advice in enumerate(report["advice"], 1):
-            lines += textwrap.wrap(
-                f"{advice['what']}: {advice['why']}",
-                WIDTH,
-                initial_indent=f"  {number}. ",
-                subsequent_indent="     ",
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            yield from _wrapped(f"{advice['what']}: {advice['why']}", f"  {number}. ", " " * 5)
             if advice["command"]:
-                lines.append(f"     $ {advice['command']}")
-        lines.append("")
+                yield f"     $ {advice['command']}"
+        yield ""
+
+
+def _verdict(report: Report, in_colour: bool) -> str:
     works = report["cpu_path_works"]
-    verdict = "The CPU path works." if works else "The CPU path does not work."
+    text = "The CPU path works." if works else "The CPU path does not work."
     if works and report["self_test"] is None:
-        verdict = "Nothing that the CPU path needs is missing; it was not tried."
-    return [*lines, _coloured(verdict, _COLOURS[OK if works else FAIL], in_colour)]
+        text = "Nothing that the CPU path needs is missing; it was not tried."
+    return _coloured(text, _COLOURS[OK if works else FAIL], in_colour)
