@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from types import MappingProxyType
 
-BACKENDS = MappingProxyType({"cpu": "gpucoll.backends.cpu.backend"})
-"""Backends of this version: name -> module, which has a ``create(group)``."""
+BACKENDS = MappingProxyType(
+    {
+        "cpu": "host arrays of one host, through shared memory",
+        "nccl": "arrays on NVIDIA GPUs, through NCCL",
+        "rccl": "arrays on AMD GPUs, through RCCL",
+    }
+)
+"""Backends of this version, and what they move."""
 
-PLANNED = ("nccl", "rccl", "mpi", "direct")
+PLANNED = ("mpi", "direct")
 """Names that are known but not served yet: asking for one says so."""

@@ -11,6 +11,7 @@ import pytest
 import gpucoll
 from gpucoll.testing.server import LAUNCHER_VARIABLES
 from gpucoll.version import __version__
+from tests.doubles import Builder
 from tests.dtypes import covering
 from tests.ranks import Pools, RankServer
 
@@ -46,6 +47,20 @@ def rank_server():
 def ranks(rank_server):
     """Real ranks: ``ranks.call(4, function)`` returns ``function(comm)`` of each of four."""
     rank_server.compile(covering())  # once, instead of once in every rank
+    pools = Pools(rank_server)
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="session")
+def doubles(tmp_path_factory):
+    """Doubles of NCCL, RCCL and the GPU drivers, compiled when asked for; see `tests.doubles`."""
+    return Builder(tmp_path_factory.mktemp("doubles"))
+
+
+@pytest.fixture(scope="session")
+def gpu_ranks(rank_server):
+    """Ranks that may load doubles, which then stay in them: apart from those of other tests."""
     pools = Pools(rank_server)
     yield pools
     pools.close()

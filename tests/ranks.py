@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpucoll import communicator, config, init
+from gpucoll.backends.choice import Wish
 from gpucoll.rendezvous.job import Job
 from gpucoll.testing import pool, server
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer, Ended, Silent
@@ -59,7 +60,7 @@ def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, a
             return function(Seat(loop.rank, loop.world_size, loop.token), *args)
         job = Job(loop.rank, loop.world_size, f"{loop.token}/{number}", "tests")
         limit = options.timeout_s
-        with communicator.create(job, max(limit, 20.0), limit, "cpu", "for a test") as made:
+        with communicator.create(job, max(limit, 20.0), limit, Wish("cpu")) as made:
             return function(made, *args)
 
 

@@ -207,6 +207,7 @@ def test_the_errors_tree():
         "StateError": ("UsageError", "RuntimeError"),
         "MismatchError": ("GpucollError",),
         "BackendUnavailableError": ("GpucollError",),
+        "BackendError": ("GpucollError",),
         "DeadlineError": ("GpucollError", "TimeoutError"),
         "PeerLostError": ("GpucollError",),
         "AbortedError": ("GpucollError",),

@@ -18,6 +18,7 @@ MODULES = (
     "gpucoll.control.entry",
     "gpucoll.control.list_entry",
     "gpucoll.control.message_entry",
+    "gpucoll.control.enqueued_entry",
     "gpucoll.backends.cpu.reductions",
     "gpucoll.backends.cpu.messages",
     "gpucoll.backends.cpu.movements",

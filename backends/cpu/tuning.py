@@ -10,9 +10,11 @@ from typing import Any
 from gpucoll import config
 from gpucoll.errors import ArgumentError
 from gpucoll.topology import cpu_quota
-from gpucoll.transport.layout import Tuning, round_up
+from gpucoll.transport.layout import ENQUEUED_RECORDS, Tuning, round_up
 
 KIB = 1024
+WISH = "the backend asked for"
+"""In an introduction: what the user asked for."""
 LANE_BYTES = 256
 """The least part of a chunk for each rank."""
 
@@ -23,6 +25,14 @@ def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
     quota = cpu_quota()
     usable = len(cpus) if quota is None else min(len(cpus), quota)
     return len(introductions) > usable
+
+
+def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
+    """Return whether some rank sees a GPU, or was told to use one."""
+    wishes = {introduction["same"].get(WISH) for introduction in introductions}
+    return bool(wishes & {"nccl", "rccl"}) or any(
+        introduction.get("gpu", [""])[0] for introduction in introductions
+    )
 
 
 def tune(introductions: list[dict[str, Any]]) -> Tuning:
@@ -38,6 +48,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "single_copy_max_bytes": 0 if crowded else 1024 * KIB,
         "prefetch_bytes": 1024,
         "initial_sequence": 0,
+        "enqueued_records": ENQUEUED_RECORDS if _may_use_gpus(introductions) else 0,
     }
     for name, value in config.cpu_tuning().items():
         if name not in values:
@@ -57,6 +68,9 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
             raise ArgumentError(
                 f"{config.CPU_TUNING}: {name} must be a multiple of 64 in 64..{1 << 20}"
             )
+    records = values["enqueued_records"]
+    if records < 0 or records & (records - 1):
+        raise ArgumentError(f"{config.CPU_TUNING}: enqueued_records must be a power of two")
     if not 0 <= values["initial_sequence"] < 2**31:  # flags start at 0, which must lie behind it
         raise ArgumentError(f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - 1}")
     return Tuning(**values)

@@ -9,14 +9,16 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays.arguments import Arguments as Arrays
-from gpucoll.arrays.arguments import ensure_host, is_sequence_of_arrays, template_of
+from gpucoll.arrays.arguments import ensure_served, is_sequence_of_arrays, template_of
+from gpucoll.arrays.library import Template
 from gpucoll.backends.protocol import Request
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
-from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.fusing import FUSED, Packed, by_dtype, list_request, prepare_list
+from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
+from gpucoll.fusing import FUSED, Packed, by_dtype, gpu_requests, list_request, prepare_list
+from gpucoll.gpu_calls import GpuCall, GpuCalls
 from gpucoll.plan import Plan
-from gpucoll.preparation import NOT_IN_GROUPS, Arguments, group_result, prepare
+from gpucoll.preparation import NOT_IN_GROUPS, Arguments, Prepared, group_result, prepare
 from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
@@ -29,6 +31,9 @@ class Calling:
     world_size: int
     _group: HostGroup
     _backend: Any
+    _gpu: GpuCalls
+    _host_refusal: str
+    """Why host arrays are not moved; empty where they are."""
     _channel: ControlChannel
     _run: Callable[..., Any]
 
@@ -48,6 +53,18 @@ class Calling:
         self._quick_all_to_all = road(Collective.ALL_TO_ALL)
         self._quick_send = self._backend.courier.send
         self._quick_recv = self._quick_send_recv = self._backend.courier.receive
+        if self._host_refusal:
+            self._close_roads()
+
+    def _close_roads(self) -> None:
+        """Leave every call to Python, which refuses host arrays."""
+        for name in [name for name in vars(self) if name.startswith("_quick_")]:
+            setattr(self, name, _leave_to_python)
+
+    def _check_host(self, what: str = "x") -> None:
+        """Raise BackendUnavailableError where this communicator moves no host arrays."""
+        if self._host_refusal:
+            raise BackendUnavailableError(f"{what} lies in host memory: {self._host_refusal}")
 
     def _whole_like(self, x: Any) -> Any:
         """Return a new array for everybody's x side by side; None for what is no NumPy array."""
@@ -98,6 +115,7 @@ class Calling:
         *,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
         **given: Any,
     ) -> Any:
         """Check everything, then run in turn; teach the compiled entry where it could serve."""
@@ -105,15 +123,15 @@ class Calling:
         if type(op) is str and sys.intern(op) is not op:  # known by identity, see DirectCalls
             given["op"] = sys.intern(op)
             method = getattr(self, collective.spelled)
-            return method(x, **given, async_op=async_op, timeout_s=timeout_s)
+            return method(x, **given, async_op=async_op, timeout_s=timeout_s, stream=stream)
         if (
             isinstance(x, list | tuple)
             and collective in FUSED
             and (not x or is_sequence_of_arrays(x))
         ):
-            return self._run_list(collective, x, given, async_op, timeout_s)
+            return self._run_list(collective, x, given, async_op, timeout_s, stream)
         run = self._run_later if self._asks_for_counts(collective, *counts) else self._run_now
-        return run(collective, x, given, async_op, timeout_s)
+        return run(collective, x, given, async_op, timeout_s, stream)
 
     def _run_now(
         self,
@@ -122,9 +140,14 @@ class Calling:
         given: dict[str, Any],
         async_op: bool,
         timeout_s: float | None,
+        stream: Any,
     ) -> Any:
         arguments = self._parse(given)
         prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        if prepared.template.device != "cpu":
+            call = _gpu_call(collective, prepared, stream, timeout_s)
+            return self._gpu.call(call, async_op, group_result(prepared))
+        self._check_host()
         call = self._backend.prepare(prepared.request)
         plain = x if x is not None else arguments.out
         if type(plain) is np.ndarray and arguments.counts is None:
@@ -145,18 +168,12 @@ class Calling:
         given: dict[str, Any],
         async_op: bool,
         timeout_s: float | None,
+        stream: Any,
     ) -> Any:
         """Run a list of arrays as one call for each dtype in it."""
         arguments = self._parse(given)
         gets = collective != Collective.REDUCE or arguments.root == self.rank
         made = prepare_list(xs, arguments.out if gets else None)
-        tasks = [self._list_task(collective, arrays, arguments) for arrays in by_dtype(made)]
-        if collective == Collective.ALL_REDUCE and len(tasks) == 1 and type(xs[0]) is np.ndarray:
-            self._backend.learn(Collective.ALL_REDUCE_LIST, xs[0].dtype, given.get("op"), None)
-
-        def task(timeout_s: float | None) -> None:
-            for part in tasks:
-                part(timeout_s)
 
         def finish() -> Any:
             results = [item.finish() for item in made] if gets else None
@@ -165,6 +182,26 @@ class Calling:
         lasting = [item.lasting for item in made] if gets else None
         if lasting and any(item is None for item in lasting):
             lasting = NOT_IN_GROUPS
+        if made and made[0].template.device != "cpu":
+            call = GpuCall(
+                collective.spelled,
+                made[0].template,
+                finish,
+                gpu_requests(collective, made, arguments, stream),
+                is_own=arguments.out is not None and lasting is not NOT_IN_GROUPS,
+                stream=stream,
+                timeout_s=timeout_s,
+            )
+            return self._gpu.call(call, async_op, lasting)
+        self._check_host()
+        tasks = [self._list_task(collective, arrays, arguments) for arrays in by_dtype(made)]
+        if collective == Collective.ALL_REDUCE and len(tasks) == 1 and type(xs[0]) is np.ndarray:
+            self._backend.learn(Collective.ALL_REDUCE_LIST, xs[0].dtype, given.get("op"), None)
+
+        def task(timeout_s: float | None) -> None:
+            for part in tasks:
+                part(timeout_s)
+
         return self._run(
             collective.spelled,
             task,
@@ -222,6 +259,10 @@ class Calling:
         if prepared.lasting is None and not gets_nothing:
             name = "x" if arguments.out is None else "out"
             raise ArgumentError(f"a plan needs {name} to be a C-contiguous array: it is not copied")
+        if prepared.template.device != "cpu":
+            run = self._gpu.prepare_plan(_gpu_call(collective, prepared))
+            return Plan(run, self._raise_status, _nothing, prepared.lasting)
+        self._check_host()
         call = self._backend.prepare(prepared.request)
 
         def run_slowly() -> None:
@@ -250,20 +291,24 @@ class Calling:
         given: dict[str, Any],
         async_op: bool,
         timeout_s: float | None,
+        stream: Any,
     ) -> Any:
         """Exchange the counts in the call's turn, and prepare it with them."""
-        self._check_alone(collective, x, given)
+        template = self._check_alone(collective, x, given)
         mine = self._own_counts(collective, x, given)
+        if template is not None and template.device != "cpu":
+            known: dict[str, Any] = {}
+
+            def exchange(timeout_s: float | None) -> None:
+                known.update(self._exchange_counts(collective, mine, timeout_s))
+
+            self._run(collective.spelled, exchange, _nothing, timeout_s=timeout_s)
+            return self._run_now(collective, x, {**given, **known}, async_op, timeout_s, stream)
+        self._check_host()
         finishing: list[Callable[[], Any]] = []
 
         def task(timeout_s: float | None) -> None:
-            data = np.array(mine, np.int64).tobytes()
-            everyone = self._channel.all_gather_bytes(data, Collective.COUNTS, timeout_s=timeout_s)
-            rows = [np.frombuffer(part, np.int64).tolist() for part in everyone]
-            if collective == Collective.ALL_TO_ALL:
-                known = {"counts": mine, "receive_counts": [row[self.rank] for row in rows]}
-            else:
-                known = {"counts": [row[0] for row in rows]}
+            known = self._exchange_counts(collective, mine, timeout_s)
             arguments = self._parse({**given, **known})
             prepared = prepare(collective, x, arguments, self.rank, self.world_size)
             self._backend.prepare(prepared.request).run(timeout_s)
@@ -277,15 +322,28 @@ class Calling:
             timeout_s=timeout_s,
         )
 
-    def _check_alone(self, collective: Collective, x: Any, given: dict[str, Any]) -> None:
-        """Check what needs no counts, before anything is sent."""
+    def _exchange_counts(
+        self, collective: Collective, mine: list[int], timeout_s: float | None
+    ) -> dict[str, list[int]]:
+        """Ask all ranks for their rows; return the counts that they make, by name."""
+        data = np.array(mine, np.int64).tobytes()
+        everyone = self._channel.all_gather_bytes(data, Collective.COUNTS, timeout_s=timeout_s)
+        rows = [np.frombuffer(part, np.int64).tolist() for part in everyone]
+        if collective == Collective.ALL_TO_ALL:
+            return {"counts": mine, "receive_counts": [row[self.rank] for row in rows]}
+        return {"counts": [row[0] for row in rows]}
+
+    def _check_alone(
+        self, collective: Collective, x: Any, given: dict[str, Any]
+    ) -> Template | None:
+        """Check what needs no counts, before anything is sent; return what the arrays are."""
         asked = {"counts": None, "receive_counts": None}
         arguments = self._parse({**given, **asked})
         templates = [template_of(x)] if x is not None else []
         if arguments.out is not None:
             templates.append(template_of(arguments.out, "out"))
         for template in templates:
-            ensure_host(template)
+            ensure_served(template)
             if arguments.op is not None:
                 arguments.op.check_dtype(template.dtype)
         if len({template.dtype for template in templates}) > 1:
@@ -295,6 +353,7 @@ class Calling:
         if collective == Collective.ALL_TO_ALL:
             counts = parse_counts(given["counts"], self.world_size, "send_counts")
             check_rows(collective, templates[0].shape, sum(counts), "send_counts add up to")
+        return templates[0] if templates else None
 
     def _own_counts(self, collective: Collective, x: Any, given: dict[str, Any]) -> list[int]:
         """Return what this rank tells the others: its own rows, or those to each of them."""
@@ -315,3 +374,26 @@ class Calling:
             raise ArgumentTypeError(f"root must be an int; got {root!r}")
         if not 0 <= root < self.world_size:
             raise ArgumentError(f"root must be in 0..{self.world_size - 1}; got {root}")
+
+
+def _gpu_call(
+    collective: Collective, prepared: Prepared, stream: Any = None, timeout_s: float | None = None
+) -> GpuCall:
+    """Return a prepared collective as a call on GPU arrays."""
+    return GpuCall(
+        collective.spelled,
+        prepared.template,
+        prepared.finish,
+        [prepared.request],
+        is_own=prepared.is_own,
+        stream=stream,
+        timeout_s=timeout_s,
+    )
+
+
+def _leave_to_python(*_: Any) -> None:
+    """Stand for a compiled entry that serves nothing."""
+
+
+def _nothing() -> None:
+    """Return nothing."""

@@ -27,7 +27,11 @@ class ArrayCollectives(Calling):
     async_op : bool
         Return a `Work` at once; input and output belong to it until it is done.
     timeout_s : float, optional
-        Deadline of this call, in seconds. Default: the communicator's.
+        Deadline of this call, in seconds. Default: the communicator's. For GPU arrays it counts
+        from the call's start on the stream.
+    stream : stream, optional
+        For GPU arrays: where to run instead of the current stream of the arrays' library. A stream
+        of CuPy, PyTorch or Numba, its handle, or anything with ``__cuda_stream__``.
 
     and raises:
 
@@ -37,6 +41,13 @@ class ArrayCollectives(Calling):
         The ranks did not make the same call.
     DeadlineError, PeerLostError
         A rank did not come in time, or is gone.
+    BackendUnavailableError
+        No backend of this communicator moves such arrays; `Communicator.describe` says why.
+
+    A call on host arrays returns when it is done. One on GPU arrays is put on a stream and returns:
+    what comes on that stream afterwards sees the result. What goes wrong there is raised later, by
+    the next call, and for certain by `Work.synchronize`, `Communicator.check` and
+    `Communicator.close`; nothing in an output may be trusted before.
 
     P is the number of ranks, r this rank, n the bytes of x. Costs are bytes that this rank moves
     through shared memory; arrays of `empty` are read where they lie instead.
@@ -52,6 +63,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over all ranks; every rank gets the result.
 
@@ -63,7 +75,7 @@ class ArrayCollectives(Calling):
         op : str or ReduceOp
             "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor",
             ``ReduceOp.scaled_sum(factor)`` or ``ReduceOp.custom(function)``.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`. For a list, `out` is a list.
 
         Returns
@@ -93,7 +105,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.ALL_REDUCE, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.ALL_REDUCE,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def reduce(
@@ -105,6 +123,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over all ranks; the root gets the result.
 
@@ -114,7 +133,7 @@ class ArrayCollectives(Calling):
             As for `all_reduce`.
         root : int
             Who gets it.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; `out` counts on the root only.
 
         Returns
@@ -142,7 +161,14 @@ class ArrayCollectives(Calling):
                 return result if is_root else None
             self._raise_quick()
         return self._call(
-            Collective.REDUCE, x, op=op, root=root, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.REDUCE,
+            x,
+            op=op,
+            root=root,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def reduce_scatter(
@@ -154,6 +180,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over all ranks; rank r gets block r of the result.
 
@@ -166,7 +193,7 @@ class ArrayCollectives(Calling):
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank. Default: equal blocks. "auto"
             takes each rank's from its `out`.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is block r of x.
 
         Returns
@@ -197,6 +224,7 @@ class ArrayCollectives(Calling):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def scan(
@@ -207,6 +235,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over the ranks up to this one, it included.
 
@@ -214,7 +243,7 @@ class ArrayCollectives(Calling):
         ----------
         x, op
             As for `all_reduce`; "avg" divides by the ranks so far.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
@@ -237,7 +266,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.SCAN, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.SCAN,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def exclusive_scan(
@@ -248,6 +283,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Reduce x over the ranks before this one; rank 0 gets the op's identity.
 
@@ -256,7 +292,7 @@ class ArrayCollectives(Calling):
         x, op
             As for `all_reduce`, but for "avg": the mean of nothing is undefined. A custom op must
             have an identity.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
@@ -280,7 +316,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.EXCLUSIVE_SCAN, x, op=op, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.EXCLUSIVE_SCAN,
+            x,
+            op=op,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     # --- movements --------------------------------------------------------------------------------
@@ -293,6 +335,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give every rank the root's x.
 
@@ -303,7 +346,7 @@ class ArrayCollectives(Calling):
             where `out` is given.
         root : int
             Whose x.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`. ``out=x`` on every rank is the usual in-place broadcast.
 
         Returns
@@ -329,7 +372,13 @@ class ArrayCollectives(Calling):
                 return result
             self._raise_quick()
         return self._call(
-            Collective.BROADCAST, x, root=root, out=out, async_op=async_op, timeout_s=timeout_s
+            Collective.BROADCAST,
+            x,
+            root=root,
+            out=out,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            stream=stream,
         )
 
     def all_gather(
@@ -340,6 +389,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Put the x of all ranks side by side along axis 0; every rank gets the whole.
 
@@ -349,7 +399,7 @@ class ArrayCollectives(Calling):
             Shape (m, ...), the same on every rank; with `counts`, (counts[r], ...).
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank; "auto" exchanges them first.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place x is block r of it.
 
         Returns
@@ -379,6 +429,7 @@ class ArrayCollectives(Calling):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def gather(
@@ -390,6 +441,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Put the x of all ranks side by side along axis 0; the root gets the whole.
 
@@ -399,7 +451,7 @@ class ArrayCollectives(Calling):
             As for `all_gather`.
         root : int
             Who gets it.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; `out` counts on the root only.
 
         Returns
@@ -433,6 +485,7 @@ class ArrayCollectives(Calling):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def scatter(
@@ -444,6 +497,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give rank r block r of the root's x.
 
@@ -457,7 +511,7 @@ class ArrayCollectives(Calling):
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank; "auto" takes each rank's from
             its `out`.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is block r of x, on the root.
 
         Returns
@@ -490,6 +544,7 @@ class ArrayCollectives(Calling):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )
 
     def all_to_all(
@@ -501,6 +556,7 @@ class ArrayCollectives(Calling):
         out: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Give every rank s this rank's block s, and put the blocks from all ranks side by side.
 
@@ -512,7 +568,7 @@ class ArrayCollectives(Calling):
             Rows of axis 0 to each rank. Default: equal blocks.
         recv_counts : sequence of int or "auto", optional
             Rows from each rank; "auto" (also the default with `send_counts`) asks the others first.
-        out, async_op, timeout_s
+        out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is x, with counts only where both are the same.
 
         Returns
@@ -544,4 +600,5 @@ class ArrayCollectives(Calling):
             out=out,
             async_op=async_op,
             timeout_s=timeout_s,
+            stream=stream,
         )

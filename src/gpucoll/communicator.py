@@ -13,12 +13,15 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
+from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.collectives import ArrayCollectives
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.control.members import join
 from gpucoll.description import Description
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
+from gpucoll.gpu_calls import GpuCalls
 from gpucoll.grouping import Grouping
 from gpucoll.objects import ObjectCollectives
 from gpucoll.planning import Planning
@@ -47,17 +50,20 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         Number of ranks.
     """
 
-    def __init__(self, group: HostGroup, backend: Any, reason: str) -> None:
+    def __init__(self, group: HostGroup, backend: Any, choice: Choice, wish: Wish) -> None:
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
         self._backend = backend
-        self._reason = reason
+        self._choice = choice
+        self._wish = wish
+        self._host_refusal = "" if choice.host.backend else choice.host.reason
         self._channel = ControlChannel(group)
         self._queue = WorkQueue(group.set_pending)
         self._entering = threading.Lock()
         self._grouped = None
         self._postman = Postman(backend.courier, self._queue, self._run)
+        self._gpu = GpuCalls(group, self._channel, choice, wish, self._run)
         self._open_roads()
         _open.add(self)
 
@@ -99,14 +105,26 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
     ) -> Communicator | None:
         mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
         parts = self._exchange_bytes(mine, collective, -1, timeout_s)
-        if color is None:
-            return None
         everyone = [pickle.loads(part) for part in parts]
+        colors = sorted({item[0] for item in everyone if item[0] is not None})
         ranks = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
         place = [item[2] for item in ranks].index(self.rank)
+        # NCCL divides what is connected together with all ranks, whatever their color.
+        gpu_color = None if color is None else colors.index(color)
+        connection = self._gpu.split(gpu_color, place, timeout_s)
+        if color is None:
+            return None
         job = Job(place, len(ranks), ranks[0][3], collective.spelled)
         limit = self._group.timeout_s if timeout_s is None else timeout_s
-        return create(job, limit, self._group.timeout_s, self._backend.name, self._reason)
+        wish = self._wish._replace(device=None)  # what is connected is handed on
+        try:
+            made = create(job, limit, self._group.timeout_s, wish)
+        except BaseException:
+            if connection is not None:
+                connection.abort()
+            raise
+        made._gpu.adopt(connection)
+        return made
 
     # --- memory, plans, description ---------------------------------------------------------------
 
@@ -173,7 +191,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
 
     def describe(self) -> Description:
         """Return what was chosen and why, and what is promised; prints as a table."""
-        return Description.of(self._group, self._backend, self._reason)
+        return Description.of(self._group, self._backend, self._choice, self._gpu.describe())
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -183,15 +201,22 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         return self._group.is_closed
 
     def check(self) -> None:
-        """Raise what is known to be wrong: a failure nobody has seen, a broken communicator.
+        """Raise what is wrong: a failure nobody has seen, a broken communicator.
 
-        Does not wait. On host memory every blocking call has said so itself; after a call with
+        Waits until calls on GPU arrays are done: when it returns, they have succeeded. Does not
+        wait for calls on host arrays: every blocking one has said so itself; after those with
         ``async_op=True`` this is the way to ask.
+
+        Raises
+        ------
+        MismatchError, DeadlineError, PeerLostError, BackendError
+            What went wrong; see there.
         """
         if not self._queue.is_busy:
             self._queue.raise_unseen()
         self._group.check_open()
         self._group.raise_if_aborted()
+        self._gpu.check()
 
     def close(self) -> None:
         """Wait for asynchronous calls, raise a failure nobody has seen, let go of everything.
@@ -214,16 +239,25 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
             )
         try:
             self._queue.stop(self._group.timeout_s)
+            self._gpu.close()
             self._queue.raise_unseen()
             self._raise_unreceived()
         finally:
             _open.discard(self)
+            self._gpu.give_up()
             self._group.close()
+
+    def _give_up(self) -> None:
+        """Let go of everything without waiting for anybody."""
+        _open.discard(self)
+        self._gpu.give_up()
+        self._group.close()
 
     def abort(self) -> None:
         """Give the communicator up: every rank raises AbortedError, now or at its next call."""
         if not self._group.is_closed:
             self._group.abort()
+            self._gpu.note_abort()
 
     def __enter__(self) -> Communicator:
         return self
@@ -232,7 +266,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         if kind is None:
             self.close()
             return
-        if self._queue.is_busy and not self._group.is_forked:
+        if (self._queue.is_busy or self._gpu.is_busy) and not self._group.is_forked:
             self.abort()  # nobody will wait for what is still going on
         with contextlib.suppress(GpucollError):  # the first error is the one to see
             self.close()
@@ -299,24 +333,28 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         return parts
 
 
-def create(
-    job: Job, meet_timeout_s: float, timeout_s: float, backend: str, reason: str
-) -> Communicator:
+def create(job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish) -> Communicator:
     """Meet the ranks of `job` and return their communicator."""
-    import importlib
+    from gpucoll.backends.cpu import backend, tuning
 
-    from gpucoll.backends import BACKENDS
-    from gpucoll.backends.cpu import tuning
-
-    members = join(job, tuning.tune, meet_timeout_s)
+    facts = {"gpu": look_for_gpus()}
+    same = {tuning.WISH: wish.backend}
+    members = join(job, tuning.tune, meet_timeout_s, facts, same)
     group = HostGroup(members, timeout_s, tuning.waiting(members.introductions))
-    made = importlib.import_module(BACKENDS[backend]).create(group)
-    return Communicator(group, made, reason)
+    seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
+    made = Communicator(group, backend.create(group), choose(wish.backend, seen), wish)
+    if made._choice.gpu.backend and (wish.device is not None or wish.backend in KINDS):
+        try:
+            made._gpu.connect(None, meet_timeout_s)
+        except BaseException:
+            made._give_up()
+            raise
+    return made
 
 
 def _close_all() -> None:
     for communicator in list(_open):
-        communicator._group.close()
+        communicator._give_up()
 
 
 atexit.register(_close_all)

@@ -19,6 +19,7 @@ LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
 LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
 JOB: Final = "GPUCOLL_JOB"
 """Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
 
 # --- for users ----------------------------------------------------------------------------------
 TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
@@ -41,8 +42,13 @@ NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
 """Path of the libnccl to use, where the process has not loaded one already."""
 RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
 """Path of the librccl to use, where the process has not loaded one already."""
+GPU_KIND: Final = "GPUCOLL_GPU_KIND"
+"""``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
 
-# --- of others: what they tell their libraries, gpucoll respects ---------------------------------
+# --- of vendors' libraries: read, to say what they lead to; never set ---------------------------
+NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
+NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
+HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
 CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
@@ -88,9 +94,15 @@ def visible_devices() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
-def nccl_topology_file() -> str | None:
-    """Return the topology file that NCCL and RCCL are told to read."""
-    return os.environ.get(NCCL_TOPO_FILE) or None
+def variable(name: str) -> str:
+    """Return the value of one of the variables above; empty where it is not set."""
+    return os.environ.get(name, "")
+
+
+def local_rank() -> int:
+    """Return this process's place among the ranks of its host, as its launcher says; else 0."""
+    text = os.environ.get(LOCAL_RANK) or os.environ.get(TORCHRUN_LOCAL_RANK, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def binding_allowed() -> bool:

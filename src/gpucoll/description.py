@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpucoll.backends.choice import Choice
 from gpucoll.control.group import HostGroup
 from gpucoll.version import __version__
 
@@ -26,13 +27,17 @@ class Description:
     facts: Mapping[str, str]
 
     @staticmethod
-    def of(group: HostGroup, backend: Any, reason: str) -> Description:
+    def of(
+        group: HostGroup, backend: Any, choice: Choice, gpu_facts: Mapping[str, str]
+    ) -> Description:
         """Collect the facts."""
         tuning = group.members.tuning
         size_mib = group.members.layout.size_bytes / 2**20
         facts = {
-            "host arrays": f"backend {backend.name}: {reason}",
-            "GPU arrays": "none: this version has no GPU backend",
+            "host arrays": f"backend {choice.host.backend}: {choice.host.reason}"
+            if choice.host.backend
+            else f"none: {choice.host.reason}",
+            **gpu_facts,
             **backend.describe(),
             "shared segment": f"{size_mib:.1f} MiB",
             "arena of this rank": f"{group.members.arena.used_bytes} bytes in use of "

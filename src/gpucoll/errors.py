@@ -9,6 +9,7 @@
     │   └── StateError             not now (also RuntimeError): closed, forked child, second thread
     ├── MismatchError              the ranks did not make the same call; stays usable on the CPU
     ├── BackendUnavailableError    a backend that is needed cannot serve here: cause and remedy
+    ├── BackendError               a vendor's library or the GPU failed inside a call; broken
     ├── DeadlineError              a wait ran out (also TimeoutError); broken
     ├── PeerLostError              a rank's process is gone, or it closed; broken
     ├── AbortedError               another rank, or this one, gave the communicator up
@@ -27,6 +28,7 @@ __all__ = [
     "ArgumentError",
     "ArgumentTypeError",
     "AuthenticationError",
+    "BackendError",
     "BackendUnavailableError",
     "DeadlineError",
     "GpucollError",
@@ -69,6 +71,14 @@ class MismatchError(GpucollError):
 
 class BackendUnavailableError(GpucollError):
     """A backend cannot serve here. The message names the cause and the remedy."""
+
+
+class BackendError(GpucollError):
+    """A vendor's library or the GPU failed inside a call; its own words are in the message.
+
+    The communicator is broken. After an error of the GPU itself (an illegal address, a GPU that was
+    lost) nothing in this process can use that GPU any more.
+    """
 
 
 class DeadlineError(GpucollError, TimeoutError):

@@ -5,12 +5,13 @@ from __future__ import annotations
 import ctypes
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.arguments import Arguments as Arrays
-from gpucoll.arrays.arguments import ensure_host
+from gpucoll.arrays.arguments import ensure_served
 from gpucoll.arrays.arguments import prepare as prepare_arrays
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import Request
@@ -37,10 +38,12 @@ def prepare_list(xs: Sequence[Any], outs: Any) -> list[Arrays]:
     for place, x in enumerate(xs):
         try:
             arrays = prepare_arrays(x, None if outs is None else outs[place], what=f"x[{place}]")
-            ensure_host(arrays.template, f"x[{place}]")
+            ensure_served(arrays.template, f"x[{place}]")
         except (ArgumentError, ArgumentTypeError) as error:
             raise type(error)(f"array {place} of the list: {error}") from None
         made.append(arrays)
+    if len(devices := {arrays.template.device for arrays in made}) > 1:
+        raise ArgumentError(f"arrays of one list lie on different devices: {sorted(devices)}")
     _check_overlaps(made)
     return made
 
@@ -80,6 +83,31 @@ def list_request(arrays: list[Arrays], arguments: Arguments) -> Request:
     return Request(
         Collective.ALL_REDUCE_LIST, first.source, first.destination, arguments.op, parts=parts
     )
+
+
+def gpu_requests(
+    collective: Collective, made: list[Arrays], arguments: Arguments, stream: Any
+) -> list[Request]:
+    """Return the requests of a list of GPU arrays, one for each dtype: they run as one group.
+
+    Raises
+    ------
+    ArgumentError
+        The arrays are used on different streams, and the user gave none.
+    """
+    streams = {item.template.stream for item in made}
+    if stream is None and len(streams) > 1:
+        raise ArgumentError(
+            "arrays of one list are used on different streams (of different libraries): give "
+            "stream=, or a list for each"
+        )
+    requests = []
+    for arrays in by_dtype(made):
+        request = list_request(arrays, arguments)
+        if collective != Collective.ALL_REDUCE:
+            request = replace(request, collective=collective, root=arguments.root)
+        requests.append(request)
+    return requests
 
 
 class Packed:

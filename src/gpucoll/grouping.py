@@ -8,6 +8,7 @@ from typing import Any
 
 from gpucoll.calling import Calling
 from gpucoll.errors import MismatchError, StateError
+from gpucoll.gpu_calls import GpuCall
 from gpucoll.postman import Grouped, Postman, check_in_group
 from gpucoll.work import WorkQueue
 
@@ -27,7 +28,9 @@ class Grouping(Calling):
 
         All sends and receives run at once, so that they cannot wait for each other in a circle;
         then the collectives, in order. A call inside returns its output array, which is filled,
-        and its errors are raised, at the end. When the block raises, nothing is run.
+        and its errors are raised, at the end. When the block raises, nothing is run. Calls on GPU
+        arrays come after those on host arrays, as one group of the vendor's library; they are put
+        on their streams at the end.
 
         Parameters
         ----------
@@ -52,12 +55,13 @@ class Grouping(Calling):
             raise StateError("a group is open already: groups do not nest")
         calls: list[tuple[_Task, Callable[[], Any], float | None]] = []
         messages: list[Grouped] = []
-        self._grouped, self._postman.grouped = calls, messages
+        gpu_calls: list[GpuCall] = []
+        self._grouped, self._postman.grouped, self._gpu.grouped = calls, messages, gpu_calls
         self._queue.hold(True)
         try:
             yield
         finally:
-            self._grouped = self._postman.grouped = None
+            self._grouped = self._postman.grouped = self._gpu.grouped = None
             self._queue.hold(False)
 
         def task(timeout_s: float | None) -> None:
@@ -68,6 +72,7 @@ class Grouping(Calling):
 
         if calls or messages:
             self._run("group", task, lambda: None, timeout_s=timeout_s)
+        self._gpu.run_group(gpu_calls, timeout_s)
 
     def _keep_for_group(
         self,

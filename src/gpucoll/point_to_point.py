@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.arguments import destination_of, ensure_host, source_of, template_like
+from gpucoll.arrays.arguments import destination_of, ensure_served, source_of, template_like
 from gpucoll.arrays.library import Destination, Template
 from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.calling import Calling
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gpucoll.gpu_calls import GpuCall
 from gpucoll.postman import Postman, check_in_group
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.transport.layout import Context, Kind, Status
@@ -70,6 +71,7 @@ class PointToPoint(Calling):
         *,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Send x to another rank.
 
@@ -80,7 +82,7 @@ class PointToPoint(Calling):
             To whom; itself only with a receive that is already waiting, see the class.
         tag : int
             0 to 2**31 - 1: what the receiver asks for.
-        async_op, timeout_s
+        async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Raises
@@ -101,7 +103,13 @@ class PointToPoint(Calling):
         self._check_peer(dest, "dest")
         self._check_tag(tag)
         source = source_of(x)
-        ensure_host(source.template)
+        ensure_served(source.template)
+        if source.template.device != "cpu":
+            request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
+            call = self._gpu_message("send", [request], source.template, None, stream, timeout_s)
+            call.is_own = not source.is_packed
+            return self._gpu.call(call, async_op)
+        self._check_host()
         if type(x) is np.ndarray:
             self._backend.courier.learn(Kind.SEND, x.dtype, source.template.dtype)
         request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
@@ -118,6 +126,7 @@ class PointToPoint(Calling):
         dtype: Any = None,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Receive what another rank has sent.
 
@@ -132,7 +141,7 @@ class PointToPoint(Calling):
         like, shape, dtype : optional
             Instead of `out`: a new array of like's library, this shape and dtype. With none of them
             a new NumPy array as it was sent.
-        async_op, timeout_s
+        async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
@@ -171,6 +180,12 @@ class PointToPoint(Calling):
             lengths = (shape,) if isinstance(shape, int | np.integer) else shape
             template = template_like(None if lengths is None else tuple(lengths), dtype, like)
         destination = self._destination(template, out)
+        if template.device != "cpu":
+            request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
+            call = self._gpu_message("recv", [request], template, destination, stream, timeout_s)
+            call.is_own = out is not None and destination.lasting is out
+            return self._gpu.call(call, async_op, _in_group(destination))
+        self._check_host("out")
         if type(out) is np.ndarray:
             self._backend.courier.learn(Kind.RECV, out.dtype, template.dtype)
         request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
@@ -188,6 +203,7 @@ class PointToPoint(Calling):
         tag: int = 0,
         async_op: bool = False,
         timeout_s: float | None = None,
+        stream: Any = None,
     ) -> Any:
         """Send x to one rank and receive as much from another, both at once.
 
@@ -200,7 +216,7 @@ class PointToPoint(Calling):
             Where what comes goes; may be of another size than x. Default: a new array like x.
         tag : int
             Of both messages.
-        async_op, timeout_s
+        async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Examples
@@ -220,8 +236,21 @@ class PointToPoint(Calling):
         self._check_tag(tag)
         given = source_of(x)
         template = given.template if out is None else template_like(like=out)
-        ensure_host(given.template)
+        ensure_served(given.template)
         destination = self._destination(template, out, x)
+        if template.device != given.template.device:
+            raise ArgumentError(f"out lies on {template.device}, x on {given.template.device}")
+        if template.device != "cpu":
+            requests = [
+                MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer),
+                MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
+            ]
+            name = "send_recv"
+            call = self._gpu_message(name, requests, template, destination, stream, timeout_s)
+            has_out = out is not None and destination.lasting is out
+            call.is_own = has_out and not given.is_packed
+            return self._gpu.call(call, async_op, _in_group(destination))
+        self._check_host()
         for array in (x, out):
             if type(array) is np.ndarray:
                 self._backend.courier.learn(Kind.RECV, array.dtype, numpy_dtype_name(array.dtype))
@@ -283,6 +312,35 @@ class PointToPoint(Calling):
             raise self._misfit(requests[0])
         return out
 
+    # --- on GPUs ---------------------------------------------------------------------------------
+
+    def _gpu_message(
+        self,
+        name: str,
+        requests: list[MessageRequest],
+        template: Template,
+        destination: Destination | None,
+        stream: Any,
+        timeout_s: float | None,
+    ) -> GpuCall:
+        """Return messages of GPU arrays as one call."""
+        for request in requests:
+            if request.peer == ANY_SOURCE or request.tag == ANY_TAG:
+                raise ArgumentError(
+                    f"{name} of GPU arrays must name its source and tag: the vendor's library "
+                    "matches messages by rank and order alone, and cannot say which has come. "
+                    "Send the choice as a host array first"
+                )
+            if request.peer == self.rank and len(requests) == 1 and self._gpu.grouped is None:
+                raise ArgumentError(
+                    f"{name} of GPU arrays to or from this rank itself would wait for ever: use "
+                    "send_recv or group()"
+                )
+        finish = (lambda: None) if destination is None else destination.finish
+        return GpuCall(
+            name, template, finish, messages=requests, stream=stream, timeout_s=timeout_s
+        )
+
     # --- pieces -----------------------------------------------------------------------------------
 
     def _deliver(
@@ -318,7 +376,7 @@ class PointToPoint(Calling):
         )
 
     def _destination(self, template: Template, out: Any, x: Any = None) -> Destination:
-        ensure_host(template, "x" if out is None else "out")
+        ensure_served(template, "x" if out is None else "out")
         return destination_of(template, template.shape, out, x=x, in_place_at=None)
 
     def _check_peer(self, peer: Any, name: str, may_be_any: bool = False) -> None:

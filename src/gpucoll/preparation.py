@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.arguments import destination_of, ensure_host, source_of, template_of
+from gpucoll.arrays.arguments import destination_of, ensure_served, source_of, template_of
 from gpucoll.arrays.arguments import prepare as prepare_arrays
 from gpucoll.arrays.library import Template
 from gpucoll.backends.protocol import NO_ROOT, Request
@@ -55,12 +55,18 @@ class Prepared:
         Whether the request's source is a copy of the user's input.
     lasting : object
         What `finish` returns where that is the output's memory itself, else None.
+    template : Template
+        What the input is, or the output where there is none.
+    is_own : bool
+        Whether all of the memory is the user's: nothing was made for this call.
     """
 
     request: Request
     finish: Callable[[], Any]
+    template: Template
     is_packed: bool = False
     lasting: Any = None
+    is_own: bool = False
 
 
 def prepare(
@@ -81,13 +87,14 @@ def prepare(
     if collective == Collective.BROADCAST and x is None and not is_root:
         x = _template_in_out(arguments, rank, world_size)
     template = template_of(x)
-    ensure_host(template)
+    ensure_served(template)
     counts, receive_counts = arguments.counts, arguments.receive_counts
     result = result_of(collective, template.shape, rank, world_size, counts, receive_counts)
     if collective in _TO_ROOT and not is_root:
         source = source_of(x)
         request = _request(collective, source.buffer, None, arguments, result.row_count)
-        return Prepared(request, lambda: None, is_packed=source.is_packed)
+        packed = source.is_packed
+        return Prepared(request, lambda: None, template, is_packed=packed, is_own=not packed)
     row_bytes = result.row_count * template.item_bytes
     # In place, blocks of other sizes would be overwritten before they are sent.
     may_be_in_place = receive_counts is None or receive_counts == counts
@@ -98,7 +105,9 @@ def prepare(
         in_place_at=result.in_place_rows * row_bytes if may_be_in_place else None,
     )
     request = _request(collective, made.source, made.destination, arguments, result.row_count)
-    return Prepared(request, made.finish, made.is_packed, made.lasting)
+    lasting, is_packed = made.lasting, made.is_packed
+    is_own = not is_packed and arguments.out is not None and lasting is arguments.out
+    return Prepared(request, made.finish, template, is_packed, lasting, is_own)
 
 
 def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:
@@ -141,10 +150,12 @@ def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> 
             f"scatter on rank {rank} of {world_size} needs x (a template of the root's array) or "
             "out, to know what comes"
         )
-    ensure_host(template)
+    ensure_served(template)
     destination = destination_of(template, shape, out)
     request = _request(Collective.SCATTER, None, destination.buffer, arguments, row_count)
-    return Prepared(request, destination.finish, lasting=destination.lasting)
+    lasting = destination.lasting
+    is_own = out is not None and lasting is out
+    return Prepared(request, destination.finish, template, lasting=lasting, is_own=is_own)
 
 
 def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int) -> int:

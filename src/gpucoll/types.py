@@ -69,6 +69,7 @@ class Collective(IntEnum):
     SEND = 20
     RECV = 21
     ALL_REDUCE_LIST = 22
+    CONNECT = 23
 
     @property
     def spelled(self) -> str:

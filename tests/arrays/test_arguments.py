@@ -11,7 +11,7 @@ from tests.moving import move
 
 from gpucoll.arrays.arguments import (
     destination_of,
-    ensure_host,
+    ensure_served,
     is_sequence_of_arrays,
     prepare,
     source_of,
@@ -225,9 +225,10 @@ def test_errors_name_the_argument():
         prepare(np.array([None]), what="x[1]")
 
 
-def test_gpu_arrays_are_refused_where_only_host_memory_is_moved():
+def test_arrays_of_devices_that_no_backend_serves():
     template = template_of(np.ones(2))
 
-    ensure_host(template)
-    with pytest.raises(BackendUnavailableError, match="x lies on cuda:0; this communicator"):
-        ensure_host(template._replace(device="cuda:0"))
+    for device in ("cpu", "cuda", "cuda:1", "rocm:0"):
+        ensure_served(template._replace(device=device))
+    with pytest.raises(BackendUnavailableError, match="x lies on xpu:0: gpucoll moves"):
+        ensure_served(template._replace(device="xpu:0"))

@@ -7,10 +7,11 @@ import functools
 import tempfile
 from pathlib import Path
 
+from tests.topology.machines import dgx_h100, mi300x, write, write_sysfs
+
 from gpucoll.doctor.examination import SECTIONS, report_of
 from gpucoll.doctor.isolation import Answer
 from gpucoll.doctor.network import topology
-from tests.topology.machines import dgx_h100, mi300x, write, write_sysfs
 
 WHEEL = "/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"
 

@@ -10,11 +10,11 @@ import sys
 from typing import get_args, get_type_hints
 
 import pytest
+from tests.doctor.environments import laptop
 
 from gpucoll.doctor import cli
 from gpucoll.doctor.facts import SCHEMA, Report
 from gpucoll.version import __version__
-from tests.doctor.environments import laptop
 
 PATIENCE_S = 240.0
 

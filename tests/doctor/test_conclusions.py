@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-
 from tests.doctor.environments import WHEEL, amd, laptop, nvidia
+
 
 def commands(report):
     return [advice["command"] for advice in report["advice"]]
@@ -124,9 +124,7 @@ class TestNvidiaWithNccl:
         ]
 
     def test_a_copy_that_cannot_be_opened_is_the_reason(self):
-        environment = self.environment(
-            version=None, is_used=False, problem="invalid ELF header"
-        )
+        environment = self.environment(version=None, is_used=False, problem="invalid ELF header")
         advice = advice_of(environment.report(), "NCCL")
         assert "invalid ELF header" in advice["why"]
         assert advice["command"] == "pip install nvidia-nccl-cu12"

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from tests.doctor.environments import nvidia
 
 from gpucoll.doctor.facts import Report
 from gpucoll.doctor.text import render
-from tests.doctor.environments import nvidia
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs/doctor.md").read_text(encoding="utf-8")
 

@@ -90,9 +90,13 @@ def test_one_that_hangs_is_ended(doubles):
 
 def test_a_probe_ends_itself_when_nobody_does(doubles):
     os.mkfifo(doubles / "fifo")
-    command = [sys.executable, "-c", f"from gpucoll.doctor import probe;"
-               f"probe.GRACE_S = 0; probe.PROBES = {{'hangs': 'doctor_doubles:hangs'}};"
-               f"probe.main(['hangs', '0.1', {str(doubles / 'fifo')!r}])"]
+    command = [
+        sys.executable,
+        "-c",
+        f"from gpucoll.doctor import probe;"
+        f"probe.GRACE_S = 0; probe.PROBES = {{'hangs': 'doctor_doubles:hangs'}};"
+        f"probe.main(['hangs', '0.1', {str(doubles / 'fifo')!r}])",
+    ]
     path = os.pathsep.join(entry for entry in sys.path if entry)
     environment = {**os.environ, "PYTHONPATH": path}
     process = subprocess.run(command, env=environment, timeout=PATIENCE_S, capture_output=True)

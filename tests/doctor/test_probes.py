@@ -6,11 +6,11 @@ import os
 import sys
 
 import pytest
+from tests.topology.machines import write
 
 from gpucoll.doctor import host, libraries
 from gpucoll.doctor.gpus import kernel_module, toolkit
 from gpucoll.doctor.host import cpu_list
-from tests.topology.machines import write
 
 V2_MOUNT = "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"
 V1_MOUNT = "32 31 0:29 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory"
@@ -81,8 +81,10 @@ class TestMemory:
 
 class TestPackages:
     def install(self, folder, name, version, files=()):
-        write(folder / f"{name.replace('-', '_')}-{version}.dist-info/METADATA",
-              f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}")
+        write(
+            folder / f"{name.replace('-', '_')}-{version}.dist-info/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}",
+        )
         for path, text in dict(files).items():
             write(folder / path, text)
 

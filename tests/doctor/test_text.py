@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.doctor.environments import WHEEL, amd, laptop, nvidia
 
 from gpucoll.doctor.examination import SECTIONS as SECTION_NAMES
 from gpucoll.doctor.text import WIDTH, render
-from tests.doctor.environments import WHEEL, amd, laptop, nvidia
 
 SECTIONS = ["CPU path", "GPUs", "Libraries", "Python packages", "Network and topology"]
 

@@ -13,6 +13,9 @@ from gpucoll.arrays.library import Destination, Source, Template, View, kind_of
 from gpucoll.arrays.overlap import overlaps
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 
+GPU_KINDS = ("cuda", "rocm")
+"""Devices beside the host's memory whose arrays are moved, without their numbers."""
+
 
 @dataclass(slots=True)
 class Arguments:
@@ -155,12 +158,13 @@ def is_sequence_of_arrays(x: Any) -> bool:
     return isinstance(x, list | tuple) and any(map(is_array, x))
 
 
-def ensure_host(template: Template, what: str = "x") -> None:
-    """Raise BackendUnavailableError unless the array lies in host memory."""
-    if template.device != "cpu":
+def ensure_served(template: Template, what: str = "x") -> None:
+    """Raise BackendUnavailableError unless some backend moves arrays of this device."""
+    device = template.device
+    if device != "cpu" and device.partition(":")[0] not in GPU_KINDS:
         raise BackendUnavailableError(
-            f"{what} lies on {template.device}; this communicator moves host arrays only: copy it "
-            "to the host first, or make a communicator whose backend moves GPU arrays"
+            f"{what} lies on {device}: gpucoll moves arrays in host memory and on GPUs of NVIDIA "
+            "and AMD; copy it to the host first"
         )
 
 

@@ -55,6 +55,12 @@ def complete(out: Any, temporary: Any) -> None:
         out[...] = temporary
 
 
+def current_stream(template: Template) -> int:
+    """Return the address of the stream on which CuPy works now."""
+    address: int = cupy.cuda.get_current_stream(template.native[1]).ptr
+    return address
+
+
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype, on like's device or the current one."""
     template = numpy_arrays.template_of_dtype(dtype)

@@ -22,6 +22,16 @@ _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _NAMES = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
 _READ_ONLY = 1
 
+CODES = {
+    **{
+        f"{kind}{bits}": (code, bits)
+        for code, kind in _KINDS.items()
+        for bits in (8, 16, 32, 64, 128)
+    },
+    **{name: (code, 8) for code, name in _NAMES.items()},
+}
+"""Name of a dtype -> its code and bits in DLPack."""
+
 
 class _Tensor(ctypes.Structure):
     _fields_: ClassVar = [
@@ -38,7 +48,19 @@ class _Tensor(ctypes.Structure):
     ]
 
 
-class _VersionedTensor(ctypes.Structure):
+class ManagedTensor(ctypes.Structure):
+    """DLManagedTensor."""
+
+    _fields_: ClassVar = [
+        ("tensor", _Tensor),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+class VersionedTensor(ctypes.Structure):
+    """DLManagedTensorVersioned."""
+
     _fields_: ClassVar = [
         ("version", ctypes.c_uint32 * 2),
         ("context", ctypes.c_void_p),
@@ -86,7 +108,7 @@ def read(x: Any, what: str) -> Tensor:
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     if "dltensor_versioned" in repr(capsule):
-        versioned = _VersionedTensor.from_address(pointer_of(capsule, b"dltensor_versioned"))
+        versioned = VersionedTensor.from_address(pointer_of(capsule, b"dltensor_versioned"))
         tensor, is_read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
     else:
         tensor, is_read_only = _Tensor.from_address(pointer_of(capsule, b"dltensor")), False

@@ -22,6 +22,7 @@ from gpucoll.arrays.library import Destination, Library, Template, View, kind_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "one with an array interface or DLPack"
+FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
 
 

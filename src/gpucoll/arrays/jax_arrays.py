@@ -17,6 +17,8 @@ from gpucoll.errors import ArgumentTypeError
 
 NAME = "a JAX array"
 _THIS = cast(Library, sys.modules[__name__])
+IS_STREAM_ORDERED = False
+"""JAX has streams of its own, and waits for nobody's."""
 _ALIGNMENT_BYTES = 64
 """JAX takes host memory over without a copy only where it is aligned like its own."""
 

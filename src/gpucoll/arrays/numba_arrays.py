@@ -15,6 +15,7 @@ from gpucoll.arrays.library import Destination, Library, Template, View, raise_n
 from gpucoll.errors import ArgumentError
 
 NAME = "a Numba device array"
+FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
 
 

@@ -117,6 +117,11 @@ def complete(out: Any, temporary: Any) -> None:
         torch.autograd.graph.increment_version(out)
 
 
+def current_stream(template: Template) -> int:
+    """Return the address of the stream on which PyTorch works now."""
+    return _place(template.native[1])[1]
+
+
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
     """Return the template of a new tensor of this dtype."""
     native = dtype

@@ -102,9 +102,14 @@ def record_of(context, sequence):
 @inline
 def _write_record(context, call, sequence):
     """Say in the segment what this rank is about to do: read when something goes wrong."""
-    record = record_of(context, sequence)
     start_ns = now_ns(context)
     put(context, START_NS, start_ns)
+    fill_record(record_of(context, sequence), call, sequence, start_ns)
+
+
+@inline
+def fill_record(record, call, sequence, start_ns):
+    """Describe a call in a record."""
     put(record, _R_STATE, STARTED)
     put(record, _R_COLLECTIVE, get(call, COLLECTIVE))
     put(record, _R_OPERATION, get(call, OPERATION))

@@ -7,6 +7,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+import numpy.typing as npt
+
 from gpucoll import config
 from gpucoll.errors import (
     AbortedError,
@@ -36,7 +39,17 @@ def list_ranks(ranks: list[int]) -> str:
 
 def describe_call(members: Members, rank: int, sequence: int) -> str | None:
     """Return what a rank called under this sequence number; None where it has no record of it."""
-    record = [int(word) for word in members.record_words(rank, sequence)]
+    return describe_record(members.record_words(rank, sequence), sequence)
+
+
+def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
+    """Return the same of a call on GPU arrays."""
+    return describe_record(members.enqueued_words(rank, sequence), sequence)
+
+
+def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
+    """Return a recorded call as its user would write it; None where the record is another's."""
+    record = [int(word) for word in words]
     if difference(record[Record.SEQUENCE], sequence) != 0 or not record[Record.COLLECTIVE]:
         return None
     parts = []
@@ -173,8 +186,83 @@ def _message_deadline_error(group: HostGroup, gave_up: int) -> DeadlineError:
     )
 
 
-def abort_error(group: HostGroup, word: int) -> GpucollError:
-    """Return the error that the segment's abort word stands for."""
+ENQUEUED = (
+    Abort.ENQUEUED_MISMATCH,
+    Abort.ENQUEUED_DEADLINE,
+    Abort.ENQUEUED_LOST,
+    Abort.BACKEND,
+)
+"""Abort codes whose sequence number is one of the calls on GPU arrays."""
+
+
+def enqueued_error(
+    group: HostGroup, code: Abort, rank: int, sequence: int, waited_s: float | None = None
+) -> GpucollError:
+    """Return the error for what a call on GPU arrays met."""
+    who, members = _who(group), group.members
+    called = f"{describe_enqueued(members, rank, sequence) or 'a call on GPU arrays'} (#{sequence})"
+    if code == Abort.ENQUEUED_MISMATCH:
+        return _enqueued_mismatch(group, sequence)
+    if code == Abort.ENQUEUED_LOST:
+        mine = describe_enqueued(members, group.rank, sequence) or "a call on GPU arrays"
+        return PeerLostError(
+            f"{who} lost rank {rank} in {mine} (#{sequence}): {_how_it_went(group, rank)}. "
+            "The communicator is broken: close it. Arrays of its last calls are undefined"
+        )
+    if code == Abort.ENQUEUED_DEADLINE:
+        start = f"{who}: rank {rank} gave up waiting"
+        if group.rank == rank and waited_s is not None:
+            start = f"{who} waited {waited_s:g} s"
+        return DeadlineError(
+            f"{start} in {called} on the GPU: {_late_enqueued(members, sequence)}. Is a rank "
+            "stopped, very slow, or in another part of the program? Give a longer timeout_s if "
+            "the work is uneven. The communicator is broken: close it"
+        )
+    return AbortedError(
+        f"{who}: the communicator was given up: the GPU library of rank {rank} failed in {called}; "
+        "that rank's error says why. Close it"
+    )
+
+
+def _enqueued_mismatch(group: HostGroup, sequence: int) -> MismatchError:
+    by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
+    for rank in range(group.world_size):
+        called = describe_enqueued(group.members, rank, sequence) or "nothing yet"
+        header = int(group.members.enqueued_words(rank, sequence)[Record.HEADER])
+        by_call[called, header >> 32].append(rank)
+    groups = sorted(by_call.items(), key=lambda item: len(item[1]))
+    calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
+    return MismatchError(
+        f"the ranks did not make the same call on GPU arrays (#{sequence}): {calls}. This is "
+        f"{_who(group)}. Outputs are undefined; make the same calls in the same order on every "
+        f"rank{_counts_hint(by_call)}. The communicator was aborted: close it"
+    )
+
+
+def _late_enqueued(members: Members, sequence: int) -> str:
+    """Say which ranks had not made this call on GPU arrays."""
+    late = [
+        rank
+        for rank in range(members.world_size)
+        if difference(int(members.enqueued_words(rank, sequence)[Record.SEQUENCE]), sequence) < 0
+    ]
+    if late:
+        return f"{list_ranks(late)} had not made this call"
+    return "all ranks had made this call, but the GPUs had not finished it"
+
+
+def _how_it_went(group: HostGroup, lost: int) -> str:
+    if group.members.has_closed(lost):
+        return "it closed the communicator"
+    pid = group.members.pids[lost]
+    return f"its process {pid} ended without closing the communicator"
+
+
+def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> GpucollError:
+    """Return the error that the segment's abort word stands for.
+
+    `waited_s` is how long this rank itself waited, where it gave up a call on GPU arrays.
+    """
     code, rank = word & 0xFF, (word >> 8) & 0xFFFFFF
     sequence = difference((word >> 32) & 0xFFFFFFFF, 0)
     if code == Abort.DEADLINE:
@@ -190,6 +278,8 @@ def abort_error(group: HostGroup, word: int) -> GpucollError:
             f"read the memory of rank {rank} (process {group.members.pids[rank]}). Close it; set "
             f"{config.CPU_TUNING}=single_copy_min_bytes={2**62} to do without"
         )
+    if code in ENQUEUED:
+        return enqueued_error(group, Abort(code), rank, sequence, waited_s)
     called = describe_call(group.members, rank, sequence) or "a call"
     reason = (
         f"was interrupted in {called} (#{sequence})" if code == Abort.INTERRUPTED else "aborted it"

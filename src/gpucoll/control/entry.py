@@ -77,7 +77,7 @@ _save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
 _restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, _i64))
 capsule_pointer = types.ExternalFunction("PyCapsule_GetPointer", _i64(_i64, _i64))
-_new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
+new_integer = types.ExternalFunction("PyLong_FromLongLong", _i64(_i64))
 _increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
 
 
@@ -113,7 +113,7 @@ def _run_prepared(self, may_overtake):
     status = _NOT_RUN
     if get(context, _STATE) == _IDLE and (may_overtake or get(context, _PENDING) == 0):
         status = run_without_gil(context, call)
-    return 0 if status == _SIGNAL else _new_integer(status)
+    return 0 if status == _SIGNAL else new_integer(status)
 
 
 @compiled(_i64(_i64, _i64))

@@ -57,6 +57,8 @@ class HostGroup:
         self.world_size = members.world_size
         self.timeout_s = timeout_s
         self.failure: GpucollError | None = None
+        self.was_told = False
+        """Whether that was raised to somebody."""
         self.is_closed = False
         self._is_forked = False
         self._tables = np.zeros((2, self.world_size), np.int64)
@@ -85,6 +87,9 @@ class HostGroup:
             Context.FILLED: base + place.filled,
             Context.READ: base + place.read,
             Context.RECORDS: base + place.records,
+            Context.ENQUEUED_LINES: base + place.enqueued_lines,
+            Context.ENQUEUED: base + place.enqueued,
+            Context.ENQUEUED_COUNT: tuning.enqueued_records,
             Context.SLOTS: base + place.slots,
             Context.SLOT_STRIDE: place.slot_stride,
             Context.ONE_SHOT_BYTES: tuning.one_shot_bytes,
@@ -182,6 +187,7 @@ class HostGroup:
         if self.is_closed:
             raise StateError(f"the communicator of {who} is closed")
         if self.failure is not None:
+            self.was_told = True
             raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
 
     def raise_for(self, status: int) -> None:
@@ -224,21 +230,35 @@ class HostGroup:
         """Raise, now and from now on, where the communicator has been given up."""
         word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
         if word:
-            self.context[Context.STATE] = State.NEEDS_PYTHON
-            self.members.arena.retire()
-            self.failure = diagnosis.abort_error(self, word)
-            raise self.failure
+            self.was_told = True
+            raise self.fail(self.failure or diagnosis.abort_error(self, word))
+
+    def fail(self, error: GpucollError) -> GpucollError:
+        """Note why the communicator is broken, and return it: every later call raises that."""
+        self.context[Context.STATE] = State.NEEDS_PYTHON
+        self.members.arena.retire()
+        self.failure = error
+        return error
 
     def break_with(self, code: Abort, rank: int) -> None:
         """Give the communicator up for all ranks, unless somebody already has; raise."""
         self.abort(code, rank)
         self.raise_if_aborted()
 
-    def abort(self, code: Abort = Abort.REQUESTED, rank: int | None = None) -> None:
-        """Give the communicator up for all ranks, unless somebody already has."""
+    def abort(
+        self,
+        code: Abort = Abort.REQUESTED,
+        rank: int | None = None,
+        sequence: int | None = None,
+    ) -> None:
+        """Give the communicator up for all ranks, unless somebody already has.
+
+        The sequence number is by default that of this rank's last call.
+        """
         if self._is_forked:
             self.check_open()
-        sequence = int(self.context[Context.SEQUENCE])
+        if sequence is None:
+            sequence = int(self.context[Context.SEQUENCE])
         word = code | ((self.rank if rank is None else rank) << 8) | (sequence << 32)
         address = self.members.segment.address + layout.EVENT_ABORT
         event_compare_exchange.ctypes(address, 0, word)

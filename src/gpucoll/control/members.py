@@ -96,6 +96,18 @@ class Members:
         address = self.segment.address + self.layout.records + place * layout.RECORD_BYTES
         return words_at(address, layout.RECORD_BYTES // 8)
 
+    def enqueued_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
+        """Return the record that a rank has, or had, of a call on GPU arrays."""
+        count = self.tuning.enqueued_records
+        place = rank * count + (sequence & (count - 1))
+        address = self.segment.address + self.layout.enqueued + place * layout.RECORD_BYTES
+        return words_at(address, layout.RECORD_BYTES // 8)
+
+    def enqueued_line(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return a rank's line of words about calls on GPU arrays."""
+        address = self.segment.address + self.layout.enqueued_lines + rank * layout.LINE_BYTES
+        return words_at(address, layout.LINE_BYTES // 8)
+
     def header_word(self, rank: int, sequence: int) -> int:
         """Return the {sequence, digest} word in a rank's slot for a call."""
         place = (sequence & (layout.RING - 1)) * self.world_size + rank
@@ -207,7 +219,13 @@ def _renew_in_child() -> None:
 os.register_at_fork(after_in_child=_renew_in_child)
 
 
-def join(job: Job, tune: Any, timeout_s: float) -> Members:
+def join(
+    job: Job,
+    tune: Any,
+    timeout_s: float,
+    facts: dict[str, Any] | None = None,
+    same: dict[str, Any] | None = None,
+) -> Members:
     """Meet the ranks of `job` and map what they share.
 
     Parameters
@@ -218,6 +236,10 @@ def join(job: Job, tune: Any, timeout_s: float) -> Members:
         Called on rank 0 with all introductions; returns the `Tuning` for all.
     timeout_s : float
         How long to wait for the others.
+    facts : dict, optional
+        What every rank is to know of this one, as JSON: into its introduction.
+    same : dict, optional
+        What must be equal on all ranks, by what errors call it.
 
     Raises
     ------
@@ -250,7 +272,9 @@ def join(job: Job, tune: Any, timeout_s: float) -> Members:
             "world_size": job.world_size,
             "the version of gpucoll": __version__,
             "the layout of the segment": layout.LAYOUT_VERSION,
+            **(same or {}),
         },
+        **(facts or {}),
     }
     try:
         meeting = meet(job, introduction, [arena.fd, life], decide, timeout_s)

@@ -248,5 +248,3 @@ def _rdma(report: Report) -> Iterator[Advice]:
             f"RDMA locks memory, and this process may lock {memory['locked_bytes'] >> 20} MiB only",
             "ulimit -l unlimited",
         )
-
-

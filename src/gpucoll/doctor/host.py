@@ -176,8 +176,11 @@ def packages() -> list[Package]:
         for name in names:
             distribution = installed[name]
             built_for = _torch_built_for(distribution) if name == "torch" else None
-            found.append(Package(name=label, distribution=name, version=distribution.version,
-                                 built_for=built_for))
+            found.append(
+                Package(
+                    name=label, distribution=name, version=distribution.version, built_for=built_for
+                )
+            )
         if not names:
             found.append(Package(name=label, distribution=None, version=None, built_for=None))
     return found

@@ -19,7 +19,7 @@ __all__ = ["gpu_direct", "topology"]
 
 def topology(root: Path = FILE_SYSTEM) -> Topology:
     """Return who is near whom: from the file that NCCL is told to read, or else from sysfs."""
-    file = config.nccl_topology_file()
+    file = config.variable(config.NCCL_TOPO_FILE)
     machine = read_xml(file) if file else read_machine(root)
     kernel = read_kernel_facts(root)
     nearest = nearest_nics(machine.gpus, machine)
@@ -64,9 +64,7 @@ def _nic(nic: Nic) -> NicPlace:
 
 
 def _gpu_to_nic(machine: Machine) -> list[list[str]]:
-    return [
-        [distance(gpu.place, nic.place).name for nic in machine.nics] for gpu in machine.gpus
-    ]
+    return [[distance(gpu.place, nic.place).name for nic in machine.nics] for gpu in machine.gpus]
 
 
 def gpu_direct(found: Topology, devices: list[GpuFound]) -> list[GpuDirect]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from gpucoll import config
 from gpucoll.errors import ArgumentError, BackendUnavailableError, RendezvousError
 
+_GPUCOLL, _TORCHRUN = "gpucoll-run's environment", "torchrun's environment"
+
 
 @dataclass(frozen=True)
 class Job:
@@ -18,6 +20,11 @@ class Job:
     token: str
     origin: str
     """What it was read from, for messages."""
+
+    @property
+    def is_launched(self) -> bool:
+        """Whether a launcher started this process, and ends the job when it fails."""
+        return self.origin in (_GPUCOLL, _TORCHRUN)
 
 
 def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
@@ -72,7 +79,7 @@ def _from_gpucoll() -> Job | None:
     world_size = _number(config.WORLD_SIZE)
     if world_size > 1 and not token:
         raise RendezvousError(f"{config.RANK} is set but {config.JOB} is not")
-    return _checked(_number(config.RANK), world_size, token, "gpucoll-run's environment")
+    return _checked(_number(config.RANK), world_size, token, _GPUCOLL)
 
 
 def _from_torchrun() -> Job | None:
@@ -87,4 +94,4 @@ def _from_torchrun() -> Job | None:
         )
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     token = "torchrun:" + ":".join(os.environ.get(part, "") for part in parts)
-    return _checked(_number("RANK"), world_size, token, "torchrun's environment")
+    return _checked(_number("RANK"), world_size, token, _TORCHRUN)

@@ -75,9 +75,7 @@ def cpu_quota(root: Path = FILE_SYSTEM) -> float | None:
         read, since a hybrid machine mounts both.
     """
     quotas = [
-        quota
-        for folder in cgroup_folders("cpu", root)
-        if (quota := _quota_of(folder)) is not None
+        quota for folder in cgroup_folders("cpu", root) if (quota := _quota_of(folder)) is not None
     ]
     return min(quotas, default=None)
 

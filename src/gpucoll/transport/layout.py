@@ -11,6 +11,8 @@ cache lines in pairs)::
     stages          ring of 3 x P stages of chunk_bytes each
     bells           per rank: rung when a message or a free place came; what it is waiting for
     mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
+    enqueued lines  per rank: how far it has compared the calls on GPU arrays
+    enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
@@ -24,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 2
+LAYOUT_VERSION = 3
 LINE_BYTES = 128
 RING = 4
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -62,6 +64,13 @@ HEADER_ADDRESS = 32
 # Offsets in a bell's line.
 BELL_WORD = 0
 BELL_DOING = 8  # words: kind of the operation, peer, tag, size in bytes, dtype
+
+# Offsets in an enqueued line.
+ENQUEUED_COMPARED = 0
+ENQUEUED_FAILED = 8
+"""1 where this rank could not connect its GPU: the others need not wait for it."""
+ENQUEUED_RECORDS = 256
+"""How many calls on GPU arrays a rank may be ahead of the slowest one's looking."""
 
 # A mailbox: counters of posts written and taken, in lines of their own, then the posts.
 POSTS = 8
@@ -156,6 +165,10 @@ class Record(IntEnum):
     DIMENSION = 12  # four of them; further ones are in the digest only
     N_COUNTS = 16
     COUNTS = 17  # eight of them; further ones are in the digest only
+    # Of a call on GPU arrays.
+    SENT = 25  # all_to_all with counts: a sum over what goes to each rank
+    RECEIVED = 26  # and over what comes from each: equal when summed over all ranks
+    HEADER = 31  # {sequence, digest}, written last
 
 
 SHOWN_DIMENSIONS = 4
@@ -245,6 +258,12 @@ class Context(IntEnum):
     UNMATCHED = 67  # whose message is to be taken aside
     MORE = 68
     MESSAGE_ROWS = 70  # 2 rows of TRANSFER_WORDS
+    ENQUEUED_LINES = 110
+    ENQUEUED = 111  # address of the calls' records
+    ENQUEUED_COUNT = 112  # how many records a rank has
+    ENQUEUED_SEQUENCE = 113  # of the last call posted
+    ENQUEUED_SEEN = 114  # up to where all ranks have compared, when last looked at
+    ENQUEUED_LATE = 115  # who has not posted the call that is compared next, or -1
     UNVERIFIED_COUNT = 35
     START_NS = 36
     TIMEOUT_NS = 37
@@ -260,7 +279,7 @@ class Context(IntEnum):
     RAISED = 49  # 3 words
 
 
-CONTEXT_WORDS = 112
+CONTEXT_WORDS = 120
 
 
 class Call(IntEnum):
@@ -314,6 +333,9 @@ class Call(IntEnum):
     SEGMENTS = 43  # address of its table; 0: one array
     N_SEGMENTS = 44
     PREPARES = 45  # whether the op changes an input before it combines it
+    # A call on GPU arrays, see `Record`.
+    SENT = 46
+    RECEIVED = 47
 
 
 CALL_WORDS = 48
@@ -340,6 +362,11 @@ class Abort(IntEnum):
     REQUESTED = 4
     UNREADABLE = 5
     MESSAGE_DEADLINE = 6
+    # Of calls on GPU arrays, whose sequence numbers are their own.
+    ENQUEUED_MISMATCH = 7
+    ENQUEUED_DEADLINE = 8
+    ENQUEUED_LOST = 9
+    BACKEND = 10  # the vendor's library or the GPU failed
 
 
 class Path(IntEnum):
@@ -379,6 +406,8 @@ class Tuning:
     """How far ahead lines are prefetched."""
     initial_sequence: int = 0
     """Where sequence numbers start: tests of their wrapping set it."""
+    enqueued_records: int = 0
+    """Records of calls on GPU arrays for each rank; a power of two, or 0 without a GPU."""
 
     def words(self) -> tuple[int, ...]:
         """Return the fields in order, to be sent."""
@@ -447,6 +476,15 @@ class SegmentLayout:
         return MAILBOX_POSTS + POSTS * (ENVELOPE_BYTES + self.eager_bytes)
 
     @property
+    def enqueued_lines(self) -> int:
+        return round_up(self.mailboxes + self.world_size**2 * self.mailbox_stride, 4096)
+
+    @property
+    def enqueued(self) -> int:
+        return self.enqueued_lines + self.world_size * LINE_BYTES
+
+    @property
     def size_bytes(self) -> int:
         """Size of the whole segment, in bytes."""
-        return round_up(self.mailboxes + self.world_size**2 * self.mailbox_stride, 4096)
+        records = self.world_size * self.tuning.enqueued_records
+        return round_up(self.enqueued + records * RECORD_BYTES, 4096)

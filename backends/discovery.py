@@ -1,0 +1,36 @@
+"""Which GPUs a process may have, told without loading anything: two looks at ``/dev``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from gpucoll import config
+from gpucoll.backends.choice import VENDOR_BACKENDS, Seen
+from gpucoll.errors import ArgumentError
+from gpucoll.foreign_library import FILE_SYSTEM, loaded_copies
+
+_DEVICE_FILES = {"cuda": ("dev/nvidiactl", "dev/dxg", "dev/nvhost-ctrl-gpu"), "rocm": ("dev/kfd",)}
+_DRIVERS = {"cuda": r"libcuda\.so.*", "rocm": r"libamdhip64\.so.*"}
+
+
+def look_for_gpus(root: Path = FILE_SYSTEM) -> Seen:
+    """Return what kind of GPU this process may have, and how that is seen.
+
+    The drivers are not loaded: that takes a second on large machines, and a process that has done
+    it cannot use the GPU in forked children. So a GPU that is seen here may still be unusable; the
+    first call on GPU arrays finds that out.
+    """
+    if config.cpu_only():
+        return Seen("", f"{config.CPU_ONLY} keeps this process to the CPU")
+    if kind := config.variable(config.GPU_KIND):
+        if kind not in VENDOR_BACKENDS:
+            raise ArgumentError(f"{config.GPU_KIND} must be cuda or rocm, but is {kind!r}")
+        return Seen(kind, f"{config.GPU_KIND} says {kind}")
+    for kind, names in _DEVICE_FILES.items():
+        for name in names:
+            if (root / name).exists():
+                return Seen(kind, f"there is {FILE_SYSTEM / name}")
+    for kind, pattern in _DRIVERS.items():
+        if loaded_copies(pattern, root):
+            return Seen(kind, "its driver is in the process already")
+    return Seen("", "there are no device files of NVIDIA's or AMD's driver")

@@ -1,0 +1,48 @@
+"""Scratch memory on the GPU: one piece, used by one call after the other, on whatever stream."""
+
+from __future__ import annotations
+
+from gpucoll.devices import Device
+
+
+class Scratch:
+    """A piece of a GPU's memory that grows.
+
+    Parameters
+    ----------
+    device : Device
+        Whose memory.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._address = self._size_bytes = self._event = 0
+
+    def reserve(self, size_bytes: int) -> None:
+        """Make sure that there is so much; MemoryError where the GPU has no more."""
+        if size_bytes > self._size_bytes:
+            if self._address:
+                self._device.free(self._address)  # waits for what uses it
+                self._address = self._size_bytes = 0
+            self._address, self._size_bytes = self._device.allocate(size_bytes), size_bytes
+
+    def take(self, stream: int) -> int:
+        """Return the memory for what comes on a stream next; that waits for who had it before."""
+        if self._event:
+            code = self._device.stream_wait_event(stream, self._event, 0)
+            self._device.check(code, "make a stream wait")
+        return self._address
+
+    def give_back(self, stream: int) -> None:
+        """Say that what is on the stream now is all that uses the memory."""
+        if not self._event:
+            self._event = self._device.create_event()
+        self._device.check(self._device.record_event(self._event, stream), "record an event")
+
+    def close(self) -> None:
+        """Free it."""
+        if self._address:
+            self._device.free(self._address)
+        if self._event:
+            self._device.destroy_event(self._event)
+        self._address = self._size_bytes = self._event = 0

@@ -1,0 +1,102 @@
+"""What ranks compare of a call on GPU arrays: call blocks to be posted, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+
+from gpucoll.backends.protocol import Request
+from gpucoll.control.call import CallBlock
+from gpucoll.control.enqueued import EnqueuedCalls
+from gpucoll.transport.layout import Call
+from gpucoll.types import Collective, digest_of
+
+_KEPT = 1024
+"""How many signatures a communicator keeps: a training step has hundreds of shapes."""
+
+
+class Signatures:
+    """Makes what posts a request's signature: once for each kind of call.
+
+    Parameters
+    ----------
+    calls : EnqueuedCalls
+        Where they are posted.
+    rank, world_size : int
+        Whose.
+    """
+
+    def __init__(self, calls: EnqueuedCalls, rank: int, world_size: int) -> None:
+        self._calls = calls
+        self._rank = rank
+        self._world_size = world_size
+        self._kept: dict[Hashable, tuple[Callable[[], int], CallBlock]] = {}
+
+    def poster(self, request: Request) -> Callable[[], int]:
+        """Return the built-in that posts this request and returns a `Status`."""
+        key = _key_of(request)
+        found = self._kept.get(key)
+        if found is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            block = self._block_of(request)
+            found = self._kept[key] = self._calls.poster(block), block
+        return found[0]
+
+    def _block_of(self, request: Request) -> CallBlock:
+        data = request.data
+        block = CallBlock(
+            request.collective,
+            0,
+            dtype=data.dtype,
+            item_bytes=data.item_bytes,
+            op=request.op,
+            root=request.root,
+        )
+        block.set_arrays(data.shape, 0, 0)
+        if request.parts:
+            shapes = [source.shape for source, _ in request.parts]
+            block.sign(
+                len(shapes), *(number for shape in shapes for number in (len(shape), *shape))
+            )
+            block.show_shape((sum(source.count for source, _ in request.parts),))
+        elif request.counts is not None:
+            self._sign_counts(block, request)
+        elif request.collective == Collective.SCATTER:
+            whole = request.source is not None
+            count = data.count // (self._world_size if whole else 1)
+            block.sign(1, count)
+            block.show_shape((count,))
+        return block
+
+    def _sign_counts(self, block: CallBlock, request: Request) -> None:
+        counts, received = request.counts, request.receive_counts
+        assert counts is not None
+        block.words[Call.N_COUNTS] = len(counts)
+        block.set_table(Call.COUNTS, counts)
+        if received is None:
+            block.sign(request.row_count, *counts)
+            return
+        # What two ranks say of the rows between them must be the same: summed over all ranks, what
+        # is sent then equals what is received.
+        block.sign(request.row_count)
+        mine = self._rank
+        sent_pairs = ((mine, peer, count) for peer, count in enumerate(counts))
+        received_pairs = ((peer, mine, count) for peer, count in enumerate(received))
+        block.words[Call.SENT] = sum(map(digest_of, sent_pairs))
+        block.words[Call.RECEIVED] = sum(map(digest_of, received_pairs))
+
+
+def _key_of(request: Request) -> Hashable:
+    data = request.data
+    shapes = tuple(source.shape for source, _ in request.parts) if request.parts else data.shape
+    return (
+        request.collective,
+        request.op,
+        data.dtype,
+        request.root,
+        shapes,
+        request.source is None,
+        request.row_count,
+        request.counts,
+        request.receive_counts,
+    )

@@ -1,0 +1,192 @@
+"""NCCL and RCCL as a backend: requests become calls of the vendor's library on a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from gpucoll.backends.gpu.scratch import Scratch
+from gpucoll.backends.nccl.collectives import Place, launch_of
+from gpucoll.backends.nccl.connection import Connection, Watch
+from gpucoll.backends.nccl.elements import BYTES
+from gpucoll.backends.nccl.launch import OPERATION, Copy, Fill, Launch, plain
+from gpucoll.backends.nccl.library import IN_PROGRESS, Library
+from gpucoll.backends.protocol import MessageRequest, Request
+from gpucoll.devices import Device
+from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.transport.layout import Kind
+
+PROMISES = {
+    "GPU: same bits on every rank": "yes",
+    "GPU: same bits run after run": "yes, but not where NCCL uses NVLS (NCCL_NVLS_ENABLE=0)",
+    "GPU: same bits whatever size and placement": "no: the library chooses by size",
+    "GPU: half types": "as the library adds them: rounded at every step",
+    "GPU: min and max of NaN": "as the library does them: a NaN may be lost",
+}
+
+
+class NcclBackend:
+    """GPU arrays of the ranks, moved by the vendor's library.
+
+    Parameters
+    ----------
+    connection : Connection
+        The library's communicator.
+    place : Place
+        Who this rank is.
+    new_watch : callable
+        Returns what is called while the library is busy with what it does first, and raises what
+        makes that vain.
+    """
+
+    def __init__(
+        self, connection: Connection, place: Place, new_watch: Callable[[], Watch]
+    ) -> None:
+        self.connection = connection
+        self.library: Library = connection.library
+        self.device: Device = connection.device
+        self.name = self.library.vendor.name.lower()
+        self._place = place
+        self._new_watch = new_watch
+        self._functions = self.library.functions
+        self._scratch = Scratch(self.device)
+
+    # --- preparing --------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> Launch:
+        """Return how a collective is enqueued; ArgumentTypeError where the library cannot."""
+        return launch_of(request, self._place, self.library)
+
+    def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
+        """Return how sends and receives are enqueued, all at once."""
+        calls = []
+        for request in requests:
+            buffer = request.buffer
+            assert buffer is not None
+            name = "ncclSend" if request.kind == Kind.SEND else "ncclRecv"
+            if buffer.size_bytes:
+                calls.append((name, (buffer.address, buffer.size_bytes, BYTES, request.peer)))
+        return plain(*calls)
+
+    def reserve(self, launch: Launch) -> None:
+        """Allocate what a launch needs, before anybody is told of it; MemoryError."""
+        self._scratch.reserve(launch.scratch_bytes)
+
+    # --- enqueuing --------------------------------------------------------------------------------
+
+    def enqueue(self, launch: Launch, stream: int) -> None:
+        """Put a launch on a stream of the device, which is current."""
+        operation = self._operation(launch)
+        scratch = self._scratch.take(stream) if launch.scratch_bytes else 0
+        for phase in launch.phases(scratch):
+            self._move(phase.before, stream)
+            if len(phase.calls) == 1:
+                ((name, arguments),) = phase.calls
+                self._check(self._call(name, arguments, operation, stream), name)
+            elif phase.calls:
+                self._enqueue_group(
+                    (name, arguments, operation, stream) for name, arguments in phase.calls
+                )
+            self._move(phase.after, stream)
+        if launch.scratch_bytes:
+            self._scratch.give_back(stream)
+
+    def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
+        """Put launches on their streams as one group of the library's; none needs scratch."""
+        calls = []
+        for launch, stream in launches:
+            operation = self._operation(launch)
+            for phase in launch.phases(0):
+                self._move((*phase.before, *phase.after), stream)
+                calls += [(name, arguments, operation, stream) for name, arguments in phase.calls]
+        if calls:
+            self._enqueue_group(calls)
+
+    def check_groupable(self, launch: Launch, name: str) -> None:
+        """Raise ArgumentError unless a launch can be part of a group, or of a captured graph."""
+        if launch.scratch_bytes:
+            raise ArgumentError(
+                f"{name} of GPU arrays like this needs scratch memory and several steps: it cannot "
+                "be part of group() or of a captured graph. Call it outside"
+            )
+
+    def _operation(self, launch: Launch) -> int:
+        if launch.factor is None:
+            return 0
+        return self.connection.premultiplied_sum(*launch.factor)
+
+    def _enqueue_group(self, calls: Iterable[tuple[str, tuple[int | None, ...], int, int]]) -> None:
+        functions = self._functions
+        self._check(functions.ncclGroupStart(), "ncclGroupStart")
+        failed, what = 0, ""
+        for name, arguments, operation, stream in calls:
+            code = self._call(name, arguments, operation, stream)
+            if code and code != IN_PROGRESS and not failed:
+                failed, what = code, name
+        ended = functions.ncclGroupEnd()
+        self._check(failed or ended, what or "ncclGroupEnd")
+
+    def _call(
+        self, name: str, arguments: tuple[int | None, ...], operation: int, stream: int
+    ) -> int:
+        if operation and OPERATION in arguments:
+            arguments = tuple(operation if item == OPERATION else item for item in arguments)
+        code: int = getattr(self._functions, name)(*arguments, self.connection.handle, stream)
+        return code
+
+    def _check(self, code: int, what: str) -> None:
+        """Raise what a code means, once nothing is in progress any more."""
+        if code == IN_PROGRESS:
+            code = self.connection.settle(code, self._new_watch())
+        if code:
+            self.library.check(code, what, self.connection.handle)
+
+    def _move(self, steps: Iterable[Copy | Fill], stream: int) -> None:
+        for step in steps:
+            if isinstance(step, Copy):
+                self.device.copy(*step, stream)
+            else:
+                self.device.fill(*step, stream)
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def failure(self) -> GpucollError | None:
+        """Return what the library reports; None: nothing."""
+        return self.connection.failure() if self.connection.handle else None
+
+    def abort(self) -> None:
+        """End what runs for this communicator on the GPU."""
+        self.connection.abort()
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing."""
+        library, identity = self.library, self.device.identity
+        emulated = [
+            name.removeprefix("nccl")
+            for name in ("ncclAlltoAll", "ncclGather", "ncclScatter")
+            if not library.has(name)
+        ]
+        facts = {
+            "GPU": f"{self.device.label}: {identity.name}, {identity.uuid}",
+            "GPU library": f"{library} ({library.reason})",
+            **PROMISES,
+        }
+        if emulated:
+            facts["emulated by sends and receives"] = ", ".join(emulated)
+        for place, note in enumerate(library.notes(), 1):
+            facts[f"note {place}"] = note
+        return facts
+
+    def close(self, limit_s: float) -> None:
+        """Let go of the library's communicator; nothing is under way."""
+        due_s = time.monotonic() + limit_s
+
+        def watch() -> None:
+            if time.monotonic() > due_s:
+                raise TimeoutError
+
+        try:
+            self.connection.close(watch)
+        except TimeoutError:  # the other ranks are not closing: it was ended by force
+            pass
+        self._scratch.close()

@@ -1,0 +1,338 @@
+"""Each collective as calls of NCCL: natively where the library has it, else put together.
+
+| collective | as |
+|---|---|
+| all_reduce, reduce, broadcast, all_gather, reduce_scatter | itself |
+| lists | one group of themselves |
+| all_gather with counts | a group of broadcasts |
+| reduce_scatter with counts | a group of reductions |
+| all_to_all, gather, scatter | itself where there, else a group of sends and receives |
+| the same with counts | a group of sends and receives |
+| scan, exclusive_scan | reduce_scatter of a row of blocks: block s holds this rank's x where it |
+| | counts for rank s, and the op's identity where it does not |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
+from gpucoll.backends.nccl.launch import OPERATION, Arguments, Copy, Fill, Launch, Phase, plain
+from gpucoll.backends.nccl.library import Library
+from gpucoll.backends.protocol import Request
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.kernels.cpu.identities import identity_of
+from gpucoll.types import Collective
+
+SCRATCH_BYTES = 64 << 20
+"""A scan works through its input in pieces, so that the blocks for all ranks take no more."""
+
+_Call = tuple[str, Arguments]
+
+
+class Place(NamedTuple):
+    """Who this rank is."""
+
+    rank: int
+    world_size: int
+
+
+def launch_of(request: Request, place: Place, library: Library) -> Launch:
+    """Return how a request is enqueued.
+
+    Raises
+    ------
+    ArgumentTypeError
+        The library cannot do that: why, and what to do.
+    """
+    reduced = None
+    if request.op is not None:
+        name, version = library.vendor.name, library.version
+        reduced = reduction(request.op, request.data.dtype, name, version)
+    made = _MAKERS[request.collective](request, place, library, reduced)
+    if reduced is not None and reduced.factor is not None:
+        made = made._replace(factor=(reduced.factor, reduced.type))
+    return made
+
+
+_Maker = Callable[[Request, Place, Library, Reduction | None], Launch]
+
+
+def _how(reduced: Reduction | None) -> tuple[int, int]:
+    """Return NCCL's type and op."""
+    assert reduced is not None
+    return reduced.type, reduced.operation if reduced.factor is None else OPERATION
+
+
+def _parts(request: Request) -> tuple[tuple[Buffer, Buffer | None], ...]:
+    """Return the pairs of input and output of a call, of one array or of a list."""
+    if request.parts:
+        return request.parts
+    return ((request.data, request.destination),)
+
+
+# --- the same on every rank, of one array or a list -----------------------------------------------
+
+
+def _all_reduce(request: Request, _: Place, library: Library, reduced: Reduction | None) -> Launch:
+    assert reduced is not None
+    type_, operation = _how(reduced)
+    return plain(
+        *(
+            (
+                "ncclAllReduce",
+                (x.address, out.address, x.count * reduced.parts, type_, operation),
+            )
+            for x, out in _parts(request)
+            if out is not None and x.count
+        )
+    )
+
+
+def _reduce(request: Request, place: Place, _: Library, reduced: Reduction | None) -> Launch:
+    assert reduced is not None
+    type_, operation = _how(reduced)
+    is_root = place.rank == request.root
+    return plain(
+        *(
+            (
+                "ncclReduce",
+                (
+                    x.address,
+                    out.address if is_root and out is not None else None,
+                    x.count * reduced.parts,
+                    type_,
+                    operation,
+                    request.root,
+                ),
+            )
+            for x, out in _parts(request)
+            if x.count
+        )
+    )
+
+
+def _broadcast(request: Request, place: Place, _: Library, __: Reduction | None) -> Launch:
+    is_root = place.rank == request.root
+    return plain(
+        *(
+            _broadcast_call(x.address if is_root else out.address, out, request.root)
+            for x, out in _parts(request)
+            if out is not None and x.size_bytes
+        )
+    )
+
+
+def _broadcast_call(source: int, out: Buffer, root: int) -> _Call:
+    return "ncclBroadcast", (source, out.address, out.size_bytes, BYTES, root)
+
+
+# --- blocks ---------------------------------------------------------------------------------------
+
+
+def _offsets(request: Request, counts: tuple[int, ...]) -> list[int]:
+    """Return where the blocks begin, in bytes, and where the last one ends."""
+    row_bytes = request.row_count * request.data.item_bytes
+    return [0, *accumulate(row_bytes * count for count in counts)]
+
+
+def _all_gather(request: Request, place: Place, _: Library, __: Reduction | None) -> Launch:
+    x, out = request.source, request.destination
+    assert x is not None
+    assert out is not None
+    if request.counts is None:
+        if not x.size_bytes:
+            return plain()
+        return plain(("ncclAllGather", (x.address, out.address, x.size_bytes, BYTES)))
+    starts = _offsets(request, request.counts)
+    calls = []
+    for rank in range(place.world_size):
+        size_bytes = starts[rank + 1] - starts[rank]
+        to = out.address + starts[rank]
+        source = x.address if rank == place.rank else to
+        if size_bytes:
+            calls.append(("ncclBroadcast", (source, to, size_bytes, BYTES, rank)))
+    return plain(*calls)
+
+
+def _reduce_scatter(
+    request: Request, place: Place, _: Library, reduced: Reduction | None
+) -> Launch:
+    x, out = request.source, request.destination
+    assert x is not None
+    assert out is not None
+    assert reduced is not None
+    type_, operation = _how(reduced)
+    if request.counts is None:
+        if not out.count:
+            return plain()
+        count = out.count * reduced.parts
+        return plain(("ncclReduceScatter", (x.address, out.address, count, type_, operation)))
+    starts = _offsets(request, request.counts)
+    calls = []
+    for rank in range(place.world_size):
+        size_bytes = starts[rank + 1] - starts[rank]
+        to = out.address if rank == place.rank else None
+        count = size_bytes // x.item_bytes * reduced.parts
+        if count:
+            arguments = (x.address + starts[rank], to, count, type_, operation, rank)
+            calls.append(("ncclReduce", arguments))
+    return plain(*calls)
+
+
+def _gather(request: Request, place: Place, library: Library, _: Reduction | None) -> Launch:
+    x, out, root = request.source, request.destination, request.root
+    assert x is not None
+    if request.counts is None and library.has("ncclGather"):
+        if not x.size_bytes:
+            return plain()
+        to = None if out is None else out.address
+        return plain(("ncclGather", (x.address, to, x.size_bytes, BYTES, root)))
+    if out is None:
+        return _exchange(_send(x.address, x.size_bytes, root))
+    starts = _block_starts(request, x.size_bytes, place)
+    received = (
+        _receive(out.address + starts[rank], starts[rank + 1] - starts[rank], rank)
+        for rank in range(place.world_size)
+        if rank != root
+    )
+    return _exchange(*received, own=_own(out.address + starts[root], x.address, x.size_bytes))
+
+
+def _scatter(request: Request, place: Place, library: Library, _: Reduction | None) -> Launch:
+    x, out, root = request.source, request.destination, request.root
+    assert out is not None
+    if request.counts is None and library.has("ncclScatter"):
+        if not out.size_bytes:
+            return plain()
+        source = None if x is None else x.address
+        return plain(("ncclScatter", (source, out.address, out.size_bytes, BYTES, root)))
+    if x is None:
+        return _exchange(_receive(out.address, out.size_bytes, root))
+    starts = _block_starts(request, out.size_bytes, place)
+    sent = (
+        _send(x.address + starts[rank], starts[rank + 1] - starts[rank], rank)
+        for rank in range(place.world_size)
+        if rank != root
+    )
+    return _exchange(*sent, own=_own(out.address, x.address + starts[root], out.size_bytes))
+
+
+def _block_starts(request: Request, block_bytes: int, place: Place) -> list[int]:
+    if request.counts is not None:
+        return _offsets(request, request.counts)
+    return [rank * block_bytes for rank in range(place.world_size + 1)]
+
+
+def _all_to_all(request: Request, place: Place, library: Library, _: Reduction | None) -> Launch:
+    x, out = request.source, request.destination
+    assert x is not None
+    assert out is not None
+    if request.counts is None:
+        block_bytes = x.size_bytes // place.world_size
+        sent = received = [rank * block_bytes for rank in range(place.world_size + 1)]
+    else:
+        assert request.receive_counts is not None
+        block_bytes = 0
+        sent = _offsets(request, request.counts)
+        received = _offsets(request, request.receive_counts)
+    is_native = request.counts is None and library.has("ncclAlltoAll")
+    size_bytes, is_in_place = x.size_bytes, x.address == out.address and x.size_bytes > 0
+
+    def phases(scratch: int) -> Iterator[Phase]:
+        source = scratch if is_in_place else x.address
+        before = (Copy(scratch, x.address, size_bytes),) if is_in_place else ()
+        if is_native:
+            arguments = (source, out.address, block_bytes, BYTES)
+            calls: tuple[_Call, ...] = (("ncclAlltoAll", arguments),) if block_bytes else ()
+            yield Phase(calls, before)
+            return
+        pairs = _pairs(source, sent, out.address, received, place)
+        me = place.rank
+        own = _own(out.address + received[me], source + sent[me], sent[me + 1] - sent[me])
+        yield Phase(tuple(pairs), (*before, *own))
+
+    return Launch(phases, size_bytes if is_in_place else 0)
+
+
+def _pairs(
+    source: int, sent: list[int], destination: int, received: list[int], place: Place
+) -> Iterator[_Call]:
+    """Yield a send to and a receive from each other rank, the next ones first."""
+    for step in range(1, place.world_size):
+        to, of = (place.rank + step) % place.world_size, (place.rank - step) % place.world_size
+        yield from _send(source + sent[to], sent[to + 1] - sent[to], to)
+        yield from _receive(destination + received[of], received[of + 1] - received[of], of)
+
+
+def _send(address: int, size_bytes: int, peer: int) -> tuple[_Call, ...]:
+    return (("ncclSend", (address, size_bytes, BYTES, peer)),) if size_bytes else ()
+
+
+def _receive(address: int, size_bytes: int, peer: int) -> tuple[_Call, ...]:
+    return (("ncclRecv", (address, size_bytes, BYTES, peer)),) if size_bytes else ()
+
+
+def _own(destination: int, source: int, size_bytes: int) -> tuple[Copy, ...]:
+    """Return the copy of what a rank sends to itself; in place there is none."""
+    return (Copy(destination, source, size_bytes),) if size_bytes and destination != source else ()
+
+
+def _exchange(*calls: tuple[_Call, ...], own: tuple[Copy, ...] = ()) -> Launch:
+    phases = (Phase(tuple(call for group in calls for call in group), own),)
+    return Launch(lambda _: phases)
+
+
+# --- scans ----------------------------------------------------------------------------------------
+
+
+def _scan(request: Request, place: Place, library: Library, reduced: Reduction | None) -> Launch:
+    x, out = request.source, request.destination
+    assert x is not None
+    assert out is not None
+    assert reduced is not None
+    assert request.op is not None
+    is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
+    if request.op.name == "avg":
+        raise ArgumentTypeError(
+            f"{library.vendor.name} cannot scan with avg: every rank would need another divisor; "
+            "scan the sum, then divide by the number of ranks so far"
+        )
+    identity = identity_of(x.dtype, request.op.name).tobytes()
+    type_, operation = _how(reduced)
+    row_bytes = x.item_bytes * place.world_size
+    piece = max(min(x.count, SCRATCH_BYTES // row_bytes), 1)
+
+    def phases(scratch: int) -> Iterator[Phase]:
+        for start in range(0, x.count, piece):
+            count = min(piece, x.count - start)
+            at, size_bytes = start * x.item_bytes, count * x.item_bytes
+            first = place.rank + is_exclusive  # the first rank that this one's x counts for
+            blocks: list[Copy | Fill] = [
+                Copy(scratch + rank * size_bytes, x.address + at, size_bytes)
+                for rank in range(first, place.world_size)
+            ]
+            if first:
+                blocks.append(Fill(scratch, identity, first * count))
+            arguments = (scratch, out.address + at, count * reduced.parts, type_, operation)
+            yield Phase((("ncclReduceScatter", arguments),), tuple(blocks))
+
+    return Launch(phases, piece * row_bytes if x.count else 0)
+
+
+_MAKERS: dict[Collective, _Maker] = {
+    Collective.ALL_REDUCE: _all_reduce,
+    Collective.ALL_REDUCE_LIST: _all_reduce,
+    Collective.REDUCE: _reduce,
+    Collective.BROADCAST: _broadcast,
+    Collective.ALL_GATHER: _all_gather,
+    Collective.GATHER: _gather,
+    Collective.REDUCE_SCATTER: _reduce_scatter,
+    Collective.SCATTER: _scatter,
+    Collective.ALL_TO_ALL: _all_to_all,
+    Collective.SCAN: _scan,
+    Collective.EXCLUSIVE_SCAN: _scan,
+}

@@ -1,0 +1,177 @@
+"""A communicator of NCCL's or RCCL's: made, split and ended without ever blocking for ever.
+
+It is made with ``blocking=0``: every call returns at once, and one that is still in progress is
+polled under the communicator's deadline, while looking at the other ranks and for Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import time
+from collections.abc import Callable
+
+from gpucoll.backends.nccl.library import IN_PROGRESS, Library
+from gpucoll.backends.nccl.prototypes import (
+    NCCL_SPLIT_NOCOLOR,
+    configuration,
+    ncclScalarResidence_t,
+    ncclUniqueId,
+)
+from gpucoll.devices import Device
+from gpucoll.errors import GpucollError
+
+_PAUSES_S = (20e-6, 2e-3)
+"""First and longest pause between two looks."""
+_KEPT_OPERATIONS = 64
+"""How many premultiplied sums a communicator keeps."""
+
+Watch = Callable[[], None]
+"""Called while something is in progress; raises what makes waiting vain."""
+
+
+class Connection:
+    """One rank's handle of a communicator.
+
+    Parameters
+    ----------
+    library : Library
+        Whose it is.
+    device : Device
+        This rank's GPU.
+    handle : int
+        ``ncclComm_t``.
+    """
+
+    def __init__(self, library: Library, device: Device, handle: int) -> None:
+        self.library = library
+        self.device = device
+        self.handle = handle
+        self._operations: dict[tuple[bytes, int], int] = {}
+
+    @staticmethod
+    def join(
+        library: Library,
+        device: Device,
+        unique_id: bytes,
+        world_size: int,
+        rank: int,
+        watch: Watch,
+    ) -> Connection:
+        """Meet the other ranks.
+
+        Raises
+        ------
+        BackendUnavailableError
+            The library cannot: in its own words.
+        """
+        handle = ctypes.c_void_p()
+        with device:
+            code = library.functions.ncclCommInitRankConfig(
+                ctypes.byref(handle),
+                world_size,
+                ncclUniqueId.from_buffer_copy(unique_id),
+                rank,
+                ctypes.byref(configuration(is_blocking=False)),
+            )
+            made = Connection(library, device, handle.value or 0)
+            made._finish_making(code, "ncclCommInitRankConfig", watch)
+        return made
+
+    def _finish_making(self, code: int, what: str, watch: Watch) -> None:
+        """Wait until this new communicator is there; give it up where it will not be."""
+        try:
+            if code in (0, IN_PROGRESS) and self.handle:
+                code = self.settle(IN_PROGRESS, watch)
+            if code or not self.handle:
+                raise self.library.unavailable(code, what, self.handle)
+        except BaseException:
+            self.abort()
+            raise
+
+    def split(self, color: int | None, key: int, watch: Watch) -> Connection | None:
+        """Divide it: every rank calls this; ranks of one color (0 or more) come together.
+
+        Ranks are numbered by key. None takes part in none and gets None.
+        """
+        handle = ctypes.c_void_p()
+        with self.device:
+            code = self.library.functions.ncclCommSplit(
+                self.handle,
+                NCCL_SPLIT_NOCOLOR if color is None else color,
+                key,
+                ctypes.byref(handle),
+                ctypes.byref(configuration(is_blocking=False)),
+            )
+            # The new handle is filled in once the old one has got that far.
+            code = self.settle(code, watch)
+            if color is None:
+                self.library.check(code, "ncclCommSplit", self.handle)
+                return None
+            made = Connection(self.library, self.device, handle.value or 0)
+            made._finish_making(code, "ncclCommSplit", watch)
+        return made
+
+    def settle(self, code: int, watch: Watch) -> int:
+        """Wait while something is in progress; return 0, or the code of what went wrong."""
+        pause_s, longest_s = _PAUSES_S
+        while code == IN_PROGRESS:
+            code = self.library.async_error(self.handle)
+            if code != IN_PROGRESS:
+                break
+            watch()
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, longest_s)
+        return code
+
+    def failure(self) -> GpucollError | None:
+        """Return what has gone wrong since, as an error; None: nothing."""
+        code = self.library.async_error(self.handle)
+        if code in (0, IN_PROGRESS):
+            return None
+        return self.library.error(code, "an asynchronous error", self.handle)
+
+    def premultiplied_sum(self, factor: bytes, element_type: int) -> int:
+        """Return the op that multiplies by one element's bytes before it sums."""
+        key = factor, element_type
+        if key not in self._operations:
+            if len(self._operations) >= _KEPT_OPERATIONS:
+                self._forget_operation(next(iter(self._operations)))
+            made = ctypes.c_int()
+            code = self.library.functions.ncclRedOpCreatePreMulSum(
+                ctypes.byref(made),
+                ctypes.create_string_buffer(factor, len(factor)),
+                element_type,
+                int(ncclScalarResidence_t.ncclScalarHostImmediate),
+                self.handle,
+            )
+            self.library.check(code, "ncclRedOpCreatePreMulSum", self.handle)
+            self._operations[key] = made.value
+        return self._operations[key]
+
+    def _forget_operation(self, key: tuple[bytes, int]) -> None:
+        # What has been enqueued with it keeps its own copy.
+        self.library.functions.ncclRedOpDestroy(self._operations.pop(key), self.handle)
+
+    def close(self, watch: Watch) -> None:
+        """Let go of it; everything on it must be done. Ends it by force where `watch` raises."""
+        if not self.handle:
+            return
+        functions = self.library.functions
+        with self.device:
+            try:
+                for key in list(self._operations):
+                    self._forget_operation(key)
+                self.settle(functions.ncclCommFinalize(self.handle), watch)
+            except BaseException:
+                self.abort()
+                raise
+            handle, self.handle = self.handle, 0
+            functions.ncclCommDestroy(handle)
+
+    def abort(self) -> None:
+        """End it and what runs on it, whatever the other ranks do."""
+        handle, self.handle = self.handle, 0
+        if handle:
+            with self.device, contextlib.suppress(GpucollError):
+                self.library.functions.ncclCommAbort(handle)

@@ -1,0 +1,69 @@
+"""What a call enqueues, as data: copies and fills, then calls of the library, in phases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+Arguments = tuple[int | None, ...]
+"""Of a function of NCCL's, but for the communicator and the stream, which come last."""
+
+
+class Copy(NamedTuple):
+    """A copy on the device."""
+
+    destination: int
+    source: int
+    size_bytes: int
+
+
+class Fill(NamedTuple):
+    """Elements of one value."""
+
+    destination: int
+    element: bytes
+    n_elements: int
+
+
+class Phase(NamedTuple):
+    """What is enqueued together.
+
+    Attributes
+    ----------
+    calls : sequence of (str, Arguments)
+        Functions by name; several are made within one ncclGroupStart and ncclGroupEnd.
+    before, after : sequence of Copy or Fill
+        What is enqueued before and after them.
+    """
+
+    calls: tuple[tuple[str, Arguments], ...] = ()
+    before: tuple[Copy | Fill, ...] = ()
+    after: tuple[Copy | Fill, ...] = ()
+
+
+class Launch(NamedTuple):
+    """One collective with its buffers, ready to be enqueued as often as wanted.
+
+    Attributes
+    ----------
+    phases : callable
+        Returns them, given the address of scratch memory.
+    scratch_bytes : int
+        How much of that is needed; one with any cannot be part of a group, or be captured.
+    factor : (bytes, int), optional
+        Of a premultiplied sum: the element and its type; `OPERATION` stands for the op.
+    """
+
+    phases: Callable[[int], Iterable[Phase]]
+    scratch_bytes: int = 0
+    factor: tuple[bytes, int] | None = None
+
+
+OPERATION = -1
+"""In arguments, instead of an op that the communicator has to make first."""
+
+
+def plain(*calls: tuple[str, Arguments]) -> Launch:
+    """Return a launch of these calls."""
+    phases = (Phase(calls),) if calls else ()
+    return Launch(lambda _: phases)

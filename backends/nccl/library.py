@@ -1,0 +1,317 @@
+"""Finds the vendor's library, binds it, and makes errors of its codes.
+
+The library is looked for in this order, and the first one found is used or refused; a worse one is
+never taken quietly instead:
+
+1. the copy that this process has loaded already (PyTorch's, CuPy's): two copies of NCCL in one
+   process share neither communicators nor memory, and are a known source of crashes;
+2. the path in ``GPUCOLL_NCCL_LIBRARY`` (``GPUCOLL_RCCL_LIBRARY``);
+3. the vendor's wheel, wherever it lies on Python's path;
+4. what the system's loader finds.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from gpucoll import config, devices
+from gpucoll.backends.nccl.prototypes import ncclResult_t, ncclUniqueId
+from gpucoll.backends.nccl.vendor import Vendor, Version
+from gpucoll.errors import (
+    BackendError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+    PeerLostError,
+)
+from gpucoll.foreign_library import bind, loaded_copies, open_library
+
+__all__ = ["Candidate", "Functions", "Library", "candidates", "load", "vendor_of"]
+
+IN_PROGRESS = int(ncclResult_t.ncclInProgress)
+
+_ERRORS: dict[int, type[GpucollError]] = {
+    ncclResult_t.ncclRemoteError: PeerLostError,
+    ncclResult_t.ncclTimeout: DeadlineError,
+}
+"""What a code is raised as; every other one is a BackendError."""
+
+
+class Candidate(NamedTuple):
+    """A copy of the library that could be used."""
+
+    path: str
+    """A path, or a name for the loader."""
+    reason: str
+    """Why this one: the sentence that the doctor prints."""
+
+
+def candidates(vendor: Vendor) -> Iterator[Candidate]:
+    """Yield the copies of a vendor's library, best first."""
+    wanted = config.variable(vendor.variable)
+    loaded = loaded_copies(vendor.pattern)
+    if wanted and any(_is_same_file(path, wanted) for path in loaded):
+        loaded = [wanted]
+    for path in loaded:
+        yield Candidate(path, "this process had loaded it already")
+    if wanted:
+        yield Candidate(wanted, f"{vendor.variable} names it")
+    for folder in sys.path:
+        for file in vendor.wheels:
+            path = os.path.join(folder, file)
+            if os.path.isfile(path):
+                yield Candidate(path, "the wheel on Python's path")
+    for name in vendor.file_names:
+        yield Candidate(name, "the system's loader finds it")
+
+
+def _is_same_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
+class Functions:
+    """The library's functions, by their names in the table; 0 (ncclSuccess) or a code comes back.
+
+    One that this copy lacks raises BackendUnavailableError, which says what brings it.
+    """
+
+    def __init__(self, library: Library, bound: dict[str, Any]) -> None:
+        self.__dict__.update(bound)
+        self._library = library
+
+    def __getattr__(self, name: str) -> Any:  # of those that are not bound
+        if name.startswith("_"):
+            raise AttributeError(name)
+        library = self._library
+        since = {row.name: row.since for row in library.vendor.prototypes}
+        if name not in since:
+            raise AttributeError(f"{name} is not in the table of prototypes")
+        raise BackendUnavailableError(
+            f"{library} has no {name}, which came with {library.vendor.name} {since[name]}"
+        )
+
+
+class Library:
+    """One loaded copy of NCCL or RCCL.
+
+    Parameters
+    ----------
+    vendor : Vendor
+        Whose it is.
+    candidate : Candidate
+        Which copy.
+
+    Attributes
+    ----------
+    path, reason : str
+        Where it was loaded from, and why this one.
+    version : tuple of int
+        What it says of itself: (major, minor, patch).
+    functions : Functions
+        What it can do.
+    absent : tuple of str
+        Functions of the table that it lacks.
+
+    Raises
+    ------
+    BackendUnavailableError
+        It cannot be loaded, is too old, or lacks what its version should have.
+    """
+
+    def __init__(self, vendor: Vendor, candidate: Candidate) -> None:
+        self.vendor = vendor
+        self.reason = candidate.reason
+        try:
+            loaded = open_library(candidate.path)
+        except OSError as error:
+            raise BackendUnavailableError(
+                f"{vendor.name} cannot be loaded from {candidate.path} ({candidate.reason}): "
+                f"{error}"
+            ) from None
+        bound = bind(loaded, vendor.prototypes, vendor.spellings)
+        self.path = _path_of(vendor, candidate.path)
+        self.version = _version_of(vendor, candidate, bound)
+        self._check_version()
+        missing = {row.name: row.since for row in vendor.prototypes if row.name not in bound}
+        self.absent = tuple(missing)
+        self.functions = Functions(self, bound)
+        if required := [name for name, since in missing.items() if not since]:
+            raise BackendUnavailableError(
+                f"{self} lacks {', '.join(required)}, which {vendor.name} has had since before "
+                f"{_spelled(vendor.minimum)}: it is no {vendor.name}, or was built without them"
+            )
+
+    def __str__(self) -> str:
+        return f"{self.vendor.name} {_spelled(self.version)} ({self.path})"
+
+    def _check_version(self) -> None:
+        if self.version < self.vendor.minimum:
+            least = _spelled(self.vendor.minimum)
+            because = f" It is used because {self.reason}." if "already" in self.reason else ""
+            raise BackendUnavailableError(
+                f"{self} is too old: gpucoll needs {self.vendor.name} {least} or newer.{because} "
+                f"What to do: {self.vendor.remedy}"
+            )
+
+    @property
+    def version_text(self) -> str:
+        """The version as people write it: ``"2.28.9"``."""
+        return _spelled(self.version)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Paths of other copies that are in this process now."""
+        copies = loaded_copies(self.vendor.pattern)
+        return tuple(path for path in copies if not _is_same_file(path, self.path))
+
+    def has(self, name: str) -> bool:
+        """Return whether this copy has a function of the table."""
+        return name not in self.absent
+
+    def notes(self) -> list[str]:
+        """Return what a user should know about this copy and the environment: sentences."""
+        found = []
+        if others := self.others:
+            found.append(
+                f"this process has {len(others) + 1} copies of {self.vendor.name}: {self.path}, "
+                f"which gpucoll uses ({self.reason}), and {', '.join(others)}. Communicators and "
+                "registered memory of one are nothing to the other; install one version only"
+            )
+        wanted = config.variable(self.vendor.variable)
+        if wanted and not _is_same_file(wanted, self.path):
+            found.append(
+                f"{self.vendor.variable}={wanted} was not followed, since {self.reason}: "
+                f"{self.path}. Preload the wanted copy, or import gpucoll first"
+            )
+        for variable, meaning in self.vendor.variables_to_mention.items():
+            if value := config.variable(variable):
+                found.append(f"{variable}={value}: {meaning}")
+        for variable, meaning in self.vendor.variables_to_set.items():
+            if config.variable(variable) != "1":
+                found.append(f"{variable} is not set: {meaning}")
+        return found
+
+    # --- errors -----------------------------------------------------------------------------------
+
+    def check(self, code: int, what: str, communicator: int = 0) -> None:
+        """Raise what a code means; nothing for success."""
+        if code:
+            raise self.error(code, what, communicator)
+
+    def error(self, code: int, what: str, communicator: int = 0) -> GpucollError:
+        """Return the exception for a code, in the library's own words; `what` names the call."""
+        return _ERRORS.get(code, BackendError)(self._explanation(code, what, communicator))
+
+    def unavailable(self, code: int, what: str, communicator: int = 0) -> BackendUnavailableError:
+        """Return the exception for a code while a communicator is made: it cannot serve here."""
+        explanation = self._explanation(code, what, communicator)
+        if reason := devices.unavailable(self.vendor.device_kind):
+            explanation = f"{explanation}. {reason}"
+        return BackendUnavailableError(explanation)
+
+    def _explanation(self, code: int, what: str, communicator: int) -> str:
+        functions = self.functions
+        meaning = functions.ncclGetErrorString(code) or b"an error without a text"
+        detail = functions.ncclGetLastError(communicator or None) or b""
+        words = meaning.decode(errors="replace")
+        if text := detail.decode(errors="replace").strip():
+            words = f"{words}: {text}"
+        return f"{what}: {words} (code {code} of {self})"
+
+    # --- communicators ----------------------------------------------------------------------------
+
+    def unique_id(self) -> bytes:
+        """Return a new unique id, 128 bytes: one rank makes it, and every rank joins with it."""
+        made = ncclUniqueId()
+        code = self.functions.ncclGetUniqueId(ctypes.byref(made))
+        if code:
+            raise self.unavailable(code, "ncclGetUniqueId")
+        return bytes(made)
+
+    def async_error(self, communicator: int) -> int:
+        """Return the code of what has gone wrong on a communicator, or 0, or `IN_PROGRESS`."""
+        found = ctypes.c_int()
+        code = self.functions.ncclCommGetAsyncError(communicator, ctypes.byref(found))
+        return code or found.value
+
+
+def _spelled(version: Version) -> str:
+    return ".".join(map(str, version))
+
+
+def _path_of(vendor: Vendor, name: str) -> str:
+    """Return the path of what was opened by a path or by a name for the loader."""
+    if os.path.sep in name:
+        return name
+    return next(
+        (path for path in loaded_copies(vendor.pattern) if os.path.basename(path).startswith(name)),
+        name,
+    )
+
+
+def _version_of(vendor: Vendor, candidate: Candidate, bound: dict[str, Any]) -> Version:
+    """Return the version that the library tells: major * 10000 + minor * 100 + patch."""
+    value = ctypes.c_int()
+    if "ncclGetVersion" not in bound or bound["ncclGetVersion"](ctypes.byref(value)):
+        raise BackendUnavailableError(
+            f"{candidate.path} ({candidate.reason}) does not tell its version: it is no "
+            f"{vendor.name}"
+        )
+    code = value.value
+    if code < 10_000:  # up to 2.8: major * 1000
+        return code // 1000, code // 100 % 10, code % 100
+    return code // 10_000, code // 100 % 100, code % 100
+
+
+@functools.cache
+def load(vendor_name: str) -> Library:
+    """Return the vendor's library: one copy for the whole process, found when first asked for.
+
+    Parameters
+    ----------
+    vendor_name : str
+        ``"nccl"`` or ``"rccl"``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        There is none, or it cannot serve: cause and remedy. It is looked for again next time.
+    """
+    vendor = vendor_of(vendor_name)
+    if config.cpu_only():
+        raise BackendUnavailableError(
+            f"{vendor.name} is not loaded: {config.CPU_ONLY} keeps this process to the CPU"
+        )
+    problems = []
+    for candidate in candidates(vendor):
+        if os.path.sep in candidate.path and candidate.path not in vendor.file_names:
+            return Library(vendor, candidate)
+        try:
+            open_library(candidate.path)
+        except OSError as error:
+            problems.append(str(error))
+        else:
+            return Library(vendor, candidate)
+    raise BackendUnavailableError(
+        f"{vendor.name} is not found: no wheel on Python's path, no {vendor.variable}, and "
+        f"{'; '.join(problems)}. What to do: {vendor.remedy}"
+    )
+
+
+def vendor_of(name: str) -> Vendor:
+    """Return the record of ``"nccl"`` or ``"rccl"``."""
+    if name == "rccl":
+        from gpucoll.backends.rccl.vendor import RCCL
+
+        return RCCL
+    from gpucoll.backends.nccl.vendor import NCCL
+
+    return NCCL

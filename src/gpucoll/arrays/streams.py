@@ -1,0 +1,56 @@
+"""Streams of every library as addresses, and what libraries promise about order on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll.arrays.library import Library, Template, kind_of
+from gpucoll.errors import ArgumentTypeError
+
+
+def address_of(stream: Any) -> int:
+    """Return the vendor's handle of a stream.
+
+    Parameters
+    ----------
+    stream : int or stream
+        The handle itself, a stream of CuPy, PyTorch or Numba, or anything with
+        ``__cuda_stream__``.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        if stream >= 0:
+            return stream
+    elif (protocol := getattr(stream, "__cuda_stream__", None)) is not None:
+        _, handle = protocol() if callable(protocol) else protocol
+        return int(handle)
+    for name in ("ptr", "cuda_stream"):  # CuPy, PyTorch
+        if (address := getattr(stream, name, None)) is not None:
+            return int(address)
+    if (handle := getattr(stream, "handle", None)) is not None:  # Numba: a c_void_p
+        return int(getattr(handle, "value", handle) or 0)
+    raise ArgumentTypeError(
+        "stream must be a stream of CuPy, PyTorch or Numba, its handle as an int, or have "
+        f"__cuda_stream__; got {kind_of(stream)}"
+    )
+
+
+def current_stream(template: Template) -> int:
+    """Return the stream on which the template's library works now, in this thread."""
+    ask = getattr(template.library, "current_stream", None)
+    return template.stream if ask is None else int(ask(template))
+
+
+def is_stream_ordered(library: Library) -> bool:
+    """Return whether the library's later work waits for what is on its current stream.
+
+    Where it does not (JAX), results must be complete before the library sees them.
+    """
+    return getattr(library, "IS_STREAM_ORDERED", True)
+
+
+def forgets_freed_memory(library: Library) -> bool:
+    """Return whether the driver knows which of the library's arrays have been freed.
+
+    With a memory pool (CuPy, PyTorch, JAX) freed memory stays the process's.
+    """
+    return getattr(library, "FORGETS_FREED_MEMORY", False)

@@ -1,0 +1,81 @@
+"""Calls on GPU arrays beside the work: what each rank enqueues is compared, without waiting.
+
+The caller posts a record (`enqueued_entry`) in a fraction of a microsecond. Somebody else, a thread
+or who asks for certainty, compares later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpucoll.control.call import CallBlock
+from gpucoll.control.diagnosis import difference
+from gpucoll.control.enqueued_entry import compare_calls, post_call
+from gpucoll.control.group import HostGroup
+from gpucoll.transport.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.transport.layout import ENQUEUED_FAILED, Call, Context, Status
+
+
+class EnqueuedCalls:
+    """This rank's ring of calls on GPU arrays, and how far all ranks agree.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks; their segment has room for such records.
+    """
+
+    def __init__(self, group: HostGroup) -> None:
+        self._group = group
+        self._context = group.context
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last call that this rank posted."""
+        return int(self._context[Context.ENQUEUED_SEQUENCE])
+
+    @property
+    def compared(self) -> int:
+        """The number of the last call that was the same on every rank."""
+        return int(self._group.members.enqueued_line(self._group.rank)[0]) & 0xFFFFFFFF
+
+    def is_compared(self, sequence: int) -> bool:
+        """Return whether this call was the same on every rank."""
+        return difference(self.compared, sequence) >= 0
+
+    @property
+    def has_uncompared(self) -> bool:
+        """Whether this rank has posted calls of which that is not known."""
+        return difference(self.compared, self.sequence) < 0
+
+    def poster(self, block: CallBlock) -> Callable[[], int]:
+        """Return the built-in that posts this call and returns a `Status`; keep the block."""
+        block.words[Call.CONTEXT] = self._context.ctypes.data
+        post: Callable[[], int] = builtin(
+            post_call.address, METH_NOARGS, capsule(block.words.ctypes.data)
+        )
+        return post
+
+    def compare(self) -> Status:
+        """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""
+        return Status(compare_calls.ctypes(self._context.ctypes.data))
+
+    @property
+    def late_rank(self) -> int:
+        """The rank that the last `compare` found late; -1: none."""
+        return int(self._context[Context.ENQUEUED_LATE])
+
+    # --- connecting -------------------------------------------------------------------------------
+
+    def say_failed(self) -> None:
+        """Tell the ranks that wait for this one's GPU that it will not come."""
+        self._group.members.enqueued_line(self._group.rank)[ENQUEUED_FAILED // 8] += 1
+
+    def failed_ranks(self) -> list[int]:
+        """Return the ranks that said so."""
+        members = self._group.members
+        return [
+            rank
+            for rank in range(members.world_size)
+            if members.enqueued_line(rank)[ENQUEUED_FAILED // 8]
+        ]

@@ -1,0 +1,62 @@
+"""GPUs, by what gpucoll needs of them: streams, events, memory, and who they are.
+
+`device.Device` is the protocol; `cuda` and `hip` are its two implementations, over the vendor's
+driver alone: no CUDA toolkit, no CuPy. Neither is loaded before `open_device` asks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from types import MappingProxyType
+from typing import cast
+
+from gpucoll import config
+from gpucoll.devices.device import Device
+from gpucoll.errors import BackendUnavailableError
+
+__all__ = ["KINDS", "Device", "device_count", "open_device", "unavailable"]
+
+KINDS = MappingProxyType({"cuda": "gpucoll.devices.cuda", "rocm": "gpucoll.devices.hip"})
+"""Kind of device, as in a Buffer's ``device`` -> the module that serves it."""
+
+
+def open_device(kind: str, number: int) -> Device:
+    """Return a GPU of this process: its number is the one that the array libraries use.
+
+    The same object every time. The first call for a kind loads the vendor's driver and initialises
+    it, which takes tens of milliseconds for each GPU of the machine.
+
+    Raises
+    ------
+    BackendUnavailableError
+        No driver, no such GPU, or the process must keep to the CPU (`config.CPU_ONLY`).
+    """
+    if config.cpu_only():
+        raise BackendUnavailableError(
+            f"{kind}:{number} is not used: {config.CPU_ONLY} keeps this process to the CPU"
+        )
+    return _open(kind, number)
+
+
+@functools.cache
+def _open(kind: str, number: int) -> Device:
+    return cast(Device, importlib.import_module(KINDS[kind]).open_device(number))
+
+
+def device_count(kind: str) -> int:
+    """Return how many GPUs of this kind the process sees; 0 without a driver."""
+    if unavailable(kind):
+        return 0
+    return cast(int, importlib.import_module(KINDS[kind]).device_count())
+
+
+def unavailable(kind: str) -> str:
+    """Return why this process has no GPU of this kind, as a sentence; empty where it has one."""
+    if config.cpu_only():
+        return f"{config.CPU_ONLY} keeps this process to the CPU"
+    try:
+        count = importlib.import_module(KINDS[kind]).device_count()
+    except BackendUnavailableError as error:
+        return str(error)
+    return "" if count else "the driver sees no GPU"

@@ -1,0 +1,154 @@
+"""NVIDIA GPUs, over the driver interface alone (libcuda.so.1, which comes with the driver).
+
+Every library of the process (PyTorch, CuPy, Numba, NCCL) works in the device's primary context;
+this module retains the same one, so that streams, events and memory are shared with them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
+
+from gpucoll.devices import driver
+from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
+from gpucoll.foreign_library import Prototype
+
+_HANDLES = POINTER(c_void_p)
+
+_PROTOTYPES = (
+    *driver.PROTOTYPES,
+    Prototype("error_string", (c_int, POINTER(c_char_p))),
+    Prototype("context_retain", (_HANDLES, c_int)),
+    Prototype("context_push", (c_void_p,)),
+    Prototype("context_pop", (_HANDLES,)),
+    Prototype("context_device", (POINTER(c_int),)),
+    Prototype("stream_context", (c_void_p, _HANDLES)),
+    Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_void_p)),
+)
+
+# A name with _v2 is what the headers turn the plain one into; the plain symbol is an older one.
+_SYMBOLS = {
+    "initialise": ("cuInit",),
+    "driver_version": ("cuDriverGetVersion",),
+    "device_count": ("cuDeviceGetCount",),
+    "device_name": ("cuDeviceGetName",),
+    "device_uuid": ("cuDeviceGetUuid_v2", "cuDeviceGetUuid"),  # v2 (11.4) knows MIG slices
+    "device_pci_bus_id": ("cuDeviceGetPCIBusId",),
+    "device_attribute": ("cuDeviceGetAttribute",),
+    "synchronize": ("cuCtxSynchronize",),
+    "stream_priorities": ("cuCtxGetStreamPriorityRange",),
+    "stream_create": ("cuStreamCreateWithPriority",),
+    "stream_destroy": ("cuStreamDestroy_v2",),
+    "stream_query": ("cuStreamQuery",),
+    "stream_synchronize": ("cuStreamSynchronize",),
+    "stream_wait_event": ("cuStreamWaitEvent",),
+    "stream_is_capturing": ("cuStreamIsCapturing",),
+    "capture_mode": ("cuThreadExchangeStreamCaptureMode",),
+    "stream_context": ("cuStreamGetCtx",),
+    "event_create": ("cuEventCreate",),
+    "event_destroy": ("cuEventDestroy_v2",),
+    "event_record": ("cuEventRecord",),
+    "event_query": ("cuEventQuery",),
+    "event_synchronize": ("cuEventSynchronize",),
+    "memory_allocate": ("cuMemAlloc_v2",),
+    "memory_free": ("cuMemFree_v2",),
+    "memory_info": ("cuMemGetInfo_v2",),
+    "memory_copy": ("cuMemcpyAsync",),
+    "memory_fill_1": ("cuMemsetD8Async",),
+    "memory_fill_2": ("cuMemsetD16Async",),
+    "memory_fill_4": ("cuMemsetD32Async",),
+    "pointer_attribute": ("cuPointerGetAttribute",),
+    "context_retain": ("cuDevicePrimaryCtxRetain",),
+    "context_push": ("cuCtxPushCurrent_v2",),
+    "context_pop": ("cuCtxPopCurrent_v2",),
+    "context_device": ("cuCtxGetDevice",),
+    "error_string": ("cuGetErrorString",),
+}
+
+_ATTRIBUTES = {
+    "multiprocessor_count": 16,
+    "compute_capability_major": 75,
+    "compute_capability_minor": 76,
+    "virtual_memory_management": 102,
+    "gpu_direct_rdma_with_virtual_memory": 110,
+    "gpu_direct_rdma": 116,
+    "dma_buf": 124,
+    "multicast": 132,
+}
+
+VENDOR = Vendor(
+    kind="cuda",
+    driver="the CUDA driver",
+    file_names=("libcuda.so.1",),
+    prototypes=_PROTOTYPES,
+    symbols=_SYMBOLS,
+    attributes=_ATTRIBUTES,
+    remedy="It comes with NVIDIA's driver, not with CUDA or a wheel; in a container it is mounted "
+    "by the NVIDIA container toolkit (docker run --gpus all)",
+)
+
+
+class CudaDriver(Driver):
+    """libcuda."""
+
+    def text(self, code: int) -> str:
+        found = c_char_p()
+        self.functions["error_string"](code, ctypes.byref(found))
+        return f"{(found.value or b'an error without a text').decode()} (CUDA driver code {code})"
+
+
+@functools.cache
+def load() -> CudaDriver:
+    """Load and initialise the driver, once."""
+    return CudaDriver(VENDOR)
+
+
+def device_count() -> int:
+    """Return how many GPUs the process sees; BackendUnavailableError without a driver."""
+    return load().device_count()
+
+
+def open_device(number: int) -> CudaDevice:
+    """Return a new object for a GPU; `gpucoll.devices.open_device` keeps one for each."""
+    return CudaDevice(load(), number)
+
+
+class CudaDevice(DriverDevice):
+    """An NVIDIA GPU, in its primary context."""
+
+    def __init__(self, driver: CudaDriver, number: int) -> None:
+        super().__init__(driver, number)
+        context = c_void_p()
+        # Never released: other libraries hold it too, and the driver ends it with the process.
+        self._call("context_retain", "be used", ctypes.byref(context), number)
+        self._context = context.value
+        self._push, self._pop = self._functions["context_push"], self._functions["context_pop"]
+
+    def __enter__(self) -> CudaDevice:
+        self.check(self._push(self._context), "become the current device")
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.check(self._pop(ctypes.byref(c_void_p())), "leave the current device")
+
+    def owns_stream(self, stream: int) -> bool:
+        if stream in DEFAULT_STREAMS:
+            return True
+        context, number = c_void_p(), c_int()
+        self._call("stream_context", "look at a stream", stream, ctypes.byref(context))
+        if context.value == self._context:
+            return True
+        self.check(self._push(context), "look at a stream")  # somebody's own context
+        try:
+            self._call("context_device", "look at a stream", ctypes.byref(number))
+        finally:
+            self._pop(ctypes.byref(c_void_p()))
+        return number.value == self.number
+
+    def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
+        self._call("memory_copy", "copy", destination, source, size_bytes, stream)
+
+    def driver_version(self) -> str:
+        version = self.driver.number("driver_version")
+        return f"{version // 1000}.{version % 1000 // 10}"

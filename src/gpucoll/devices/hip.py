@@ -1,0 +1,150 @@
+"""AMD GPUs, over the HIP runtime (libamdhip64), where the device itself stands for its context.
+
+Never executed on an AMD GPU so far: driven through a double of the runtime, and its numbers
+compared with those of the `rocm-bindings-hip` wheel.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import threading
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
+from typing import Final
+
+from gpucoll.devices import driver
+from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
+from gpucoll.foreign_library import Prototype
+
+_PROTOTYPES = (
+    *driver.PROTOTYPES,
+    Prototype("error_string", (c_int,), c_char_p),
+    Prototype("device_set", (c_int,)),
+    Prototype("device_get", (POINTER(c_int),)),
+    Prototype("stream_device", (c_void_p, POINTER(c_int)), since="ROCm 5.6"),
+    Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_int, c_void_p)),
+)
+
+_SYMBOLS = {
+    "initialise": ("hipInit",),
+    "driver_version": ("hipDriverGetVersion",),
+    "device_count": ("hipGetDeviceCount",),
+    "device_name": ("hipDeviceGetName",),
+    "device_uuid": ("hipDeviceGetUuid",),
+    "device_pci_bus_id": ("hipDeviceGetPCIBusId",),
+    "device_attribute": ("hipDeviceGetAttribute",),
+    "device_set": ("hipSetDevice",),
+    "device_get": ("hipGetDevice",),
+    "synchronize": ("hipDeviceSynchronize",),
+    "stream_priorities": ("hipDeviceGetStreamPriorityRange",),
+    "stream_create": ("hipStreamCreateWithPriority",),
+    "stream_destroy": ("hipStreamDestroy",),
+    "stream_query": ("hipStreamQuery",),
+    "stream_synchronize": ("hipStreamSynchronize",),
+    "stream_wait_event": ("hipStreamWaitEvent",),
+    "stream_is_capturing": ("hipStreamIsCapturing",),
+    "capture_mode": ("hipThreadExchangeStreamCaptureMode",),
+    "stream_device": ("hipStreamGetDevice",),
+    "event_create": ("hipEventCreateWithFlags",),
+    "event_destroy": ("hipEventDestroy",),
+    "event_record": ("hipEventRecord",),
+    "event_query": ("hipEventQuery",),
+    "event_synchronize": ("hipEventSynchronize",),
+    "memory_allocate": ("hipMalloc",),
+    "memory_free": ("hipFree",),
+    "memory_info": ("hipMemGetInfo",),
+    "memory_copy": ("hipMemcpyAsync",),
+    "memory_fill_1": ("hipMemsetD8Async",),
+    "memory_fill_2": ("hipMemsetD16Async",),
+    "memory_fill_4": ("hipMemsetD32Async",),
+    "pointer_attribute": ("hipPointerGetAttribute",),
+    "error_string": ("hipGetErrorString",),
+}
+
+ATTRIBUTES: Final = {
+    "multiprocessor_count": 63,
+    "compute_capability_major": 23,
+    "compute_capability_minor": 61,
+    "virtual_memory_management": 89,
+    "dma_buf": 93,
+    "gpu_direct_rdma_with_virtual_memory": 94,
+}
+"""As the enumeration of ROCm 7 has them; a runtime that lacks one answers with an error."""
+
+VENDOR = Vendor(
+    kind="rocm",
+    driver="the HIP runtime",
+    file_names=("libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so"),
+    prototypes=_PROTOTYPES,
+    symbols=_SYMBOLS,
+    attributes=ATTRIBUTES,
+    remedy="It comes with ROCm; in a container the host's /dev/kfd and /dev/dri must be there",
+)
+
+_COPY_OF_ANY_KIND: Final = 4  # hipMemcpyDefault: by where the addresses lie
+
+
+class HipDriver(Driver):
+    """libamdhip64."""
+
+    def text(self, code: int) -> str:
+        found = self.functions["error_string"](code) or b"an error without a text"
+        return f"{found.decode()} (HIP code {code})"
+
+
+@functools.cache
+def load() -> HipDriver:
+    """Load and initialise the runtime, once."""
+    return HipDriver(VENDOR)
+
+
+def device_count() -> int:
+    """Return how many GPUs the process sees; BackendUnavailableError without a runtime."""
+    return load().device_count()
+
+
+def open_device(number: int) -> HipDevice:
+    """Return a new object for a GPU; `gpucoll.devices.open_device` keeps one for each."""
+    return HipDevice(load(), number)
+
+
+class _Before(threading.local):
+    """Devices that were current before this thread entered others."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+
+_before = _Before()
+
+
+class HipDevice(DriverDevice):
+    """An AMD GPU."""
+
+    def __enter__(self) -> HipDevice:
+        number = c_int()
+        self._call("device_get", "look at the current device", ctypes.byref(number))
+        if number.value != self.number:
+            self._call("device_set", "become the current device", self.number)
+        _before.numbers.append(number.value)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        number = _before.numbers.pop()
+        if number != self.number:
+            self._call("device_set", "leave the current device", number)
+
+    def owns_stream(self, stream: int) -> bool:
+        if stream in DEFAULT_STREAMS or "stream_device" not in self._functions:
+            return True
+        number = c_int()
+        self._call("stream_device", "look at a stream", stream, ctypes.byref(number))
+        return number.value == self.number
+
+    def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
+        arguments = destination, source, size_bytes, _COPY_OF_ANY_KIND, stream
+        self._call("memory_copy", "copy", *arguments)
+
+    def driver_version(self) -> str:
+        version = self.driver.number("driver_version")
+        return f"{version // 10_000_000}.{version // 100_000 % 100}"

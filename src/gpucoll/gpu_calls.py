@@ -1,0 +1,382 @@
+"""A communicator's calls on GPU arrays: connected when first needed, issued on streams."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from gpucoll.arrays import streams
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Template
+from gpucoll.backends.choice import KINDS, Choice, Wish
+from gpucoll.backends.protocol import MessageRequest, Request
+from gpucoll.control.channel import ControlChannel
+from gpucoll.control.enqueued import EnqueuedCalls
+from gpucoll.control.group import HostGroup
+from gpucoll.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    GpucollError,
+    StateError,
+)
+from gpucoll.gpu_work import GpuWork
+
+CLOSING_S = 5.0
+"""How long the vendor's library may take to let go; then it is ended by force."""
+
+
+@dataclass
+class GpuCall:
+    """One call as its arrays were given: what to move, and how its result is made.
+
+    Attributes
+    ----------
+    name : str
+        What the user called.
+    requests : list of Request
+        Collectives; empty for messages.
+    messages : list of MessageRequest
+    finish : callable
+        Called once after the call is issued (or waited for): returns what the user gets.
+    template : Template
+        Of its arrays: device, library, current stream.
+    is_own : bool
+        Whether all of the memory is the user's.
+    stream : stream, optional
+        Where to run instead of the library's current stream.
+    timeout_s : float, optional
+        How long it may take from its start on.
+    """
+
+    name: str
+    template: Template
+    finish: Callable[[], Any]
+    requests: Sequence[Request] = ()
+    messages: Sequence[MessageRequest] = ()
+    is_own: bool = False
+    stream: Any = None
+    timeout_s: float | None = None
+    address: int = field(init=False)
+    """Of the stream."""
+
+    def __post_init__(self) -> None:
+        current = self.template.stream
+        self.address = current if self.stream is None else streams.address_of(self.stream)
+
+    @property
+    def buffers(self) -> list[Buffer]:
+        """All of its memory."""
+        found: list[Buffer | None] = [message.buffer for message in self.messages]
+        for request in self.requests:
+            pairs = request.parts or ((request.source, request.destination),)
+            found += [buffer for pair in pairs for buffer in pair]
+        return [buffer for buffer in found if buffer is not None]
+
+
+class GpuCalls:
+    """The part of a communicator that moves GPU arrays.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks.
+    channel : ControlChannel
+        Over which they agree.
+    choice : Choice
+        What they agreed on when they met.
+    wish : Wish
+        What this rank's user asked for.
+    run : callable
+        ``Communicator._run``: runs a task on the host in its turn.
+    """
+
+    def __init__(
+        self,
+        group: HostGroup,
+        channel: ControlChannel,
+        choice: Choice,
+        wish: Wish,
+        run: Callable[..., Any],
+    ) -> None:
+        self._group = group
+        self._channel = channel
+        self.pick = choice.gpu
+        self._wish = wish
+        self._run = run
+        self.refusal = "" if choice.gpu.backend else choice.gpu.reason
+        """Why GPU arrays cannot be moved."""
+        self._connected: Any = None
+        self._entering = threading.Lock()
+        self.grouped: list[GpuCall] | None = None
+        """What is collected while a group is open."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the ranks' GPUs are connected."""
+        return self._connected is not None
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are under way."""
+        return self._connected is not None and bool(self._connected.issuer.is_busy)
+
+    # --- connecting -------------------------------------------------------------------------------
+
+    def connect(self, number: int | None, timeout_s: float | None = None) -> None:
+        """Connect all ranks' GPUs; every rank calls it.
+
+        Parameters
+        ----------
+        number : int or None
+            This rank's, as this process numbers it; None: the one of its place on the host.
+        """
+        from gpucoll.backends.nccl import connecting
+        from gpucoll.backends.nccl.connected import Connected
+
+        if self._wish.device is not None:
+            number = self._wish.device
+
+        def task(timeout_s: float | None) -> None:
+            calls = EnqueuedCalls(self._group)
+            try:
+                connection = connecting.connect(
+                    self._group, self._channel, calls, self.pick.backend, number, timeout_s
+                )
+            except BackendUnavailableError as error:
+                self.refusal = str(error)
+                raise
+            self._connected = Connected(self._group, calls, connection, self._wish.exits)
+
+        self._run("connect", task, _nothing, timeout_s=timeout_s)
+
+    def _ready(self, call: GpuCall) -> Any:
+        """Return what is connected; connect it where all ranks make this call."""
+        template = call.template
+        if self.refusal:
+            raise BackendUnavailableError(
+                f"x lies on {template.device}, but this communicator has no backend for GPU "
+                f"arrays: {self.refusal}"
+            )
+        kind, _, number = template.device.partition(":")
+        if kind != KINDS[self.pick.backend]:
+            raise BackendUnavailableError(
+                f"x lies on {template.device}, but this communicator's backend for GPU arrays is "
+                f"{self.pick.backend}, for {KINDS[self.pick.backend]} devices ({self.pick.reason})"
+            )
+        if self._connected is None:
+            if not call.requests:
+                raise StateError(
+                    f"{call.name}: the ranks' GPUs are not connected yet, and only two ranks make "
+                    "this call. Make a collective call on GPU arrays first, or pass device= to "
+                    "init, which connects them at once"
+                )
+            self.connect(int(number) if number else None, call.timeout_s)
+        return self._connected
+
+    def _check_arrays(self, connected: Any, call: GpuCall) -> None:
+        """Raise unless all memory is on this communicator's GPU, and is there."""
+        device = connected.backend.device
+        asks = streams.forgets_freed_memory(call.template.library)
+        for buffer in call.buffers:
+            if not buffer.size_bytes:
+                continue
+            if not buffer.address:
+                raise ArgumentError(f"{call.name}: an array has no memory: was it freed?")
+            label = buffer.device
+            if asks or ":" not in label:
+                number = device.device_of(buffer.address)
+                if number is None:
+                    raise ArgumentError(
+                        f"{call.name}: {buffer.address:#x} is not memory of a GPU of this process: "
+                        "was the array freed?"
+                    )
+                label = f"{device.kind}:{number}"
+            if label != device.label:
+                raise ArgumentError(
+                    f"{call.name}: an array lies on {label}, but this communicator's GPU is "
+                    f"{device.label}: one device per communicator. Copy it there, or make another "
+                    "communicator (duplicate)"
+                )
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def call(self, call: GpuCall, async_op: bool = False, lasting: Any = None) -> Any:
+        """Make a call now, or keep it for the end of the group; return what the user gets."""
+        if call.timeout_s is not None and not call.timeout_s > 0:
+            raise ArgumentError(f"timeout_s must be positive; got {call.timeout_s}")
+        if self.grouped is not None:
+            from gpucoll.postman import check_in_group
+
+            check_in_group(call.name, async_op, lasting)
+            self.grouped.append(call)
+            return lasting
+        with self._alone():
+            connected = self._prepared(call)
+            launches = connected.launches(call.requests, call.messages)
+            if async_op:
+                return self._issue_beside(connected, call, launches)
+            flight = self._issue(connected, call, launches, call.address)
+            if not streams.is_stream_ordered(call.template.library):
+                connected.issuer.synchronize(flight)
+            elif not call.is_own:  # the result is looked at, or filled in, on the current stream
+                connected.issuer.follow(call.template.stream, call.address)
+            return call.finish()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second thread."""
+        if not self._entering.acquire(blocking=False):
+            raise StateError(
+                f"another thread of rank {self._group.rank} of {self._group.world_size} is in a "
+                "call on this communicator: one thread at a time, or one communicator per thread "
+                "(duplicate)"
+            )
+        try:
+            yield
+        finally:
+            self._entering.release()
+
+    def _prepared(self, call: GpuCall) -> Any:
+        """Return what is connected, once this rank's part of a call is checked."""
+        self._group.check_open()
+        connected = self._ready(call)
+        connected.issuer.raise_failure()
+        self._check_arrays(connected, call)
+        return connected
+
+    def _issue_beside(self, connected: Any, call: GpuCall, launches: Any) -> GpuWork:
+        """Issue on the communicator's own stream, after what is on the caller's now."""
+        issuer = connected.issuer
+        issuer.follow(issuer.own_stream, call.address)
+        flight = self._issue(connected, call, launches, issuer.own_stream)
+        return GpuWork(
+            issuer,
+            flight,
+            call.finish,
+            partial(streams.current_stream, call.template),
+            must_complete=not streams.is_stream_ordered(call.template.library),
+        )
+
+    def _issue(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
+        """Issue one call on a stream, behind what its memory was made on."""
+        if not call.is_own:
+            connected.issuer.follow(stream, call.template.stream)
+        return connected.issue(self._issue_of(call, launches, stream))
+
+    def _issue_of(self, call: GpuCall, launches: Any, stream: int) -> Any:
+        from gpucoll.backends.nccl.connected import Issue
+
+        return Issue(
+            call.name, call.requests, launches, stream, call.buffers, call.is_own, call.timeout_s
+        )
+
+    def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
+        """Make the calls of a group as one group of the library's."""
+        if not calls:
+            return
+        with self._alone():
+            self._run_group(calls, timeout_s)
+
+    def _run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
+        # A message cannot connect the ranks, a collective can.
+        connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
+        issues = []
+        for call in calls:
+            self._prepared(call)
+            if call.timeout_s is None:
+                call.timeout_s = timeout_s
+            launches = connected.launches(call.requests, call.messages)
+            issues.append(self._issue_of(call, launches, call.address))
+        for call in calls:
+            if not call.is_own:
+                connected.issuer.follow(call.address, call.template.stream)
+        flights = connected.issue_group(issues)
+        for call, flight in zip(calls, flights, strict=True):
+            if not streams.is_stream_ordered(call.template.library):
+                connected.issuer.synchronize(flight)
+            elif not call.is_own:
+                connected.issuer.follow(call.template.stream, call.address)
+            call.finish()
+
+    def prepare_plan(self, call: GpuCall) -> Callable[[], int]:
+        """Return what makes a call again and again on the current stream; returns 0."""
+        connected = self._prepared(call)
+        launches = connected.launches(call.requests, ())
+        synchronizes = not streams.is_stream_ordered(call.template.library)
+
+        issue = self._issue_of(call, launches, call.address)
+
+        def run() -> int:
+            if self.grouped is not None:
+                self.grouped.append(replace(call, stream=streams.current_stream(call.template)))
+                return 0
+            with self._alone():
+                issue.stream = streams.current_stream(call.template)
+                flight = connected.issue(issue)
+            if synchronizes:
+                connected.issuer.synchronize(flight)
+            return 0
+
+        return run
+
+    # --- certainty, the end -----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Wait for all calls on GPU arrays, and raise what went wrong."""
+        if self._connected is not None:
+            self._connected.issuer.synchronize()
+
+    def close(self) -> None:
+        """Wait for all calls, raise what went wrong, let go of the GPU."""
+        if self._connected is not None:
+            connected, self._connected = self._connected, None
+            self.refusal = "the communicator is closed"
+            connected.close(CLOSING_S)
+
+    def note_abort(self) -> None:
+        """End on the GPU what this rank has just given up."""
+        if self._connected is not None:
+            self._connected.note_abort()
+
+    def give_up(self) -> None:
+        """Let go of everything without waiting: at the end of the process, or after an error."""
+        if self._connected is not None:
+            connected, self._connected = self._connected, None
+            if self._group.is_forked:
+                return  # the GPU is its parent's
+            with contextlib.suppress(GpucollError):
+                connected.give_up()
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int, timeout_s: float | None) -> Any:
+        """Divide what is connected, as the ranks are; None where nothing is, or for no color."""
+        if self._connected is None:
+            return None
+        return self._connected.split(self._channel, color, key, timeout_s)
+
+    def adopt(self, connection: Any) -> None:
+        """Take over what `split` of the communicator that this one comes from returned."""
+        from gpucoll.backends.nccl.connected import Connected
+
+        if connection is not None:
+            calls = EnqueuedCalls(self._group)
+            self._connected = Connected(self._group, calls, connection, self._wish.exits)
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing."""
+        if self._connected is not None:
+            facts = {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}"}
+            return {**facts, **self._connected.backend.describe()}
+        if self.refusal:
+            return {"GPU arrays": f"none: {self.refusal}"}
+        when = "to be connected at the first call on GPU arrays"
+        return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
+
+
+def _nothing() -> None:
+    """Return nothing: connecting has no result."""

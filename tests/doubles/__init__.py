@@ -1,0 +1,238 @@
+"""Doubles of NCCL, RCCL and the GPU drivers: real libraries with the real names, over host memory.
+
+Compiled with the system's C compiler when a test first asks for one; without a compiler those tests
+are skipped. What they do is said at the head of ``nccl_double.c`` and ``device_double.c``.
+
+>>> def function(seat, double):                 # in a rank
+...     control = double.load()                 # from here on gpucoll finds them
+...     control.fail_at(3, code=1, function="ncclAllReduce")
+>>> double = doubles.double("nccl")             # the fixture `doubles`, in pytest's process
+>>> gpu_ranks.call(2, function, double, gives="seat", environment=double.variables)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpucoll import config
+
+__all__ = ["CUDA", "HIP", "Builder", "Control", "Double", "Graph", "run_python"]
+
+SOURCES = Path(__file__).resolve().parent
+OPTIONS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-shared", "-fPIC")
+
+
+class Builder:
+    """Compiles doubles into a folder, each variant once."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._compiler = shutil.which(os.environ.get("CC", "cc"))
+        self._made: dict[tuple[str, ...], Path] = {}
+
+    def double(self, vendor: str = "nccl", without: Sequence[str] = ()) -> Double:
+        """Return the doubles of a vendor's library and driver.
+
+        Parameters
+        ----------
+        vendor : str
+            ``"nccl"`` or ``"rccl"``.
+        without : sequence of str
+            Functions that the library lacks. RCCL's always lacks ncclAlltoAll, which is spelled
+            ncclAllToAll there.
+        """
+        defines = [f"-DWITHOUT_{name}" for name in without]
+        if vendor == "rccl":
+            library = self._compile(
+                "nccl_double.c", "librccl.so.1", "-DRCCL", "-DWITHOUT_ncclAlltoAll", *defines
+            )
+            return Double(vendor, library, self._compile("device_double.c", HIP, "-DHIP"))
+        library = self._compile("nccl_double.c", "libnccl.so.2", *defines)
+        return Double(vendor, library, self._compile("device_double.c", CUDA))
+
+    def _compile(self, source: str, soname: str, *defines: str) -> Path:
+        if self._compiler is None:
+            pytest.skip("no C compiler (cc) for the doubles of NCCL and the GPU drivers")
+        key = (source, soname, *defines)
+        if key not in self._made:
+            path = self._folder / f"{len(self._made)}" / soname
+            path.parent.mkdir(parents=True)
+            command = [self._compiler, *OPTIONS, *defines, f"-Wl,-soname,{soname}", "-o", str(path)]
+            # -Bsymbolic: CUDA's and HIP's double have functions of the same name.
+            command += [
+                "-fvisibility=hidden",
+                "-Wl,-Bsymbolic",
+                str(SOURCES / source),
+                "-pthread",
+                "-lm",
+                "-ldl",
+            ]
+            made = subprocess.run(command, capture_output=True, text=True, timeout=120)
+            assert made.returncode == 0, f"{' '.join(command)}\n{made.stderr}"
+            self._made[key] = path
+        return self._made[key]
+
+
+CUDA = "libcuda.so.1"
+HIP = "libamdhip64.so.6"
+
+
+@dataclass(frozen=True)
+class Double:
+    """A library and its driver, compiled; can be sent to other processes."""
+
+    vendor: str
+    library: Path
+    driver: Path
+
+    @property
+    def kind(self) -> str:
+        """Kind of the devices, as in a Buffer's ``device``."""
+        return "cuda" if self.vendor == "nccl" else "rocm"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The environment in which gpucoll takes these for the real ones, once they are loaded."""
+        variable = config.NCCL_LIBRARY if self.vendor == "nccl" else config.RCCL_LIBRARY
+        return {variable: str(self.library), config.CPU_ONLY: "0"}
+
+    @property
+    def search_path(self) -> dict[str, str]:
+        """The environment in which the loader of a new process finds them by their names."""
+        return {"LD_LIBRARY_PATH": f"{self.library.parent}:{self.driver.parent}"}
+
+    def load(self) -> Control:
+        """Load both into this process, where they stay: only in processes of the test's own."""
+        return Control(self)
+
+
+class Control:
+    """The settings of doubles that this process has loaded."""
+
+    def __init__(self, double: Double) -> None:
+        self.double = double
+        self.driver: Any = ctypes.CDLL(str(double.driver), mode=ctypes.RTLD_GLOBAL)
+        self.library: Any = ctypes.CDLL(str(double.library))
+        names = self.library.ncclDoubleCalls, self.library.ncclDoubleGet, self.driver.double_get
+        for function in names:
+            function.restype, function.argtypes = ctypes.c_long, [ctypes.c_char_p]
+        for name in ("ncclDoubleRegistrations", "ncclDoubleCommunicators"):
+            self.library[name].restype = ctypes.c_long
+        for function in (self.library.ncclDoubleSet, self.driver.double_set):
+            function.argtypes = [ctypes.c_char_p, ctypes.c_long]
+        self.library.ncclDoubleFailAt.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
+        self.driver.double_capture_begin.argtypes = [ctypes.c_void_p]
+        self.driver.double_capture_end.argtypes = [
+            ctypes.c_void_p,
+            ctypes.POINTER(ctypes.c_void_p),
+        ]
+        self.driver.double_graph_launch.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.driver.double_graph_destroy.argtypes = [ctypes.c_void_p]
+
+    # --- the library ------------------------------------------------------------------------------
+
+    @contextmanager
+    def library_set(self, **values: int) -> Iterator[None]:
+        """Change settings of the library for a while; ``nccl_double.c`` lists them."""
+        before = {key: self.library.ncclDoubleGet(key.encode()) for key in values}
+        for key, value in values.items():
+            assert self.library.ncclDoubleSet(key.encode(), value) == 0, key
+        try:
+            yield
+        finally:
+            for key, value in before.items():
+                self.library.ncclDoubleSet(key.encode(), value)
+
+    def fail_at(self, call: int, code: int, function: str = "") -> None:
+        """Have the how-manieth call from now on fail, of one function or of all; 0: none."""
+        self.library.ncclDoubleFailAt(function.encode(), call, code)
+
+    def calls(self, function: str) -> int:
+        """Return how often this process called a function."""
+        return int(self.library.ncclDoubleCalls(function.encode()))
+
+    @property
+    def registrations(self) -> int:
+        """How many buffers and windows are registered in this process."""
+        return int(self.library.ncclDoubleRegistrations())
+
+    @property
+    def communicators(self) -> int:
+        """How many communicators of this process were neither destroyed nor aborted."""
+        return int(self.library.ncclDoubleCommunicators())
+
+    # --- the driver -------------------------------------------------------------------------------
+
+    def driver_set(self, key: str, value: int) -> None:
+        """Change a setting of the driver; ``device_double.c`` lists them."""
+        assert self.driver.double_set(key.encode(), value) == 0, key
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Let no stream of this process go on within the block: what is enqueued waits."""
+        self.driver_set("hold", 1)
+        try:
+            yield
+        finally:
+            self.driver_set("hold", 0)
+
+    def count(self, what: str) -> int:
+        """Return how many ``streams`` or ``events`` there are, or bytes of ``memory`` in use."""
+        return int(self.driver.double_get(what.encode()))
+
+    @contextmanager
+    def captured(self, stream: int) -> Iterator[Graph]:
+        """Capture what the block enqueues on a stream, and whatever that stream draws in."""
+        graph = Graph(self.driver)
+        assert self.driver.double_capture_begin(stream) == 0
+        try:
+            yield graph
+        finally:
+            handle = ctypes.c_void_p()
+            graph.code = self.driver.double_capture_end(stream, ctypes.byref(handle))
+            graph.handle = handle.value or 0
+
+
+class Graph:
+    """What was captured; `code` says whether that went well, 0 or the driver's code."""
+
+    def __init__(self, driver: Any) -> None:
+        self._driver = driver
+        self.handle = 0
+        self.code = 0
+
+    def launch(self, stream: int) -> None:
+        """Enqueue it all once more."""
+        assert self.handle, f"nothing was captured: code {self.code}"
+        assert self._driver.double_graph_launch(self.handle, stream) == 0
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self.handle:
+            self._driver.double_graph_destroy(self.handle)
+            self.handle = 0
+
+
+def run_python(code: str, **variables: str) -> str:
+    """Run code in a new Python process with variables set; return what it printed."""
+    environment = {**os.environ, **variables}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,191 @@
+"""A small array library over a double of the GPU's driver, which says that it is CuPy.
+
+Only what gpucoll and the tests ask of CuPy, with its manners: work goes on the thread's current
+stream, freed memory goes to a pool. `install` puts it where ``import cupy`` finds it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
+import numpy as np
+
+from gpucoll import devices
+
+_here = threading.local()
+_pool: dict[tuple[int, int, str], list[int]] = {}
+_kind = "cuda"
+
+
+def _device(number: int) -> Any:
+    return devices.open_device(_kind, number)
+
+
+def _current_number() -> int:
+    return getattr(_here, "number", 0)
+
+
+class Device:
+    """``cupy.cuda.Device``."""
+
+    def __init__(self, number: int) -> None:
+        self.id = number
+        self._before: list[int] = []
+
+    def __enter__(self) -> Device:
+        self._before.append(_current_number())
+        _here.number = self.id
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.number = self._before.pop()
+
+    def use(self) -> None:
+        _here.number = self.id
+
+
+class Stream:
+    """``cupy.cuda.Stream``."""
+
+    def __init__(
+        self, ptr: int | None = None, number: int | None = None, non_blocking: bool = True
+    ) -> None:
+        self.number = _current_number() if number is None else number
+        self.ptr = _device(self.number).create_stream() if ptr is None else ptr
+        self._before: list[Stream] = []
+
+    def __enter__(self) -> Stream:
+        self._before.append(get_current_stream(self.number))
+        _streams()[self.number] = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _streams()[self.number] = self._before.pop()
+
+    def synchronize(self) -> None:
+        device = _device(self.number)
+        with device:
+            device.synchronize_stream(self.ptr)
+
+
+def _streams() -> dict[int, Stream]:
+    if not hasattr(_here, "streams"):
+        _here.streams = {}
+    return _here.streams
+
+
+def get_current_stream(number: int | None = None) -> Stream:
+    """``cupy.cuda.get_current_stream``."""
+    number = _current_number() if number is None else number
+    return _streams().get(number) or Stream(0, number)
+
+
+class _Memory:
+    """A piece of the pool."""
+
+    def __init__(self, size_bytes: int, number: int) -> None:
+        self.key = max(size_bytes, 1), number, _kind
+        free = _pool.setdefault(self.key, [])
+        self.address = free.pop() if free else _device(number).allocate(self.key[0])
+
+    def __del__(self) -> None:
+        _pool[self.key].append(self.address)
+
+
+class ndarray:  # noqa: N801
+    """``cupy.ndarray``: `host` is the same memory, as NumPy sees it."""
+
+    def __init__(self, host: np.ndarray, memory: _Memory) -> None:
+        self.host = host
+        self._memory = memory
+        self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
+        self.flags = SimpleNamespace(c_contiguous=host.flags.c_contiguous)
+        self.device = SimpleNamespace(id=memory.key[1])
+        self.data = SimpleNamespace(ptr=host.ctypes.data)
+
+    def __getitem__(self, where: Any) -> ndarray:
+        return ndarray(self.host[where], self._memory)
+
+    def __setitem__(self, where: Any, value: Any) -> None:
+        get_current_stream(self.device.id).synchronize()
+        self.host[where] = value.host if isinstance(value, ndarray) else value
+
+    def reshape(self, *shape: int) -> ndarray:
+        return ndarray(self.host.reshape(*shape), self._memory)
+
+    @property
+    def T(self) -> ndarray:  # noqa: N802
+        return ndarray(self.host.T, self._memory)
+
+    def view(self, dtype: Any) -> ndarray:
+        return ndarray(self.host.view(dtype), self._memory)
+
+    def set(self, values: np.ndarray) -> None:
+        """Overwrite it, once the current stream is done."""
+        get_current_stream(self.device.id).synchronize()
+        self.host[...] = values
+
+    def get(self) -> np.ndarray:
+        """Return it on the host, once the current stream is done."""
+        get_current_stream(self.device.id).synchronize()
+        return self.host.copy()
+
+    def copy_from(self, other: ndarray) -> None:
+        """Enqueue a copy on the current stream: what a kernel would do."""
+        device = _device(self.device.id)
+        with device:
+            stream = get_current_stream(self.device.id).ptr
+            device.copy(self.data.ptr, other.data.ptr, self.host.nbytes, stream)
+
+
+ndarray.__module__ = "cupy._core.core"
+
+
+def empty(shape: Any, dtype: Any = "float32") -> ndarray:
+    """``cupy.empty``: of what was there before."""
+    kind = np.dtype(dtype)
+    lengths = (shape,) if isinstance(shape, int) else tuple(shape)
+    size_bytes = int(np.prod(lengths)) * kind.itemsize
+    memory = _Memory(size_bytes, _current_number())
+    flat = (ctypes.c_uint8 * size_bytes).from_address(memory.address)
+    return ndarray(np.frombuffer(flat, np.uint8).view(kind).reshape(lengths), memory)
+
+
+def asarray(values: Any) -> ndarray:
+    """``cupy.asarray`` of something on the host."""
+    host = np.asarray(values)
+    made = empty(host.shape, host.dtype)
+    made.host[...] = host
+    return made
+
+
+def ascontiguousarray(x: ndarray) -> ndarray:
+    """``cupy.ascontiguousarray``."""
+    get_current_stream(x.device.id).synchronize()
+    made = empty(x.shape, x.dtype)
+    made.host[...] = x.host
+    return made
+
+
+def install(kind: str) -> ModuleType:
+    """Stand for CuPy in this process, on GPUs of this kind."""
+    global _kind
+    _kind = kind
+    made: Any = ModuleType("cupy")
+    made.ndarray, made.empty, made.asarray = ndarray, empty, asarray
+    made.ascontiguousarray = ascontiguousarray
+    made.cuda = SimpleNamespace(
+        Device=Device,
+        Stream=Stream,
+        get_current_stream=get_current_stream,
+        runtime=SimpleNamespace(is_hip=kind == "rocm", getDevice=_current_number),
+    )
+    sys.modules["cupy"] = made
+    if "gpucoll.arrays.cupy_arrays" in sys.modules:
+        sys.modules["gpucoll.arrays.cupy_arrays"].cupy = made  # type: ignore[attr-defined]
+    return made

@@ -1,0 +1,122 @@
+"""Arrays on a GPU, whichever library they are of: what tests of GPU arrays are written with.
+
+Memory is asked for as bytes and seen as whatever dtype a test needs, so that the same tests run on
+the look-alike of CuPy over a double, on CuPy itself and on PyTorch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
+import numpy as np
+
+GUARD_BYTES = 256
+GUARD = 0xA5
+POISON = 0x5A
+
+
+class CupyKit:
+    """CuPy's arrays, or those of its look-alike."""
+
+    name = "cupy"
+
+    def __init__(self, cupy: Any) -> None:
+        self.cupy = cupy
+
+    def use(self, number: int) -> None:
+        self.cupy.cuda.Device(number).use()
+
+    def bytes_of(self, values: np.ndarray) -> Any:
+        """Return these bytes on the GPU."""
+        return self.cupy.asarray(values)
+
+    def seen_as(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return bytes on the GPU as an array."""
+        return memory.view(np.dtype(dtype)).reshape(*shape) if shape else memory.view(dtype)[0]
+
+    def read(self, x: Any) -> np.ndarray:
+        """Return an array's values, once the current stream is done."""
+        return np.asarray(x.get())
+
+    def write(self, x: Any, values: np.ndarray) -> None:
+        """Overwrite an array."""
+        x.set(np.ascontiguousarray(values))
+
+    def stream(self) -> Any:
+        """Return a new stream; a context manager that makes it the current one."""
+        return self.cupy.cuda.Stream(non_blocking=True)
+
+    def handle(self, stream: Any) -> int:
+        return int(stream.ptr)
+
+
+class TorchKit:
+    """PyTorch's tensors."""
+
+    name = "torch"
+
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
+
+    def use(self, number: int) -> None:
+        self.torch.cuda.set_device(number)
+
+    def bytes_of(self, values: np.ndarray) -> Any:
+        return self.torch.from_numpy(values.copy()).cuda()
+
+    def seen_as(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        return memory.view(getattr(self.torch, np.dtype(dtype).name)).reshape(shape)
+
+    def read(self, x: Any) -> np.ndarray:
+        dtype = np.dtype(str(x.dtype).removeprefix("torch."))
+        flat = x.contiguous().reshape(-1).view(self.torch.uint8).cpu().numpy()
+        return flat.view(dtype).reshape(tuple(x.shape))
+
+    def write(self, x: Any, values: np.ndarray) -> None:
+        flat = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        x.view(-1).view(self.torch.uint8).copy_(self.torch.from_numpy(flat.copy()))
+
+    def stream(self) -> Any:
+        return _TorchStream(self.torch)
+
+    def handle(self, stream: Any) -> int:
+        return int(stream.cuda_stream)
+
+
+class _TorchStream:
+    """A stream that is its own context manager."""
+
+    def __init__(self, torch: Any) -> None:
+        self._torch, self._stream = torch, torch.cuda.Stream()
+        self.cuda_stream = self._stream.cuda_stream
+
+    def __enter__(self) -> _TorchStream:
+        self._context = self._torch.cuda.stream(self._stream)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._context.__exit__(*exception)
+
+    def synchronize(self) -> None:
+        self._stream.synchronize()
+
+
+class Guarded:
+    """An array on the GPU between two guards that must not change."""
+
+    def __init__(self, kit: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -> None:
+        self._kit = kit
+        size_bytes = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        self._start, self._stop = GUARD_BYTES + offset, GUARD_BYTES + offset + size_bytes
+        image = np.full(self._stop + GUARD_BYTES, GUARD, np.uint8)
+        image[self._start : self._stop] = POISON
+        self._memory = kit.bytes_of(image)
+        self.array = kit.seen_as(self._memory[self._start : self._stop], shape, dtype)
+
+    def check(self, where: object = "") -> None:
+        image = self._kit.read(self._memory)
+        outside = np.concatenate([image[: self._start], image[self._stop :]])
+        changed = int(np.count_nonzero(outside != GUARD))
+        assert not changed, f"{where}: {changed} bytes beside the array were written"

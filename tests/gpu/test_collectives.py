@@ -1,0 +1,130 @@
+"""Every collective on GPU arrays against the oracle: dtypes, ops, counts, roots, ways, in place."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
+from tests.dtypes import op_of
+from tests.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
+from tests.gpu.conftest import EVERYWHERE, REPLAYED
+
+from gpucoll import ReduceOp
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.types import DTYPES
+
+
+def cases_of(name, world_size, seed, n_cases=24):
+    """Return drawn cases of one collective that hold every dtype and way."""
+    random = Random(f"{name}-{world_size}-{seed}")
+    pairs = [pair for pair in REDUCIBLE if not (name in SCANS and pair[1] == "avg")]
+    if world_size == 3:  # a third is not exact
+        pairs = [pair for pair in pairs if pair[1] != "avg" or pair[0].startswith(("int", "uint"))]
+    random.shuffle(pairs)
+    dtypes = random.sample(DTYPES, len(DTYPES))
+    made = []
+    for place in range(n_cases):
+        dtype, op = pairs[place % len(pairs)]
+        if name in MOVEMENTS:
+            dtype, op = dtypes[place % len(dtypes)], ""
+        counts = random.choice(["", "", *COUNTS]) if name in COUNTED else ""
+        case = Case(
+            dtype,
+            random.choice((0, 1, 2, 3, 5, 64, 257, 1000)),
+            op,
+            root=random.randrange(world_size) if name in ROOTED else -1,
+            in_place=random.random() < 0.3,
+            offset=random.choice((0, 0, 16)),
+            seed=random.randrange(1000),
+            collective=name,
+            counts=counts,
+            is_auto=bool(counts) and name != "scatter" and random.random() < 0.2,
+            row=random.choice((0, 0, 3)),
+            way=WAYS[place % len(WAYS)],
+        )
+        if case.is_auto and name == "reduce_scatter" and case.way == "new":
+            continue
+        if case.is_auto and case.way == "plan":
+            continue
+        if fits(case):
+            made.append(case)
+    return made
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_drawn_cases(gpus, world_size):
+    size = gpus.world(world_size)
+    cases = [
+        case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, size, world_size)
+    ]
+    assert gpus.call(world_size, run_cases, cases) == [len(cases)] * size
+
+
+@REPLAYED
+def test_every_dtype_and_op_that_the_library_reduces(gpus):
+    cases = [
+        Case(dtype, 65, op, seed=place, collective="all_reduce", in_place=place % 2 == 0)
+        for place, (dtype, op) in enumerate(REDUCIBLE)
+    ]
+    gpus.call(2, run_cases, cases)
+    assert {dtype for dtype, _ in REDUCIBLE} == {*DTYPES} - {"int16", "uint16"}
+
+
+def refuse(comm, kit):
+    """Make every reduction that the library lacks; return what is wrong with the refusals."""
+    wrong = []
+    for place, (dtype, op) in enumerate(NOT_REDUCIBLE):
+        x = kit.seen_as(kit.bytes_of(np.zeros(2 * np.dtype(dtype).itemsize, np.uint8)), (2,), dtype)
+        call = (comm.all_reduce, comm.reduce, comm.scan)[place % 3]
+        try:
+            call(x, op_of(op))
+            wrong.append((dtype, op, "was not refused"))
+        except ArgumentTypeError as error:
+            if not any(word in str(error) for word in ("convert", "host", "sum")):
+                wrong.append((dtype, op, str(error)))
+    total = comm.all_reduce(kit.seen_as(kit.bytes_of(np.ones(4, np.uint8)), (4,), "uint8"))
+    return wrong, kit.read(total).tolist()
+
+
+@REPLAYED
+def test_what_the_library_cannot_reduce_is_refused_with_the_remedy(gpus):
+    size = gpus.world(2)
+    assert {"int16", "uint16"} < {dtype for dtype, _ in NOT_REDUCIBLE}
+    assert gpus.call(2, refuse) == [([], [size] * 4)] * size
+
+
+def refuse_custom(comm, kit):
+    x = kit.bytes_of(np.ones(4, np.uint8))
+    with pytest.raises(ArgumentTypeError, match="its operations are fixed"):
+        comm.all_reduce(x, ReduceOp.custom(lambda a, b: a + b))
+    x = kit.seen_as(kit.bytes_of(np.zeros(16, np.uint8)), (4,), "float32")
+    with pytest.raises(ArgumentTypeError, match="cannot scan with avg"):
+        comm.scan(x, "avg")
+
+
+def test_user_ops_and_scans_of_averages_are_refused(gpus):
+    gpus.call(2, refuse_custom)
+
+
+def scan_in_pieces(comm, kit):
+    from gpucoll.backends.nccl import collectives
+
+    collectives.SCRATCH_BYTES = 1000
+    try:
+        cases = [
+            Case(dtype, 1001, op, seed=7, collective=name, in_place=in_place)
+            for dtype, op in (("float64", "sum"), ("int8", "max"), ("bool", "land"))
+            for name in SCANS
+            for in_place in (False, True)
+        ]
+        return run_cases(comm, kit, cases)
+    finally:
+        collectives.SCRATCH_BYTES = 64 << 20
+
+
+@EVERYWHERE
+def test_scans_in_pieces(gpus):
+    gpus.call(3, scan_in_pieces)

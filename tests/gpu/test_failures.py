@@ -1,0 +1,425 @@
+"""What ends a call on GPU arrays, and that every rank hears of it: nothing hangs, nothing is left."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from tests.faults.test_ends import SOON_S, errors, is_broken, until
+from tests.gpu.conftest import in_rank
+from tests.ranks import Ended
+
+from gpucoll.errors import (
+    AbortedError,
+    BackendError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+    PeerLostError,
+    StateError,
+)
+from gpucoll.transport.layout import Record
+
+FLOAT32 = np.dtype("float32")
+
+
+def ones(kit, count=8, dtype="float32"):
+    return kit.seen_as(kit.bytes_of(np.ones(count, dtype).view(np.uint8)), (count,), dtype)
+
+
+def counted(rank, function, *args, **options):
+    """Call ``function(comm, kit, *args)``; nothing of the library may be left, however it ends."""
+    try:
+        with rank.init(**options) as comm:
+            return function(comm, rank.kit, *args)
+    finally:
+        if rank.control is not None:
+            assert rank.control.communicators == 0
+        names = [thread.name for thread in threading.enumerate()]
+        assert "gpucoll-gpu" not in names
+
+
+# --- different calls ------------------------------------------------------------------------------
+
+OTHERWISE = {
+    "shape": lambda comm, kit: comm.all_reduce(ones(kit, 9)),
+    "dtype": lambda comm, kit: comm.all_reduce(ones(kit, 8, "int32")),
+    "op": lambda comm, kit: comm.all_reduce(ones(kit), "max"),
+    "collective": lambda comm, kit: comm.all_gather(ones(kit)),
+    "list": lambda comm, kit: comm.all_reduce([ones(kit), ones(kit)]),
+    "asynchronous": lambda comm, kit: comm.all_reduce(ones(kit, 9), async_op=True).wait(),
+    "plan": lambda comm, kit: comm.plan_all_reduce(ones(kit, 9))(),
+}
+
+
+def call_otherwise(rank, kind):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        different = OTHERWISE[kind] if comm.rank == 1 else OTHERWISE["shape"]
+        if kind in ("shape", "asynchronous", "plan") and comm.rank != 1:
+            different = lambda comm, kit: comm.all_reduce(ones(kit))  # noqa: E731
+        different(comm, kit)
+        with pytest.raises(MismatchError) as caught:
+            comm.check()
+        with pytest.raises(MismatchError):
+            comm.all_reduce(ones(kit))
+        with pytest.raises(MismatchError):
+            comm.all_reduce(np.ones(3))
+        return str(caught.value)
+
+    return counted(rank, calls)
+
+
+@pytest.mark.parametrize("kind", OTHERWISE)
+def test_a_mismatch_is_found_beside_the_call_and_names_the_odd_rank(gpus, kind):
+    found = gpus.call_ranks(3, call_otherwise, kind)
+
+    for text in found:
+        assert re.search(r"rank 1 called \w+\(.*ranks 0, 2 called all_reduce\(", text), text
+        assert "The communicator was aborted: close it" in text
+
+
+def call_with_another_root(rank, name):
+    def calls(comm, kit):
+        getattr(comm, name)(ones(kit), root=int(comm.rank == 1))
+        comm.check()
+
+    return counted(rank, calls)
+
+
+@pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])
+def test_another_root(gpus, name):
+    for error in errors(gpus.replies(2, call_with_another_root, name)):
+        assert isinstance(error, MismatchError), error
+        assert "root=1" in str(error)
+        assert "root=0" in str(error)
+
+
+def call_in_another_order(rank):
+    def calls(comm, kit):
+        x, y = ones(kit), ones(kit, 3)
+        for array in (x, y) if comm.rank else (y, x):
+            comm.all_reduce(array)
+        comm.check()
+
+    return counted(rank, calls)
+
+
+def test_another_order(gpus):
+    for error in errors(gpus.replies(2, call_in_another_order)):
+        assert isinstance(error, MismatchError), error
+
+
+def send_counts_that_differ(rank):
+    def calls(comm, kit):
+        sent, received = ([1, 2], [1, 1]) if comm.rank == 0 else ([2, 1], [2, 1])
+        comm.all_to_all(ones(kit, 3), send_counts=sent, recv_counts=received)
+        comm.check()
+
+    return counted(rank, calls)
+
+
+def test_counts_between_two_ranks_that_differ(gpus):
+    for error in errors(gpus.replies(2, send_counts_that_differ)):
+        assert isinstance(error, MismatchError), error
+        assert "send_counts and recv_counts must agree" in str(error)
+
+
+# --- late, gone -----------------------------------------------------------------------------------
+
+
+def come_too_late(rank, way):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        if comm.rank == 1:
+            until(lambda: is_broken(comm))
+            comm.check()
+        if way == "call":
+            comm.all_reduce(ones(kit), timeout_s=0.3)
+            comm.check()
+        elif way == "work":
+            comm.all_reduce(ones(kit), async_op=True, timeout_s=0.3).synchronize()
+        elif way == "communicator":
+            comm.all_reduce(ones(kit))
+            comm.close()
+
+    return counted(rank, calls, timeout_s=0.3 if way == "communicator" else 20.0)
+
+
+@pytest.mark.parametrize("way", ["call", "work", "communicator"])
+def test_a_deadline_names_the_late_rank(gpus, way):
+    first, late, other = errors(gpus.replies(3, come_too_late, way))
+
+    for error in (first, late, other):
+        assert isinstance(error, DeadlineError), error
+        assert "rank 1 had not made this call" in str(error)
+        assert "all_reduce(op=sum, float32, shape (8,)) (#2)" in str(error)
+    assert "waited 0.3 s" in str(first) + str(other)
+
+
+def hang_on_the_gpu(rank):
+    def calls(comm, kit):
+        with rank.control.library_set(hang_at=2):
+            comm.all_reduce(ones(kit))
+            comm.all_reduce(ones(kit))
+            comm.check()
+
+    return counted(rank, calls, timeout_s=0.3)
+
+
+def test_a_gpu_that_hangs_is_a_deadline(gpus):
+    for error in errors(gpus.replies(2, hang_on_the_gpu)):
+        assert isinstance(error, DeadlineError), error
+        assert "all ranks had made this call, but the GPUs had not finished it" in str(error)
+
+
+def be_killed(rank, when):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        comm.check()
+        if comm.rank == 1:
+            if when == "after":
+                comm.all_reduce(ones(kit))  # posted, but it may not be done
+            os.kill(os.getpid(), signal.SIGKILL)
+        begun = time.monotonic()
+        comm.all_reduce(ones(kit))
+        try:
+            comm.check()
+        finally:
+            assert time.monotonic() - begun < SOON_S
+
+    return counted(rank, calls)
+
+
+def test_a_lost_rank(rank_server, gpus):
+    with rank_server.fork(3) as pool:
+        arguments = gpus.double, be_killed, ("before",)
+        pool.start(in_rank, *arguments, gives="seat", environment=gpus.variables)
+        first, killed, last = pool.collect()
+
+    assert isinstance(killed, Ended)
+    for reply in (first, last):
+        assert isinstance(reply.error, PeerLostError), reply
+        assert re.search(r"lost rank 1 in all_reduce\(.*\(#2\)", str(reply.error))
+        assert "ended without closing" in str(reply.error)
+
+
+def close_early(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        if comm.rank == 1:
+            comm.close()
+            return
+        comm.all_reduce(ones(kit))
+        comm.check()
+
+    return counted(rank, calls)
+
+
+def test_a_rank_that_closes_early(gpus):
+    first, second = gpus.replies(2, close_early)
+
+    assert second.error is None
+    assert isinstance(first.error, PeerLostError), first.error
+    assert "it closed the communicator" in str(first.error)
+
+
+def leave_in_peace(rank):
+    def calls(comm, kit):
+        for _ in range(3):
+            y = comm.all_reduce(ones(kit))
+        if comm.rank == 0:
+            until(lambda: comm._group.members.has_closed(1))
+        comm.check()
+        return kit.read(y).tolist()
+
+    return counted(rank, calls)
+
+
+def test_a_rank_that_closes_when_all_is_done_is_no_loss(gpus):
+    assert gpus.call_ranks(2, leave_in_peace) == [[2.0] * 8] * 2
+
+
+# --- errors of the library and the GPU ------------------------------------------------------------
+
+
+def fail_at_call(rank, code):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        comm.check()
+        if comm.rank == 1:
+            rank.control.fail_at(1, code, "ncclAllReduce")
+        comm.all_reduce(ones(kit))
+        comm.check()
+
+    try:
+        return counted(rank, calls)
+    finally:
+        rank.control.fail_at(0, 0)
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 5, 6])
+def test_an_error_of_the_library_at_one_rank(gpus, code):
+    other, failed = errors(gpus.replies(2, fail_at_call, code))
+
+    expected = PeerLostError if code == 6 else BackendError
+    assert isinstance(failed, expected), failed
+    assert f"code {code} of NCCL" in str(failed)
+    assert isinstance(other, AbortedError), other
+    assert "the GPU library of rank 1 failed in all_reduce(" in str(other)
+
+
+def fail_beside(rank, on_rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        with rank.control.library_set(async_error_at=2 if comm.rank == on_rank else 0):
+            comm.all_reduce(ones(kit))
+            comm.check()
+
+    return counted(rank, calls)
+
+
+def test_an_asynchronous_error(gpus):
+    other, failed = errors(gpus.replies(2, fail_beside, 1))
+
+    assert isinstance(failed, PeerLostError), failed
+    assert "an asynchronous error" in str(failed)
+    assert isinstance(other, AbortedError | PeerLostError), other
+
+
+def go_on_in_progress(rank):
+    with rank.control.library_set(polls=5):
+
+        def calls(comm, kit):
+            results = [kit.read(comm.all_reduce(ones(kit))).tolist() for _ in range(3)]
+            with comm.group():
+                grouped = [comm.all_reduce(ones(kit)), comm.broadcast(ones(kit))]
+            comm.check()
+            return results, [kit.read(x).tolist() for x in grouped]
+
+        return counted(rank, calls)
+
+
+def test_what_is_in_progress_is_polled(gpus):
+    expected = ([[3.0] * 8] * 3, [[3.0] * 8, [1.0] * 8])
+    assert gpus.call_ranks(3, go_on_in_progress) == [expected] * 3
+
+
+def stay_in_progress(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        comm.check()
+        with rank.control.library_set(polls=10**9):
+            comm.all_reduce(ones(kit))
+
+    return counted(rank, calls, timeout_s=0.3)
+
+
+def test_what_stays_in_progress_is_a_deadline(gpus):
+    for error in errors(gpus.replies(2, stay_in_progress)):
+        assert isinstance(error, DeadlineError | AbortedError), error
+
+
+# --- given up -------------------------------------------------------------------------------------
+
+
+def abort_in_the_middle(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        if comm.rank == 1:
+            records = [comm._group.members.enqueued_words(rank, 2) for rank in (0, 2)]
+            until(lambda: all(record[Record.SEQUENCE] == 2 for record in records))
+            comm.abort()
+            with pytest.raises(AbortedError):
+                comm.all_reduce(ones(kit))
+            return "aborted"
+        begun = time.monotonic()
+        work = comm.all_reduce(ones(kit), async_op=True)
+        with pytest.raises(AbortedError, match="rank 1 aborted it"):
+            work.synchronize()
+        assert time.monotonic() - begun < SOON_S
+        assert isinstance(work.exception(), AbortedError)
+        return "told"
+
+    return counted(rank, calls)
+
+
+def test_abort(gpus):
+    assert gpus.call_ranks(3, abort_in_the_middle) == ["told", "aborted", "told"]
+
+
+def interrupt(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        if comm.rank == 1:
+            until(lambda: is_broken(comm))
+            return None
+        work = comm.all_reduce(ones(kit), async_op=True)
+        sender = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+        sender.start()
+        begun = time.monotonic()
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                work.synchronize()
+        finally:
+            sender.join()
+        took_s = time.monotonic() - begun
+        comm.abort()
+        return took_s
+
+    return counted(rank, calls)
+
+
+def test_ctrl_c_in_a_wait(gpus):
+    assert gpus.call_ranks(2, interrupt)[0] < 0.6
+
+
+def use_from_a_second_thread(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        with comm._gpu._entering, pytest.raises(StateError, match="another thread"):
+            comm.all_reduce(ones(kit))
+        comm.close()
+        for call in (
+            lambda: comm.all_reduce(ones(kit)),
+            lambda: comm.send(ones(kit), 0),
+            lambda: comm.all_reduce([ones(kit)]),
+        ):
+            with pytest.raises(StateError, match="is closed"):
+                call()
+
+    return counted(rank, calls)
+
+
+def test_a_second_thread_and_after_close(gpus):
+    gpus.call_ranks(1, use_from_a_second_thread)
+
+
+def break_the_gpu(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        comm.check()
+        rank.control.driver_set("error", 700)
+        comm.all_reduce(ones(kit))
+        comm.check()
+
+    try:
+        return counted(rank, calls)
+    except GpucollError as error:
+        return type(error).__name__, str(error)
+    finally:
+        rank.control.driver_set("error", 0)
+
+
+def test_an_error_of_the_gpu_itself(rank_server, gpus):
+    with rank_server.fork(1) as pool:
+        arguments = gpus.double, break_the_gpu, ()
+        ((kind, text),) = pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables)
+
+    assert kind == "BackendError"
+    assert "700" in text

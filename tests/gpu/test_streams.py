@@ -1,0 +1,295 @@
+"""Streams: what waits for what, what stays alive, what is refused; graphs."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import numpy as np
+import pytest
+from tests.faults.test_ends import until
+from tests.gpu.conftest import EVERYWHERE, REPLAYED
+
+from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
+
+
+def full(kit, value, count=1000):
+    values = np.full(count, value, np.float32)
+    return kit.seen_as(kit.bytes_of(values.view(np.uint8)), (count,), "float32")
+
+
+def issuer_of(comm):
+    return comm._gpu._connected.issuer
+
+
+# --- a call only enqueues -------------------------------------------------------------------------
+
+
+def return_before_it_is_done(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        comm.all_reduce(full(kit, 1))
+        comm.check()
+        with rank.control.held():
+            y = comm.all_reduce(full(kit, 1))
+            work = comm.all_reduce(full(kit, 2), async_op=True)
+            z = work.wait()
+            states = [work.done(), work.exception(), issuer_of(comm).is_busy]
+            with pytest.raises(DeadlineError, match="has not even begun"):
+                work.synchronize(timeout_s=0.05)
+        work.synchronize()
+        states += [work.done(), repr(work)]
+        return states, kit.read(y)[0], kit.read(z)[0]
+
+
+def test_a_call_returns_before_it_is_done(gpus):
+    states = [False, None, True, True, "<Work all_reduce on the GPU: done>"]
+    assert gpus.call_ranks(2, return_before_it_is_done) == [(states, 2.0, 4.0)] * 2
+
+
+def order_on_one_stream(comm, kit):
+    """Change the input before the call, and use its result after it, all on one stream."""
+    results = []
+    for stream in (None, kit.stream()):
+        x, y, out, later = (full(kit, value) for value in (1, 5, 0, 0))
+        if stream is not None:
+            stream.__enter__()
+        try:
+            x.copy_from(y)
+            comm.all_reduce(x, out=out)
+            later.copy_from(out)
+            x.copy_from(later)
+            results.append(kit.read(x)[-1])
+        finally:
+            if stream is not None:
+                stream.__exit__(None, None, None)
+    return results
+
+
+@pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
+def test_the_current_stream_orders_everything(gpus):
+    size = gpus.world(3)
+    assert gpus.call(3, order_on_one_stream) == [[5.0 * size] * 2] * size
+
+
+def overlap(rank):
+    """An asynchronous call comes after what was on the stream, and nothing waits for it."""
+    with rank.init() as comm:
+        kit = rank.kit
+        x, y, out, later = (full(kit, value) for value in (1, 5, 0, 0))
+        comm.all_reduce(x)
+        x.copy_from(y)
+        with rank.control.library_set(delay_us=100_000):
+            work = comm.all_reduce(x, out=out, async_op=True)
+            with kit.stream():
+                kit.read(y)  # another stream is not held up
+                was_done = work.done()
+            result = work.wait()
+            later.copy_from(out)
+        assert result is out
+        assert work.wait() is out
+        return was_done, kit.read(later)[0]
+
+
+def test_async_runs_beside_the_stream_and_wait_orders_it(gpus):
+    assert gpus.call_ranks(2, overlap) == [(False, 10.0)] * 2
+
+
+def many_works(comm, kit):
+    works = [comm.all_reduce(full(kit, place), async_op=True) for place in range(20)]
+    return [kit.read(work.wait())[0] for work in reversed(works)]
+
+
+@REPLAYED
+def test_many_works_waited_for_in_any_order(gpus):
+    size = gpus.world(2)
+    expected = [float(size * place) for place in reversed(range(20))]
+    assert gpus.call(2, many_works) == [expected] * size
+
+
+# --- what stays alive -----------------------------------------------------------------------------
+
+
+def let_go(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        comm.all_reduce(full(kit, 1))
+        comm.check()
+        with rank.control.held():
+            x = full(kit, 3)
+            alive = weakref.ref(x._memory)
+            work = comm.all_reduce(x, async_op=True)
+            del x
+            gc.collect()
+            first = alive() is not None
+        work.synchronize()
+        until(lambda: alive() is None)
+        return first, kit.read(work.wait())[0]
+
+
+def test_arrays_stay_alive_until_their_work_is_done_and_no_longer(gpus):
+    assert gpus.call_ranks(2, let_go) == [(True, 6.0)] * 2
+
+
+def leave_works(rank):
+    before = [rank.control.count(what) for what in ("events", "streams")]
+    with rank.init() as comm:
+        kit = rank.kit
+        for _ in range(3000):
+            comm.all_reduce(full(kit, 1, 8), async_op=True)
+        backlog = issuer_of(comm)._n_flights
+        comm.check()
+        left = issuer_of(comm)._n_flights
+    after = [rank.control.count(what) for what in ("events", "streams")]
+    return backlog <= 1024, left, before == after
+
+
+def test_a_backlog_is_bounded_and_nothing_is_left(gpus):
+    assert gpus.call_ranks(2, leave_works) == [(True, 0, True)] * 2
+
+
+def read_at_once(rank):
+    """Arrays of a library that knows no streams are complete when the call returns."""
+    import gpucoll.arrays.cupy_arrays as library
+
+    with rank.init() as comm:
+        kit = rank.kit
+        library.IS_STREAM_ORDERED = False
+        try:
+            comm.all_reduce(full(kit, 1))
+            with rank.control.library_set(delay_us=50_000):
+                plain = comm.all_reduce(full(kit, 1)).host[-1]
+                work = comm.all_reduce(full(kit, 1), async_op=True)
+                waited = work.wait().host[-1]
+                with comm.group():
+                    grouped = comm.all_reduce(full(kit, 1))
+                planned = comm.plan_all_reduce(full(kit, 1))().host[-1]
+            return [plain, waited, grouped.host[-1], planned]
+        finally:
+            del library.IS_STREAM_ORDERED
+
+
+def test_arrays_without_streams_are_complete_at_once(gpus):
+    assert gpus.call_ranks(2, read_at_once) == [[2.0] * 4] * 2
+
+
+# --- stream= --------------------------------------------------------------------------------------
+
+
+def on_a_given_stream(comm, kit):
+    stream = kit.stream()
+    results = []
+    for given in (stream, kit.handle(stream)):
+        out = full(kit, 0)
+        assert comm.all_reduce(full(kit, 2), out=out, stream=given) is out
+        stream.synchronize()
+        results.append(kit.read(out)[0])
+        # What is made or filled for the call is used on the current stream.
+        results.append(kit.read(comm.all_reduce(full(kit, 2), stream=given))[0])
+        matrix = kit.seen_as(kit.bytes_of(np.ones(24, np.float32).view(np.uint8)), (4, 6), "float32")
+        results.append(kit.read(comm.all_reduce(matrix.T, out=matrix.T, stream=given))[0, 0])
+        results.append(kit.read(comm.all_reduce(full(kit, 2), stream=given, async_op=True).wait())[0])
+    with pytest.raises(ArgumentTypeError, match="stream must be a stream of CuPy"):
+        comm.all_reduce(full(kit, 1), stream="mine")
+    return results
+
+
+@EVERYWHERE
+def test_a_given_stream(gpus):
+    size = gpus.world(2)
+    expected = [2.0 * size, 2.0 * size, 1.0 * size, 2.0 * size] * 2
+    assert gpus.call(2, on_a_given_stream) == [expected] * size
+
+
+def use_another_gpus_stream(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        comm.all_reduce(full(kit, 1))
+        with kit.cupy.cuda.Device(5):
+            stream = kit.stream()
+            elsewhere = full(kit, 1)
+        with pytest.raises(ArgumentError, match="belongs to another GPU"):
+            comm.all_reduce(full(kit, 1), stream=stream)
+        with pytest.raises(ArgumentError, match=r"lies on cuda:5, but .* is cuda:\d: one device"):
+            comm.all_reduce(elsewhere)
+        with pytest.raises(ArgumentError, match=r"lie on different devices"):
+            comm.all_reduce([full(kit, 1), elsewhere])
+        return kit.read(comm.all_reduce(full(kit, 1)))[0]
+
+
+def test_streams_and_arrays_of_another_gpu(gpus):
+    assert gpus.call_ranks(2, use_another_gpus_stream) == [2.0] * 2
+
+
+class Foreign:
+    """An array that only says where it lies, as Numba's do: without a pool."""
+
+    def __init__(self, address, count):
+        self.address, self.count = address, count
+
+    @property
+    def __cuda_array_interface__(self):
+        data = {"data": (self.address, False), "version": 3}
+        return {"shape": (self.count,), "typestr": "<f4", **data}
+
+
+def use_foreign_arrays(rank):
+    with rank.init(device=rank.rank) as comm:
+        x, out = full(rank.kit, 2), full(rank.kit, 0)
+        comm.all_reduce(Foreign(x.data.ptr, 1000), out=Foreign(out.data.ptr, 1000))
+        device = issuer_of(comm).device
+        freed = device.allocate(4000)
+        device.free(freed)
+        with pytest.raises(ArgumentError, match="is not memory of a GPU of this process: was the"):
+            comm.all_reduce(Foreign(freed, 1000), out=Foreign(out.data.ptr, 1000))
+        with pytest.raises(ArgumentError, match="has no memory: was it freed"):
+            comm.all_reduce(Foreign(0, 1000), out=Foreign(out.data.ptr, 1000))
+        with pytest.raises(ArgumentError, match="give out="):
+            comm.all_reduce(Foreign(x.data.ptr, 1000))
+        return rank.kit.read(out)[0]
+
+
+def test_foreign_and_freed_arrays(gpus):
+    assert gpus.call_ranks(2, use_foreign_arrays) == [4.0] * 2
+
+
+# --- graphs ---------------------------------------------------------------------------------------
+
+
+def capture(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        x, out, gathered, beside = (full(kit, v) for v in (1, 0, 0, 0))
+        gathered = full(kit, 0, 1000 * comm.world_size)
+        comm.all_reduce(x, out=out)
+        comm.check()
+        stream = kit.stream()
+        with stream, rank.control.captured(stream.ptr) as graph:
+            comm.all_reduce(x, out=out)
+            comm.all_gather(out, out=gathered)
+            with comm.group():
+                comm.broadcast(out, out=out)
+            comm.all_reduce(x, "max", out=beside, async_op=True).wait()
+            for refused in (
+                lambda: comm.all_reduce(x),
+                lambda: comm.scan(x, out=out),
+                lambda: comm.all_reduce([x]),
+            ):
+                with pytest.raises(ArgumentError, match="captured graph"):
+                    refused()
+        assert graph.code == 0
+        kit.write(out, np.zeros(1000, np.float32))
+        results = []
+        for value in (3, 4):
+            kit.write(x, np.full(1000, value, np.float32))
+            graph.launch(stream.ptr)
+            stream.synchronize()
+            results.append([kit.read(array)[-1] for array in (out, gathered, beside)])
+        graph.close()
+        comm.check()
+        results.append(kit.read(comm.all_reduce(x))[0])
+        return results
+
+
+def test_a_captured_graph_can_be_replayed(gpus):
+    assert gpus.call_ranks(2, capture) == [[[6.0, 6.0, 3.0], [8.0, 8.0, 4.0], 8.0]] * 2
