@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from gpucoll.errors import ArgumentTypeError
 from tests.collective_cases import GATHERING, SCANS, SCATTERING, Case
 from tests.dtypes import ALLOWED, assert_same, dtype_of
 from tests.gpu.kits import POISON, Guarded
-
-from gpucoll.errors import ArgumentTypeError
 
 WAYS = ("out", "new", "asynchronous", "plan", "stream", "group")
 
@@ -111,10 +111,9 @@ def run_cases(comm, kit, cases: Sequence[Case]) -> int:
 
 def is_reducible(dtype: str, op: str) -> bool:
     """Return whether NCCL reduces this dtype with this op."""
-    from tests.dtypes import op_of
-
     from gpucoll.backends.nccl.elements import reduction
     from gpucoll.types import ReduceOp
+    from tests.dtypes import op_of
 
     try:
         reduction(ReduceOp.parse(op_of(op)), dtype, "NCCL", (2, 29, 7))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.doubles import Double
-from tests.gpu import cupy_double, kits
 
 from gpucoll import config
+from tests.doubles import Double
+from tests.gpu import cupy_double, kits
 
 REAL = pytest.param("real", marks=pytest.mark.gpu)
 

@@ -6,14 +6,14 @@ from random import Random
 
 import numpy as np
 import pytest
-from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
-from tests.dtypes import op_of
-from tests.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
-from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 from gpucoll import ReduceOp
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.types import DTYPES
+from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
+from tests.dtypes import op_of
+from tests.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
+from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 
 def cases_of(name, world_size, seed, n_cases=24):

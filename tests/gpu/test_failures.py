@@ -11,7 +11,6 @@ import time
 import numpy as np
 import pytest
 from tests.faults.test_ends import SOON_S, errors, is_broken, until
-from tests.gpu.conftest import in_rank
 from tests.ranks import Ended
 
 from gpucoll.errors import (
@@ -24,6 +23,7 @@ from gpucoll.errors import (
     StateError,
 )
 from gpucoll.transport.layout import Record
+from tests.gpu.conftest import in_rank
 
 FLOAT32 = np.dtype("float32")
 
@@ -382,8 +382,9 @@ def test_ctrl_c_in_a_wait(gpus):
 def use_from_a_second_thread(rank):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
-        with comm._gpu._entering, pytest.raises(StateError, match="another thread"):
-            comm.all_reduce(ones(kit))
+        with comm._gpu._entering:
+            with pytest.raises(StateError, match="another thread"):
+                comm.all_reduce(ones(kit))
         comm.close()
         for call in (
             lambda: comm.all_reduce(ones(kit)),

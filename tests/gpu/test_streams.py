@@ -8,9 +8,9 @@ import weakref
 import numpy as np
 import pytest
 from tests.faults.test_ends import until
-from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
+from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 
 def full(kit, value, count=1000):
