@@ -263,6 +263,7 @@ class TestHost:
         assert environment.report()["cpu_path_works"] is True
         environment["packages"][1].update(version=None, distribution=None)
         assert environment.report()["cpu_path_works"] is False
+        assert commands(environment.report()) == ["pip install numba"]
 
 
 class TestRdma:

@@ -164,6 +164,22 @@ class TestLibraries:
         found = libraries.look("MPI", "libmpi.so.123")
         assert "libmpi.so.123" in (found["problem"] or "")
 
+    @pytest.mark.parametrize(
+        ("text", "expected"),
+        [
+            ("MPICH Version:\t5.0.2\nMPICH Release date:\tx", "MPICH 5.0.2"),
+            ("Open MPI v5.0.11, package: Open MPI", "Open MPI 5.0.11"),
+            ("Intel(R) MPI Library 2021.18.1 for Linux* OS", "Intel MPI 2021.18.1"),
+            (
+                "Some MPI of a vendor, whose text is longer than a label\nmore",
+                "Some MPI of a vendor",
+            ),
+        ],
+    )
+    def test_versions_of_mpi(self, text, expected):
+        assert libraries.mpi_version(text).startswith(expected)
+        assert len(libraries.mpi_version(text)) <= 40
+
     def candidate(self, path, name="NCCL", source="the wheel on Python's path"):
         return {"name": name, "path": path, "source": source}
 

@@ -8,8 +8,10 @@ from gpucoll import config
 from gpucoll.doctor.choice import LIBRARIES, VENDOR_NAMES, used_library
 from gpucoll.doctor.facts import Advice, DriverFound, LibraryFound, Package, Report
 
-__all__ = ["advise", "cuda_extra"]
+__all__ = ["NEEDED", "advise", "cuda_extra"]
 
+NEEDED = ("NumPy", "Numba")
+"""Packages without which nothing works."""
 CUDA_EXTRAS = ((13, "cuda13"), (12, "cuda12"))
 """First version of the driver's interface, in CUDA's numbers -> the extra that fits."""
 OLDEST_CUDA_DRIVER = "525"
@@ -41,6 +43,10 @@ def cuda_extra(driver: DriverFound | None) -> str | None:
 
 def _cpu_path(report: Report) -> Iterator[Advice]:
     memory, test, cpus = report["memory"], report["self_test"], report["cpus"]
+    for package in report["packages"] or ():
+        if package["name"] in NEEDED and package["version"] is None:
+            name = package["name"]
+            yield _advice(name, "gpucoll needs it, and it is gone", f"pip install {name.lower()}")
     if memory is not None:
         if problem := memory["shared_memory_problem"]:
             yield _advice(

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
-from gpucoll.doctor.advice import advise
+from gpucoll.doctor.advice import NEEDED, advise
 from gpucoll.doctor.choice import choices
 from gpucoll.doctor.facts import SCHEMA, DefaultGpuFound, GpuFound, Problem, Report
 from gpucoll.doctor.host import system
@@ -119,8 +119,8 @@ def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
         return bool(test["passed"])
     memory, packages = found["memory"], found["packages"] or ()
     has_memory = memory is not None and memory["shared_memory_problem"] is None
-    needed = {"NumPy", "Numba"}
-    return has_memory and needed <= {x["name"] for x in packages if x["version"] is not None}
+    installed = {package["name"] for package in packages if package["version"] is not None}
+    return has_memory and installed.issuperset(NEEDED)
 
 
 def _gpu_direct(topology: Any, devices: Sequence[Any]) -> list[Any]:

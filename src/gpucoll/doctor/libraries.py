@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -27,6 +28,11 @@ _VENDORS: dict[str, Vendor] = {vendor.name: vendor for vendor in (NCCL, RCCL)}
 _MPI_NAMES = ("libmpi.so.12", "libmpi.so.40")
 """MPICH and Intel MPI; Open MPI."""
 _MPI_PATTERN = r"libmpi\.so.*"
+_MPI_KINDS = {
+    "MPICH": r"MPICH Version:\s*(\S+)",
+    "Open MPI": r"Open MPI v([^\s,]+)",
+    "Intel MPI": r"Intel\(R\) MPI Library (\S+)",
+}
 _MPI_VERSION_BYTES = 8192  # MPI_MAX_LIBRARY_VERSION_STRING is at most this
 _ELSEWHERE = {
     NCCL.name: ("/usr/local/cuda/lib64/libnccl.so.2", "/usr/lib/x86_64-linux-gnu/libnccl.so.2"),
@@ -113,8 +119,15 @@ def _look_at_mpi(path: str) -> Look:
     except (AttributeError, OSError) as error:
         return Look(path=path, version=None, problem=str(error))
     real = next(iter(loaded_copies(_MPI_PATTERN)), path)
-    version = " ".join(text.value.decode(errors="replace").replace(",", " ").split()[:5])
-    return Look(path=real, version=version.rstrip(":"), problem=None)
+    return Look(path=real, version=mpi_version(text.value.decode(errors="replace")), problem=None)
+
+
+def mpi_version(text: str) -> str:
+    """Return name and version out of what MPI_Get_library_version tells, in lines of its own kind."""
+    for name, pattern in _MPI_KINDS.items():
+        if match := re.match(pattern, text):
+            return f"{name} {match[1]}"
+    return text.partition("\n")[0][:40].strip()
 
 
 def merged(
