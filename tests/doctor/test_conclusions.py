@@ -168,6 +168,26 @@ class TestGpusThatCannotBeUsed:
         environment.driver("nvidia").update(interface=None, problem="libcuda.so.1: cannot open")
         assert commands(environment.report()) == ["docker run --gpus all ..."]
 
+    def test_the_kernel_has_no_driver(self):
+        environment = nvidia(gpus=0)
+        environment.driver("nvidia").update(kernel_module=None, interface=None, problem="none")
+        report = environment.report()
+        assert commands(report) == [None]
+        assert "not loaded NVIDIA's driver" in advice_of(report, "NVIDIA GPUs")["why"]
+
+    def test_the_process_keeps_to_the_cpu(self):
+        environment = nvidia(gpus=0)
+        problem = "GPUCOLL_CPU_ONLY keeps this process to the CPU"
+        environment.driver("nvidia").update(interface=None, problem=problem)
+        assert commands(environment.report()) == ["unset GPUCOLL_CPU_ONLY"]
+
+    def test_graphics_of_the_processor_beside_gpus_that_serve_are_not_mentioned(self):
+        environment = nvidia()
+        environment.add_library()
+        environment.install("CuPy", "cupy-cuda12x")
+        environment.driver("amd").update(kernel_module="part of the kernel")
+        assert environment.report()["advice"] == []
+
     def test_hidden_by_a_variable(self):
         environment = nvidia(gpus=0)
         environment["gpus"]["visible_devices"] = {"CUDA_VISIBLE_DEVICES": ""}

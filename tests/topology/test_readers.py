@@ -75,6 +75,11 @@ class TestSysfs:
         link(root / "sys/class/net/lo", root / "sys/devices/virtual/net/lo")
         assert [nic.name for nic in read_machine(root).nics] == ["mlx5_0"]
 
+    def test_graphics_of_a_servers_console_are_no_gpu(self, tmp_path):
+        root = write_sysfs(tmp_path, ONE_GPU, "amd")
+        link(root / "sys/bus/pci/devices/0000:03:00.0/driver", root / "sys/bus/pci/drivers/radeon")
+        assert read_machine(root).gpus == ()
+
     @pytest.mark.parametrize(
         ("vendor", "kind", "is_gpu"),
         [

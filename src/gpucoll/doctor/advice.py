@@ -100,13 +100,17 @@ def _gpus(report: Report) -> Iterator[Advice]:
         devices = [device for device in found["devices"] if device["vendor"] == vendor]
         if devices:
             yield from _library(vendor, driver, report)
-        elif driver["kernel_module"] or vendor in present:
+        # With GPUs of one vendor, one of the other is mostly the processor's own graphics.
+        elif not found["devices"] and (driver["kernel_module"] or vendor in present):
             yield _no_gpu(vendor, driver, found["visible_devices"])
 
 
 def _no_gpu(vendor: str, driver: DriverFound, visible: Mapping[str, str]) -> Advice:
     """Say what to do where the machine has a GPU and the process has none."""
     what = f"{VENDOR_NAMES[vendor]} GPUs"
+    why = f"the machine has some, but this process cannot use them: {driver['problem']}"
+    if config.CPU_ONLY in (driver["problem"] or ""):
+        return _advice(what, why, f"unset {config.CPU_ONLY}")
     names = {
         "nvidia": (config.CUDA_VISIBLE_DEVICES,),
         "amd": (
@@ -117,13 +121,16 @@ def _no_gpu(vendor: str, driver: DriverFound, visible: Mapping[str, str]) -> Adv
     }[vendor]
     for name in names:
         if name in visible:
-            why = f"the machine has some; {name}={visible[name]!r} may hide them"
-            return _advice(what, why, f"unset {name}")
-    why = f"the machine has some, but this process cannot use them: {driver['problem']}"
-    if vendor == "nvidia":
-        command = "docker run --gpus all ..." if driver["kernel_module"] else None
-        return _advice(what, why, command)
-    return _advice(what, why, "docker run --device /dev/kfd --device /dev/dri ...")
+            hidden = f"the machine has some; {name}={visible[name]!r} may hide them"
+            return _advice(what, hidden, f"unset {name}")
+    if not driver["kernel_module"]:
+        name = "NVIDIA's driver" if vendor == "nvidia" else "the module amdgpu"
+        return _advice(what, f"{why}. The kernel has not loaded {name}")
+    command = {
+        "nvidia": "docker run --gpus all ...",
+        "amd": "docker run --device /dev/kfd --device /dev/dri ...",
+    }[vendor]
+    return _advice(what, why, command)
 
 
 def _library(vendor: str, driver: DriverFound, report: Report) -> Iterator[Advice]:
@@ -134,9 +141,8 @@ def _library(vendor: str, driver: DriverFound, report: Report) -> Iterator[Advic
     if vendor == "nvidia" and cuda_extra(driver) is None:
         yield _advice(
             "NVIDIA driver",
-            f"it serves CUDA {driver['interface']}; the wheels need 12 or newer (driver "
-            f"{OLDEST_CUDA_DRIVER} on)",
-            f"sudo apt install nvidia-driver-{OLDEST_CUDA_DRIVER}",
+            f"it serves CUDA {driver['interface']}, and the wheels need 12 or newer: install "
+            f"driver {OLDEST_CUDA_DRIVER} or newer, as your distribution has it",
         )
     if report["libraries"] is not None and used_library(vendor, copies) is None:
         yield _missing_library(vendor, name, driver, packages, copies)

@@ -21,6 +21,8 @@ __all__ = ["GPU_VENDORS", "is_gpu_class", "natural_key", "read_machine"]
 GPU_VENDORS = {0x10DE: "nvidia", 0x1002: "amd"}
 """PCI vendor number -> the vendor's name here."""
 
+_DISPLAY_DRIVERS = ("radeon",)
+"""Of graphics too old to compute, such as those that servers have for their console."""
 _ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 _HOST_BRIDGE = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}")
 _ACTIVE = "4:"  # the beginning of a port's state, as verbs number it: "4: ACTIVE"
@@ -75,9 +77,9 @@ def _gpus(root: Path) -> Iterator[Gpu]:
         if vendor is None or not is_gpu_class(_number(folder / "class")):
             continue
         place = _place(root, folder)
-        if place is not None:
-            driver = folder / "driver"
-            name = driver.resolve().name if driver.is_symlink() else None
+        driver = folder / "driver"
+        name = driver.resolve().name if driver.is_symlink() else None
+        if place is not None and name not in _DISPLAY_DRIVERS:
             yield Gpu(place, vendor, name, links.get(place.address, {}))
 
 
