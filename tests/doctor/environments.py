@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import tempfile
 from pathlib import Path
 
-from tests.topology.machines import dgx_h100, mi300x, write, write_sysfs
+from tests.topology.machines import DGX_H100_GPUS, dgx_h100, mi300x, write, write_sysfs
 
 from gpucoll.doctor.examination import SECTIONS, report_of
 from gpucoll.doctor.isolation import Answer
 from gpucoll.doctor.network import topology
+from gpucoll.topology.machine import SWITCH
 
 WHEEL = "/venv/lib/python3.12/site-packages/nvidia/nccl/lib/libnccl.so.2"
 
@@ -70,6 +72,7 @@ LAPTOP = {
         "nics": [],
         "gpu_to_gpu": [],
         "gpu_to_nic": [],
+        "knows_nvlinks": False,
         "peer_memory": {},
         "kernel_release": "6.8.0-50-generic",
         "has_dma_buf_options": None,
@@ -121,7 +124,8 @@ def topology_of(machine, vendor, file):
         root = write_sysfs(Path(folder), machine, vendor)
         write(root / "proc/sys/kernel/osrelease", "6.8.0-50-generic")
         write(root / file, "1.0")
-        return topology(root)
+        links = {f"0000:{gpu}:00.0": {SWITCH: 18} for gpu in DGX_H100_GPUS}
+        return topology(json.dumps(links if vendor == "nvidia" else None), root)
 
 
 def laptop():

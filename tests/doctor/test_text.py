@@ -92,7 +92,7 @@ def test_the_matrix_shows_the_gpus_that_the_process_has_by_its_own_numbers():
     devices[:] = [{**devices[6], "number": 0}, {**devices[2], "number": 1}]
     text = render(environment.report())
     rows = [line.split() for line in text.splitlines() if line.startswith("  GPU")]
-    assert [row[:3] for row in rows[:2]] == [["GPU0", "X", "SYS"], ["GPU1", "SYS", "X"]]
+    assert [row[:3] for row in rows[:2]] == [["GPU0", "X", "NV18"], ["GPU1", "NV18", "X"]]
     assert {row[0] for row in rows} == {"GPU0", "GPU1"}
     assert "6 GPUs of this machine that this process may not use" in text
 

@@ -238,6 +238,9 @@ for storage on another. After the XML in NVIDIA/nccl issue 1505 and the matrix i
 149; which inner switch a NIC shares is partly a guess, which no distance depends on."""
 
 
+DGX_H100_GPUS = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
+
+
 def dgx_h100():
     """Return a DGX H100: a NIC for each GPU behind the same outer switch; two cards for storage.
 
@@ -247,7 +250,7 @@ def dgx_h100():
     """
     lines = []
     nics = [[0, 3, 4, 5], [6, 9, 10, 11]]
-    gpus = [["1b", "43", "52", "61"], ["9d", "c3", "d1", "df"]]
+    gpus = [DGX_H100_GPUS[:4], DGX_H100_GPUS[4:]]
     storage = [("29", 1), ("aa", 7)]
     for node, cpus in ((0, "0-55,112-167"), (1, "56-111,168-223")):
         lines.append(f"node {node} {cpus}")

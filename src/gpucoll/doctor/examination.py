@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
+from gpucoll.doctor import libraries
 from gpucoll.doctor.advice import NEEDED, advise
 from gpucoll.doctor.choice import choices
 from gpucoll.doctor.facts import SCHEMA, DefaultGpuFound, GpuFound, Problem, Report
 from gpucoll.doctor.host import system
 from gpucoll.doctor.isolation import Answer, Question, ask
+from gpucoll.doctor.network import gpu_direct
 from gpucoll.topology.default_gpu import default_gpu
 from gpucoll.version import __version__
 
 __all__ = ["Limits", "examine", "report_of"]
 
+FIRST = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "nvlinks")
+"""Probes that need nothing of others."""
 SECTIONS = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "topology")
 """Probes whose answer is the section of the same name."""
 
@@ -44,30 +49,20 @@ def examine(
     progress : callable
         Gets one line before what may take long.
     """
-    answers = dict(
-        zip(
-            SECTIONS,
-            ask([Question(name, (), limits.probe_s) for name in SECTIONS]),
-            strict=True,
-        )
-    )
-    answers["libraries"] = _opened(answers["libraries"], limits.probe_s)
+    questions = [Question(name, (), limits.probe_s) for name in FIRST]
+    answers = dict(zip(FIRST, ask(questions), strict=True))
+    # What builds on these: where GPUs sit, and each copy of a library, opened.
+    copies = answers["libraries"].found or []
+    questions = [Question("topology", (json.dumps(answers["nvlinks"].found),), limits.probe_s)]
+    for copy in copies:
+        questions.append(Question("library", (copy["name"], copy["path"]), limits.probe_s))
+    answers["topology"], *looks = ask(questions)
+    if answers["libraries"].found is not None:
+        merged = libraries.merged(copies, [(look.found, look.problem) for look in looks])
+        answers["libraries"] = Answer(merged, None)
     if with_self_test:
         answers["self_test"] = _tested(answers["kernels"], limits.self_test_s, progress)
     return report_of(answers)
-
-
-def _opened(answer: Answer, timeout_s: float) -> Answer:
-    """Return the libraries with what each copy says when it is opened."""
-    if answer.found is None:
-        return answer
-    from gpucoll.doctor import libraries
-
-    questions = [
-        Question("library", (found["name"], found["path"]), timeout_s) for found in answer.found
-    ]
-    looks = [(look.found, look.problem) for look in ask(questions)]
-    return Answer(libraries.merged(answer.found, looks), None)
 
 
 def _tested(kernels: Answer, timeout_s: float, progress: Callable[[str], None]) -> Answer:
@@ -124,8 +119,6 @@ def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
 
 
 def _gpu_direct(topology: Any, devices: Sequence[Any]) -> list[Any]:
-    from gpucoll.doctor.network import gpu_direct
-
     return [] if topology is None else list(gpu_direct(topology, list(devices)))
 
 

@@ -142,6 +142,7 @@ class Topology(TypedDict):
     nics: list[NicPlace]
     gpu_to_gpu: list[list[str]]
     gpu_to_nic: list[list[str]]
+    knows_nvlinks: bool
     peer_memory: dict[str, str]
     kernel_release: str
     has_dma_buf_options: bool | None

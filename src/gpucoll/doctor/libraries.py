@@ -123,7 +123,7 @@ def _look_at_mpi(path: str) -> Look:
 
 
 def mpi_version(text: str) -> str:
-    """Return name and version out of what MPI_Get_library_version tells, in lines of its own kind."""
+    """Return name and version out of what MPI_Get_library_version tells."""
     for name, pattern in _MPI_KINDS.items():
         if match := re.match(pattern, text):
             return f"{name} {match[1]}"

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 from gpucoll.doctor.facts import Topology
 
-__all__ = ["LEGEND", "NO_NVLINK", "matrix"]
+__all__ = ["LEGEND", "NO_NVLINKS", "matrix"]
 
 LEGEND = (
     "PIX: one PCIe switch. PXB: several. PHB: the CPU's host bridge. NODE: several host bridges of "
     "a NUMA node. SYS: between NUMA nodes. NVn: n NVLinks. XGMI: AMD's links. *: this GPU's NIC."
 )
-NO_NVLINK = "sysfs does not show NVLinks; what NCCL_TOPO_DUMP_FILE writes does (NCCL_TOPO_FILE)."
+NO_NVLINKS = "NVLinks are not shown, since NVML did not tell them."
 
 
 def matrix(topology: Topology, names: Mapping[int, str], width: int) -> list[str]:

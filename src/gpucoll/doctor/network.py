@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from gpucoll import config
@@ -17,10 +20,18 @@ from gpucoll.topology.sysfs import read_machine
 __all__ = ["gpu_direct", "topology"]
 
 
-def topology(root: Path = FILE_SYSTEM) -> Topology:
-    """Return who is near whom: from the file that NCCL is told to read, or else from sysfs."""
-    file = config.variable(config.NCCL_TOPO_FILE)
-    machine = read_xml(file) if file else read_machine(root)
+def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
+    """Return who is near whom: from the file that NCCL is told to read, or else from sysfs.
+
+    Parameters
+    ----------
+    nvlinks : str
+        What the probe of NVLinks found, as JSON; a file knows them better.
+    root : Path
+        The file system whose ``/sys``, ``/proc`` and ``/boot`` are read.
+    """
+    file, links = config.variable(config.NCCL_TOPO_FILE), json.loads(nvlinks)
+    machine = read_xml(file) if file else _linked(read_machine(root), links or {})
     kernel = read_kernel_facts(root)
     nearest = nearest_nics(machine.gpus, machine)
     return Topology(
@@ -32,10 +43,17 @@ def topology(root: Path = FILE_SYSTEM) -> Topology:
         nics=[_nic(nic) for nic in machine.nics],
         gpu_to_gpu=[[gpu_label(a, b) for b in machine.gpus] for a in machine.gpus],
         gpu_to_nic=_gpu_to_nic(machine),
+        knows_nvlinks=bool(file) or links is not None,
         peer_memory=kernel.peer_memory,
         kernel_release=kernel.release,
         has_dma_buf_options=kernel.has_dma_buf_options,
     )
+
+
+def _linked(machine: Machine, links: Mapping[str, Mapping[str, int]]) -> Machine:
+    """Return the machine with the NVLinks of its GPUs."""
+    gpus = (replace(gpu, links=links.get(gpu.place.address, gpu.links)) for gpu in machine.gpus)
+    return replace(machine, gpus=tuple(gpus))
 
 
 def _gpu(gpu: Gpu, nic: Nic | None) -> GpuPlace:

@@ -22,6 +22,7 @@ PROBES = MappingProxyType(
         "gpus": "gpucoll.doctor.gpus:gpus",
         "libraries": "gpucoll.doctor.libraries:candidates",
         "library": "gpucoll.doctor.libraries:look",
+        "nvlinks": "gpucoll.doctor.nvlinks:nvlinks",
         "topology": "gpucoll.doctor.network:topology",
         "self_test": "gpucoll.doctor.self_test:self_test",
     }

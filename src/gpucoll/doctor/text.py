@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpucoll.doctor.facts import Report
 from gpucoll.doctor.findings import ABSENT, FAIL, NETWORK, NOTE, OK, Line, gpu_names, sections
-from gpucoll.doctor.matrix import LEGEND, NO_NVLINK, matrix
+from gpucoll.doctor.matrix import LEGEND, NO_NVLINKS, matrix
 
 __all__ = ["render"]
 
@@ -76,8 +76,8 @@ def _matrix(report: Report) -> list[str]:
     if topology is None or not topology["gpus"]:
         return []
     legend = LEGEND
-    if topology["source"] == "sysfs" and any(x["vendor"] == "nvidia" for x in topology["gpus"]):
-        legend = f"{legend} {NO_NVLINK}"
+    if not topology["knows_nvlinks"] and any(x["vendor"] == "nvidia" for x in topology["gpus"]):
+        legend = f"{legend} {NO_NVLINKS}"
     return [
         "",
         *(f"  {line}".rstrip() for line in matrix(topology, gpu_names(report), WIDTH - 2)),
