@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from tests.doctor.environments import WHEEL, amd, laptop, nvidia
+
+from gpucoll.doctor.advice import CUDA_EXTRAS
 
 
 def commands(report):
@@ -63,6 +68,12 @@ class TestNvidiaWithoutNccl:
         row = chosen(nvidia())["GPU arrays"]
         assert row["backend"] is None
         assert "NCCL cannot be used" in row["reason"]
+
+
+@pytest.mark.parametrize("extra", ["rocm", *(extra for _, extra in CUDA_EXTRAS)])
+def test_the_extras_that_are_advised_exist(extra):
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text(encoding="utf-8")
+    assert re.search(rf"^{extra} = \[", text, re.MULTILINE)
 
 
 class TestNvidiaWithNccl:

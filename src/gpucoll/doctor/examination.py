@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime, timezone
 from typing import Any, NamedTuple
 
 from gpucoll.doctor import libraries
 from gpucoll.doctor.advice import NEEDED, advise
 from gpucoll.doctor.choice import choices
-from gpucoll.doctor.facts import SCHEMA, DefaultGpuFound, GpuFound, Problem, Report
+from gpucoll.doctor.facts import SCHEMA, DefaultGpuFound, Gpus, Problem, Report
+from gpucoll.doctor.gpus import VENDORS
 from gpucoll.doctor.host import system
 from gpucoll.doctor.isolation import Answer, Question, ask
 from gpucoll.doctor.network import gpu_direct
@@ -83,7 +84,7 @@ def report_of(answers: dict[str, Answer]) -> Report:
     found: dict[str, Any] = {name: answers[name].found for name in SECTIONS}
     test = answers["self_test"].found if "self_test" in answers else None
     works = _cpu_path_works(found, test)
-    devices = (found["gpus"] or {"devices": []})["devices"]
+    gpus, topology = found["gpus"], found["topology"]
     report = Report(
         schema=SCHEMA,
         gpucoll=__version__,
@@ -94,13 +95,13 @@ def report_of(answers: dict[str, Answer]) -> Report:
         memory=found["memory"],
         kernels=found["kernels"],
         packages=found["packages"],
-        gpus=found["gpus"],
+        gpus=gpus,
         libraries=found["libraries"],
-        topology=found["topology"],
-        gpu_direct_rdma=_gpu_direct(found["topology"], devices),
+        topology=topology,
+        gpu_direct_rdma=gpu_direct(topology, gpus["devices"] if gpus else []) if topology else [],
         self_test=test,
-        auto=choices(works, found["gpus"], found["libraries"]),
-        default_gpus=_default_gpus(devices),
+        auto=choices(works, gpus, found["libraries"]),
+        default_gpus=_default_gpus(gpus),
         advice=[],
         problems=_problems(answers),
     )
@@ -118,17 +119,13 @@ def _cpu_path_works(found: dict[str, Any], test: dict[str, Any] | None) -> bool:
     return has_memory and installed.issuperset(NEEDED)
 
 
-def _gpu_direct(topology: Any, devices: Sequence[Any]) -> list[Any]:
-    return [] if topology is None else list(gpu_direct(topology, list(devices)))
-
-
-def _default_gpus(devices: Sequence[GpuFound]) -> list[DefaultGpuFound]:
-    """Return the GPU of each local rank, for as many ranks as there are GPUs of one vendor.
+def _default_gpus(gpus: Gpus | None) -> list[DefaultGpuFound]:
+    """Return the GPU of each local rank, for as many ranks as a communicator has GPUs to take.
 
     The driver has hidden what the environment hides already.
     """
-    vendor = next((device["vendor"] for device in devices), "")
-    mine = [device for device in devices if device["vendor"] == vendor]
+    vendor = VENDORS.get(gpus["kind"], "") if gpus is not None else ""
+    mine = [device for device in gpus["devices"] if device["vendor"] == vendor] if gpus else []
     found = []
     for local_rank in range(len(mine)):
         gpu = default_gpu(local_rank, vendor, len(mine), {})

@@ -14,7 +14,7 @@ from gpucoll.devices.driver import Driver, DriverDevice
 from gpucoll.doctor.facts import DriverFound, GpuFound, Gpus
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 
-__all__ = ["gpus"]
+__all__ = ["VENDORS", "gpus"]
 
 VENDORS = {"cuda": "nvidia", "rocm": "amd"}
 """Kind of device -> vendor."""
