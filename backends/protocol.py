@@ -86,11 +86,7 @@ class MessageRequest:
 
 
 class PreparedCall(Protocol):
-    """A collective with its buffers, ready to run as often as wanted.
-
-    On a host backend `run` returns when the data is there. On a GPU backend it enqueues the work on
-    the buffers' stream and returns.
-    """
+    """A collective with its host buffers, ready to run as often as wanted."""
 
     run_once: Callable[[], int]
     """Run it where nothing stands against it; 0, or a status for Python to look at."""
@@ -100,7 +96,10 @@ class PreparedCall(Protocol):
 
 
 class Backend(Protocol):
-    """Moves buffers of one kind of device between the ranks of a group."""
+    """Moves host buffers between the ranks of a group.
+
+    What moves GPU buffers enqueues and returns, and is watched from beside: `gpucoll.backends.gpu`.
+    """
 
     name: str
 

@@ -11,6 +11,7 @@ from gpucoll.backends.nccl.connection import Connection, Watch
 from gpucoll.backends.nccl.elements import BYTES
 from gpucoll.backends.nccl.launch import OPERATION, Copy, Fill, Launch, plain
 from gpucoll.backends.nccl.library import IN_PROGRESS, Library
+from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.errors import ArgumentError, GpucollError
@@ -50,6 +51,7 @@ class NcclBackend:
         self._new_watch = new_watch
         self._functions = self.library.functions
         self._scratch = Scratch(self.device)
+        self._registrations: Registrations | None = None
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -148,6 +150,16 @@ class NcclBackend:
             else:
                 self.device.fill(*step, stream)
 
+    # --- memory -----------------------------------------------------------------------------------
+
+    @property
+    def registrations(self) -> Registrations:
+        """What the library knows of memory on this communicator."""
+        if self._registrations is None:
+            connection = self.connection
+            self._registrations = Registrations(self.library, self.device, connection.handle)
+        return self._registrations
+
     # --- the rest ---------------------------------------------------------------------------------
 
     def failure(self) -> GpucollError | None:
@@ -156,6 +168,8 @@ class NcclBackend:
 
     def abort(self) -> None:
         """End what runs for this communicator on the GPU."""
+        if self._registrations is not None:
+            self._registrations.close()
         self.connection.abort()
 
     def describe(self) -> dict[str, str]:
@@ -185,8 +199,12 @@ class NcclBackend:
             if time.monotonic() > due_s:
                 raise TimeoutError
 
+        if self._registrations is not None:
+            self._registrations.close()
         try:
             self.connection.close(watch)
         except TimeoutError:  # the other ranks are not closing: it was ended by force
             pass
         self._scratch.close()
+        if self._registrations is not None:
+            self._registrations.collect()

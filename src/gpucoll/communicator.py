@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.arguments import template_of
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.collectives import ArrayCollectives
@@ -22,6 +23,7 @@ from gpucoll.control.members import join
 from gpucoll.description import Description
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
 from gpucoll.gpu_calls import GpuCalls
+from gpucoll.gpu_memory import Registration
 from gpucoll.grouping import Grouping
 from gpucoll.objects import ObjectCollectives
 from gpucoll.planning import Planning
@@ -128,28 +130,69 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
 
     # --- memory, plans, description ---------------------------------------------------------------
 
-    def empty(self, shape: int | Sequence[int], dtype: Any = "float32") -> Any:
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any = "float32", *, like: Any = None
+    ) -> Any:
         """Return a new array, values undefined, in memory that the backend uses without a copy.
 
         On the CPU it lies in memory that all ranks of the host share. Collectives on such arrays,
-        and on views of them, run at the memory's own speed where every rank's array is one.
+        and on views of them, run at the memory's own speed where every rank's array is one. On a
+        GPU it is memory of the vendor's library, registered with it, which its fastest ways
+        (NVLink SHARP, GPUDirect RDMA) can use without a copy.
 
         Parameters
         ----------
         shape : int or sequence of int
         dtype : dtype
             Of any fixed size.
+        like : array, or "cuda" or "rocm", optional
+            An array of whose library and device the new one is to be. For a device alone it is a
+            `gpucoll.arrays.device_array.DeviceArray`, which libraries take over through DLPack or
+            ``__cuda_array_interface__``. Default: a NumPy array.
 
         Raises
         ------
         MemoryError
-            The arena (``GPUCOLL_ARENA_BYTES``) is full.
+            The arena (``GPUCOLL_ARENA_BYTES``), or the GPU, is full.
+        StateError
+            The ranks' GPUs are not connected yet.
         """
         self._group.check_open()
         lengths = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
         if any(length < 0 for length in lengths):
             raise ArgumentError(f"empty: negative length in shape {lengths}")
-        return self._backend.empty(tuple(int(length) for length in lengths), dtype)
+        whole = tuple(int(length) for length in lengths)
+        template = None if like is None or isinstance(like, str) else template_of(like, "like")
+        if isinstance(like, str) or (template is not None and template.device != "cpu"):
+            return self._gpu.empty(whole, dtype, template)
+        self._check_host("the array to make")
+        return self._backend.empty(whole, dtype)
+
+    def register(self, array: Any) -> Registration:
+        """Make an array's memory known to the vendor's library, which then uses it without a copy.
+
+        For arrays that take part in many calls and were not made by `empty`. Does nothing where the
+        library has no use for it.
+
+        Parameters
+        ----------
+        array : array
+            C-contiguous, on this communicator's GPU. It is kept alive until the registration ends.
+
+        Returns
+        -------
+        Registration
+            ``close`` ends it; also a context manager. It ends with the communicator, too.
+
+        Raises
+        ------
+        BackendUnavailableError
+            The array lies in host memory, where only `empty` and `shared_arrays` make such memory.
+        StateError
+            The ranks' GPUs are not connected yet.
+        """
+        self._group.check_open()
+        return self._gpu.register(array)
 
     def shared_arrays(self) -> contextlib.AbstractContextManager[None]:
         """Return a context in which every new NumPy array is like one of `empty`.

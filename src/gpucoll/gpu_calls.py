@@ -9,7 +9,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from gpucoll import devices, gpu_memory
 from gpucoll.arrays import streams
+from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
@@ -174,30 +176,33 @@ class GpuCalls:
                     "this call. Make a collective call on GPU arrays first, or pass device= to "
                     "init, which connects them at once"
                 )
-            self.connect(int(number) if number else None, call.timeout_s)
+            own = int(number) if number else _device_of(kind, call.buffers)
+            self.connect(own, call.timeout_s)
         return self._connected
 
-    def _check_arrays(self, connected: Any, call: GpuCall) -> None:
+    def _check_arrays(
+        self, connected: Any, name: str, template: Template, buffers: Sequence[Buffer]
+    ) -> None:
         """Raise unless all memory is on this communicator's GPU, and is there."""
         device = connected.backend.device
-        asks = streams.forgets_freed_memory(call.template.library)
-        for buffer in call.buffers:
+        asks = streams.forgets_freed_memory(template.library)
+        for buffer in buffers:
             if not buffer.size_bytes:
                 continue
             if not buffer.address:
-                raise ArgumentError(f"{call.name}: an array has no memory: was it freed?")
+                raise ArgumentError(f"{name}: an array has no memory: was it freed?")
             label = buffer.device
             if asks or ":" not in label:
                 number = device.device_of(buffer.address)
                 if number is None:
                     raise ArgumentError(
-                        f"{call.name}: {buffer.address:#x} is not memory of a GPU of this process: "
+                        f"{name}: {buffer.address:#x} is not memory of a GPU of this process: "
                         "was the array freed?"
                     )
                 label = f"{device.kind}:{number}"
             if label != device.label:
                 raise ArgumentError(
-                    f"{call.name}: an array lies on {label}, but this communicator's GPU is "
+                    f"{name}: an array lies on {label}, but this communicator's GPU is "
                     f"{device.label}: one device per communicator. Copy it there, or make another "
                     "communicator (duplicate)"
                 )
@@ -245,7 +250,7 @@ class GpuCalls:
         self._group.check_open()
         connected = self._ready(call)
         connected.issuer.raise_failure()
-        self._check_arrays(connected, call)
+        self._check_arrays(connected, call.name, call.template, call.buffers)
         return connected
 
     def _issue_beside(self, connected: Any, call: GpuCall, launches: Any) -> GpuWork:
@@ -323,6 +328,39 @@ class GpuCalls:
 
         return run
 
+    # --- memory -----------------------------------------------------------------------------------
+
+    def empty(self, shape: tuple[int, ...], dtype: Any, template: Template | None) -> Any:
+        """Return a new array in registered memory, of the template's library."""
+        return gpu_memory.empty(self._open("empty"), shape, dtype, template)
+
+    def register(self, array: Any) -> gpu_memory.Registration:
+        """Register an array's memory."""
+        source = source_of(array, "array")
+        if source.template.device == "cpu":
+            raise BackendUnavailableError(
+                "array lies in host memory, which cannot be registered: make it with comm.empty, "
+                "or inside comm.shared_arrays()"
+            )
+        if source.is_packed:
+            raise ArgumentError("array is not contiguous: register the array that it is a part of")
+        connected = self._open("register")
+        self._check_arrays(connected, "register", source.template, [source.buffer])
+        return gpu_memory.Registration(connected, source.buffer)
+
+    def _open(self, name: str) -> Any:
+        """Return what is connected, for what only this rank does."""
+        if self.refusal:
+            raise BackendUnavailableError(
+                f"{name}: this communicator has no backend for GPU arrays: {self.refusal}"
+            )
+        if self._connected is None:
+            raise StateError(
+                f"{name}: the ranks' GPUs are not connected yet. Pass device= to init, which "
+                "connects them at once, or make a collective call on GPU arrays first"
+            )
+        return self._connected
+
     # --- certainty, the end -----------------------------------------------------------------------
 
     def check(self) -> None:
@@ -376,6 +414,13 @@ class GpuCalls:
             return {"GPU arrays": f"none: {self.refusal}"}
         when = "to be connected at the first call on GPU arrays"
         return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
+
+
+def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
+    """Return which GPU the first of these arrays lies on, where the arrays do not say it."""
+    addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
+    found = (devices.device_of(kind, address) for address in addresses)
+    return next((number for number in found if number is not None), None)
 
 
 def _nothing() -> None:

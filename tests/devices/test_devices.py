@@ -200,6 +200,21 @@ def test_current_device(on_device, vendor):
     assert on_device(current_devices) == [none, 1, 2, 1, 2, none, 1, none]
 
 
+def whose_memory(device, control):
+    address = device.allocate(16)
+    before = [devices.device_of(device.kind, place) for place in (address + 15, 8)]
+    with devices.open_device(device.kind, 2):  # whichever is current
+        during = [devices.device_of(device.kind, place) for place in (address + 15, 8)]
+    device.free(address)
+    return before, during, device.device_of(address)
+
+
+def test_whose_memory(on_device, vendor):
+    # Without a current context CUDA cannot tell.
+    before = [None, None] if vendor == "nccl" else [1, None]
+    assert on_device(whose_memory) == (before, [1, None], None)
+
+
 def whose_stream(device, control):
     other = devices.open_device(device.kind, 2)
     mine, theirs = device.create_stream(), other.create_stream()
@@ -293,6 +308,7 @@ def test_cpu_only(vendor, monkeypatch):
     with pytest.raises(BackendUnavailableError, match="GPUCOLL_CPU_ONLY keeps this process"):
         devices.open_device(kind, 0)
     assert devices.device_count(kind) == 0
+    assert devices.device_of(kind, 8) is None
     assert "GPUCOLL_CPU_ONLY" in devices.unavailable(kind)
 
 

@@ -144,7 +144,7 @@ class Control:
 
     @contextmanager
     def library_set(self, **values: int) -> Iterator[None]:
-        """Change settings of the library for a while; ``nccl_double.c`` lists them."""
+        """Change settings of the library for a while; ``nccl_ranks.h`` lists them."""
         before = {key: self.library.ncclDoubleGet(key.encode()) for key in values}
         for key, value in values.items():
             assert self.library.ncclDoubleSet(key.encode(), value) == 0, key
@@ -175,7 +175,7 @@ class Control:
     # --- the driver -------------------------------------------------------------------------------
 
     def driver_set(self, key: str, value: int) -> None:
-        """Change a setting of the driver; ``device_double.c`` lists them."""
+        """Change a setting of the driver; ``device_state.h`` lists them."""
         assert self.driver.double_set(key.encode(), value) == 0, key
 
     @contextmanager

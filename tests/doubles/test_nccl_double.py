@@ -181,6 +181,37 @@ def test_movements(gpu_ranks, doubles, vendor, world_size, count):
     assert result == [[]] * world_size
 
 
+def move_in_place(seat, double):
+    """Return what became of calls that are in place as NCCL means it, and of one that is not."""
+    with communicator(seat, double) as comm:
+        n, rank = comm.world_size, comm.rank
+        rows = [np.arange(2 * n, dtype=np.int64) + 1000 * r for r in range(n)]
+
+        def call(name, send, recv, *arguments):
+            x = comm.memory(rows[rank])
+            addresses = x.address + 16 * send, x.address + 16 * recv
+            assert comm.call(name, *addresses, 2, 4, *arguments) == 0
+            comm.synchronize()
+            return x.array
+
+        blocks = np.concatenate([rows[r][2 * r : 2 * r + 2] for r in range(n)])
+        gathered = call("ncclAllGather", rank, 0)
+        scattered = call("ncclReduceScatter", 0, rank, SUM)[2 * rank : 2 * rank + 2]
+        total = np.sum(rows, axis=0)[2 * rank : 2 * rank + 2]
+        spoilt = call("ncclAlltoAll", 0, 0)  # NCCL knows no all-to-all in place
+        return (
+            np.array_equal(gathered, blocks),
+            np.array_equal(scattered, total),
+            bool(np.any(spoilt == rows[0][2 * rank])),
+        )
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_in_place(gpu_ranks, doubles, world_size):
+    answers = run(gpu_ranks, doubles.double(), world_size, move_in_place)
+    assert answers == [(True, True, False)] * world_size
+
+
 def send_around(seat, double, count):
     """Everybody sends to everybody, itself too, in one group, in an order that would deadlock."""
     with communicator(seat, double) as comm:

@@ -97,11 +97,32 @@ class _Memory:
         _pool[self.key].append(self.address)
 
 
+class UnownedMemory:
+    """``cupy.cuda.UnownedMemory``."""
+
+    def __init__(self, address: int, size_bytes: int, owner: Any, number: int) -> None:
+        self.address, self.owner = address, owner
+        self.key = size_bytes, number, _kind
+
+
+class MemoryPointer:
+    """``cupy.cuda.MemoryPointer``."""
+
+    def __init__(self, memory: Any, offset: int) -> None:
+        assert offset == 0
+        self.memory = memory
+
+
 class ndarray:  # noqa: N801
     """``cupy.ndarray``: `host` is the same memory, as NumPy sees it."""
 
-    def __init__(self, host: np.ndarray, memory: _Memory) -> None:
-        self.host = host
+    def __init__(self, host: Any, memory: Any, pointer: Any = None) -> None:
+        if pointer is not None:  # as CuPy's own: shape, dtype, pointer
+            shape, dtype = host, np.dtype(memory)
+            memory, size_bytes = pointer.memory, int(np.prod(shape)) * dtype.itemsize
+            flat = (ctypes.c_uint8 * size_bytes).from_address(memory.address)
+            host = np.frombuffer(flat, np.uint8).view(dtype).reshape(shape)
+        self.host: np.ndarray = host
         self._memory = memory
         self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
         self.flags = SimpleNamespace(c_contiguous=host.flags.c_contiguous)
@@ -115,8 +136,8 @@ class ndarray:  # noqa: N801
         get_current_stream(self.device.id).synchronize()
         self.host[where] = value.host if isinstance(value, ndarray) else value
 
-    def reshape(self, *shape: int) -> ndarray:
-        return ndarray(self.host.reshape(*shape), self._memory)
+    def reshape(self, shape: Any) -> ndarray:
+        return ndarray(self.host.reshape(shape), self._memory)
 
     @property
     def T(self) -> ndarray:  # noqa: N802
@@ -183,6 +204,8 @@ def install(kind: str) -> ModuleType:
         Device=Device,
         Stream=Stream,
         get_current_stream=get_current_stream,
+        UnownedMemory=UnownedMemory,
+        MemoryPointer=MemoryPointer,
         runtime=SimpleNamespace(is_hip=kind == "rocm", getDevice=_current_number),
     )
     sys.modules["cupy"] = made

@@ -33,7 +33,7 @@ class CupyKit:
 
     def seen_as(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return bytes on the GPU as an array."""
-        return memory.view(np.dtype(dtype)).reshape(*shape) if shape else memory.view(dtype)[0]
+        return memory.view(np.dtype(dtype)).reshape(shape)
 
     def read(self, x: Any) -> np.ndarray:
         """Return an array's values, once the current stream is done."""

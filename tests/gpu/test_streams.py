@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from tests.faults.test_ends import until
 
+from gpucoll import devices
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
 from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
@@ -234,7 +235,7 @@ class Foreign:
 
 
 def use_foreign_arrays(rank):
-    with rank.init(device=rank.rank) as comm:
+    with rank.init() as comm, devices.open_device("cuda", rank.rank):
         x, out = full(rank.kit, 2), full(rank.kit, 0)
         comm.all_reduce(Foreign(x.data.ptr, 1000), out=Foreign(out.data.ptr, 1000))
         device = issuer_of(comm).device

@@ -55,6 +55,14 @@ def complete(out: Any, temporary: Any) -> None:
         out[...] = temporary
 
 
+def adopt(array: Any, template: Template) -> Any:
+    """Return a CuPy array over a DeviceArray's memory, which it keeps alive."""
+    dtype, number = template.native
+    memory = cupy.cuda.UnownedMemory(array.address, max(array.size_bytes, 1), array, number)
+    pointer = cupy.cuda.MemoryPointer(memory, 0)
+    return cupy.ndarray(array.shape, dtype, pointer)
+
+
 def current_stream(template: Template) -> int:
     """Return the address of the stream on which CuPy works now."""
     address: int = cupy.cuda.get_current_stream(template.native[1]).ptr

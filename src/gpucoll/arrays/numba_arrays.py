@@ -62,6 +62,11 @@ def complete(out: Any, temporary: Any) -> None:
         out[...] = temporary
 
 
+def adopt(array: Any, template: Template) -> Any:
+    """Return a Numba array over a DeviceArray's memory, which it keeps alive."""
+    return cuda.as_cuda_array(array, sync=False)
+
+
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype."""
     template = numpy_arrays.template_of_dtype(dtype)

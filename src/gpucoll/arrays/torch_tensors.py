@@ -117,6 +117,11 @@ def complete(out: Any, temporary: Any) -> None:
         torch.autograd.graph.increment_version(out)
 
 
+def adopt(array: Any, template: Template) -> Any:
+    """Return a tensor over a DeviceArray's memory, which it keeps alive."""
+    return torch.from_dlpack(array)
+
+
 def current_stream(template: Template) -> int:
     """Return the address of the stream on which PyTorch works now."""
     return _place(template.native[1])[1]

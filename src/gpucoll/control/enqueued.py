@@ -37,7 +37,7 @@ class EnqueuedCalls:
     @property
     def compared(self) -> int:
         """The number of the last call that was the same on every rank."""
-        return int(self._group.members.enqueued_line(self._group.rank)[0]) & 0xFFFFFFFF
+        return difference(int(self._group.members.enqueued_line(self._group.rank)[0]), 0)
 
     def is_compared(self, sequence: int) -> bool:
         """Return whether this call was the same on every rank."""

@@ -259,7 +259,8 @@ class HostGroup:
             self.check_open()
         if sequence is None:
             sequence = int(self.context[Context.SEQUENCE])
-        word = code | ((self.rank if rank is None else rank) << 8) | (sequence << 32)
+        number = diagnosis.difference(sequence, 0)  # it may be one beyond the last of 32 bits
+        word = code | ((self.rank if rank is None else rank) << 8) | (number << 32)
         address = self.members.segment.address + layout.EVENT_ABORT
         event_compare_exchange.ctypes(address, 0, word)
 

@@ -15,7 +15,7 @@ from gpucoll import config
 from gpucoll.devices.device import Device
 from gpucoll.errors import BackendUnavailableError
 
-__all__ = ["KINDS", "Device", "device_count", "open_device", "unavailable"]
+__all__ = ["KINDS", "Device", "device_count", "device_of", "open_device", "unavailable"]
 
 KINDS = MappingProxyType({"cuda": "gpucoll.devices.cuda", "rocm": "gpucoll.devices.hip"})
 """Kind of device, as in a Buffer's ``device`` -> the module that serves it."""
@@ -49,6 +49,17 @@ def device_count(kind: str) -> int:
     if unavailable(kind):
         return 0
     return cast(int, importlib.import_module(KINDS[kind]).device_count())
+
+
+def device_of(kind: str, address: int) -> int | None:
+    """Return the number of the GPU whose memory this is; None: not known, of none, or freed.
+
+    No device is entered or retained for it: what the driver can tell depends on the context that
+    the array's library has made current in this thread.
+    """
+    if unavailable(kind):
+        return None
+    return cast("int | None", importlib.import_module(KINDS[kind]).load().device_of(address))
 
 
 def unavailable(kind: str) -> str:

@@ -134,6 +134,12 @@ class Driver:
         code = self.functions["device_count"](ctypes.byref(value))
         return 0 if code else value.value  # HIP calls having none an error
 
+    def device_of(self, address: int) -> int | None:
+        """Return whose memory this is, as far as the thread's current context can tell."""
+        value = c_int()
+        code = self.functions["pointer_attribute"](ctypes.byref(value), _DEVICE_ORDINAL, address)
+        return None if code or value.value < 0 else value.value
+
 
 class DriverDevice:
     """One GPU. What its methods do is said by `device.Device`.
@@ -294,12 +300,8 @@ class DriverDevice:
         self._call(f"memory_fill_{len(word)}", "fill memory", address, value, count, stream)
 
     def device_of(self, address: int) -> int | None:
-        value = c_int()
         with self:
-            code = self._functions["pointer_attribute"](
-                ctypes.byref(value), _DEVICE_ORDINAL, address
-            )
-        return None if code or value.value < 0 else value.value
+            return self.driver.device_of(address)
 
     def memory_bytes(self) -> tuple[int, int]:
         free, total = c_size_t(), c_size_t()
