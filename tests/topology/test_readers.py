@@ -157,6 +157,21 @@ class TestXml:
         machine = read_xml(self.write(tmp_path, f'<system><cpu numaid="0">{inner}</cpu></system>'))
         assert [gpu.place.address for gpu in machine.gpus] == ["0000:02:00.0", "0000:01:00.0"]
 
+    @pytest.mark.parametrize(
+        ("attributes", "inner", "vendor"),
+        [
+            ("", '<gpu dev="0" sm="80"/>', "nvidia"),
+            ("", '<gpu dev="0" gcn="908"/>', "amd"),
+            ("", '<gpu dev="0"><xgmi target="0000:02:00.0"/></gpu>', "amd"),
+            ('vendor="0x1002"', '<gpu dev="0"/>', "amd"),
+            ('vendor="0x10de"', '<gpu dev="0" gcn="0"/>', "nvidia"),
+        ],
+    )
+    def test_whose_gpu_it_is(self, tmp_path, attributes, inner, vendor):
+        pci = f'<pci busid="0000:01:00.0" class="0x030200" {attributes}>{inner}</pci>'
+        text = f'<system><cpu numaid="0">{pci}</cpu></system>'
+        assert read_xml(self.write(tmp_path, text)).gpus[0].vendor == vendor
+
     def test_a_nic_without_pci_sits_at_its_cpu(self, tmp_path):
         net = '<net name="efa" dev="0" speed="100000"/>'
         text = f'<system><cpu numaid="1"><nic>{net}</nic></cpu></system>'

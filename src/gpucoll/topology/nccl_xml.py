@@ -108,9 +108,12 @@ def _gpu(
     pci: ElementTree.Element, gpu: ElementTree.Element | None, place: Place
 ) -> tuple[int, Gpu]:
     """Return a GPU with its number, which is its ``dev``."""
-    vendor = GPU_VENDORS.get(int(pci.get("vendor", "0x10de"), 16), "nvidia")
+    inner = [] if gpu is None else [*gpu.findall("nvlink"), *gpu.findall("xgmi")]
+    # Older files do not name the vendor; RCCL's have AMD's architecture in `gcn`.
+    is_amd = gpu is not None and (gpu.get("gcn") is not None or gpu.find("xgmi") is not None)
+    known = GPU_VENDORS.get(_integer(pci, "vendor", 0))
     links: dict[str, int] = {}
-    for link in [] if gpu is None else [*gpu.findall("nvlink"), *gpu.findall("xgmi")]:
+    for link in inner:
         target, kind = link.get("target", "").lower(), link.get("tclass", "").lower()
         if kind.startswith(_NVSWITCH_CLASS):
             target = SWITCH
@@ -118,7 +121,7 @@ def _gpu(
             continue  # to a CPU
         links[target] = links.get(target, 0) + _integer(link, "count", 1)
     number = -1 if gpu is None else _integer(gpu, "dev", -1)
-    return number, Gpu(place, vendor, None, links)
+    return number, Gpu(place, known or ("amd" if is_amd else "nvidia"), None, links)
 
 
 def _nets(nic: ElementTree.Element, place: Place) -> Iterator[Nic]:
@@ -137,7 +140,7 @@ def _integer(element: ElementTree.Element, name: str, default: int) -> int:
     if text is None:
         return default
     try:
-        return int(text, 0)
+        return int(text, 16 if text.lower().startswith("0x") else 10)
     except ValueError:
         raise ArgumentError(
             f"topology file: <{element.tag} {name}={text!r}> should be a whole number"
