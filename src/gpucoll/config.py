@@ -49,6 +49,11 @@ GPU_KIND: Final = "GPUCOLL_GPU_KIND"
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
 NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
+CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
+HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
+ROCR_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
+NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
+"""A topology in NCCL's XML, which the vendor's library reads instead of sysfs."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
@@ -81,6 +86,12 @@ def grace_s() -> float:
 def cpu_only() -> bool:
     """Return whether this process must keep to the CPU."""
     return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
+
+
+def visible_devices() -> dict[str, str]:
+    """Return the variables that hide GPUs from this process, those that are set."""
+    names = (CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES, ROCR_VISIBLE_DEVICES)
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def variable(name: str) -> str:

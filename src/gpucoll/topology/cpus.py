@@ -17,7 +17,16 @@ from itertools import groupby, pairwise
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-__all__ = ["cpu_quota", "cpu_sets", "parse_cpu_list", "usable_cpu_count", "usable_cpus"]
+__all__ = [
+    "FILE_SYSTEM",
+    "cgroup_folders",
+    "cpu_quota",
+    "cpu_sets",
+    "parse_cpu_list",
+    "read_text",
+    "usable_cpu_count",
+    "usable_cpus",
+]
 
 FILE_SYSTEM = Path("/")
 
@@ -66,16 +75,30 @@ def cpu_quota(root: Path = FILE_SYSTEM) -> float | None:
         read, since a hybrid machine mounts both.
     """
     quotas = [
-        quota
-        for mount in _cpu_cgroup_mounts(root)
-        for folder in _folders_upwards(root, mount)
-        if (quota := _quota_of(folder)) is not None
+        quota for folder in cgroup_folders("cpu", root) if (quota := _quota_of(folder)) is not None
     ]
     return min(quotas, default=None)
 
 
+def cgroup_folders(controller: str, root: Path = FILE_SYSTEM) -> Iterator[Path]:
+    """Yield the folders of the process's own cgroups in which a limit can stand, and all above.
+
+    Parameters
+    ----------
+    controller : str
+        What is limited: ``"cpu"``, ``"memory"``.
+    root : Path
+        The file system whose ``/proc`` and ``/sys`` are read.
+    """
+    for mount in _cgroup_mounts(root, controller):
+        below = _path_below(_cgroup_path(root, mount.version, controller), mount.shown)
+        top = root / mount.point.relative_to("/")
+        for folder in [below, *below.parents]:
+            yield top / folder
+
+
 class _Mount(NamedTuple):
-    """A mounted cgroup hierarchy that can limit CPU time."""
+    """A mounted cgroup hierarchy."""
 
     version: int
     shown: PurePosixPath
@@ -83,9 +106,9 @@ class _Mount(NamedTuple):
     point: PurePosixPath
 
 
-def _cpu_cgroup_mounts(root: Path) -> Iterator[_Mount]:
-    """Yield the hierarchies in which a CPU quota can stand, from mountinfo (proc(5))."""
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+def _cgroup_mounts(root: Path, controller: str) -> Iterator[_Mount]:
+    """Yield the hierarchies in which a limit can stand, from mountinfo (proc(5))."""
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         fields, kind = before.split(" "), after.split(" ")
         if len(fields) < 5 or len(kind) < 3:
@@ -93,7 +116,7 @@ def _cpu_cgroup_mounts(root: Path) -> Iterator[_Mount]:
         shown, point = (PurePosixPath(_unescaped(text)) for text in fields[3:5])
         if kind[0] == "cgroup2":
             yield _Mount(2, shown, point)
-        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+        elif kind[0] == "cgroup" and controller in kind[2].split(","):
             yield _Mount(1, shown, point)
 
 
@@ -102,21 +125,13 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-def _folders_upwards(root: Path, mount: _Mount) -> Iterator[Path]:
-    """Yield the folder of the process's cgroup in `mount`, then all above it up to the mount."""
-    below = _path_below(_cgroup_path(root, mount.version), mount.shown)
-    top = root / mount.point.relative_to("/")
-    for folder in [below, *below.parents]:
-        yield top / folder
-
-
-def _cgroup_path(root: Path, version: int) -> PurePosixPath:
+def _cgroup_path(root: Path, version: int, controller: str) -> PurePosixPath:
     """Return the process's cgroup in that version's hierarchy, as /proc/self/cgroup names it."""
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         controllers, _, path = rest.partition(":")
         if (version == 2 and number == "0" and not controllers) or (
-            version == 1 and "cpu" in controllers.split(",")
+            version == 1 and controller in controllers.split(",")
         ):
             return PurePosixPath(path)
     return PurePosixPath("/")
@@ -131,11 +146,11 @@ def _path_below(path: PurePosixPath, shown: PurePosixPath) -> PurePosixPath:
 
 def _quota_of(folder: Path) -> float | None:
     """Return one cgroup's own quota in CPUs, or None: no limit, or no such files."""
-    words = _read(folder / "cpu.max").split()
+    words = read_text(folder / "cpu.max").split()
     if not words:
         words = [
-            *_read(folder / "cpu.cfs_quota_us").split(),
-            *_read(folder / "cpu.cfs_period_us").split(),
+            *read_text(folder / "cpu.cfs_quota_us").split(),
+            *read_text(folder / "cpu.cfs_period_us").split(),
         ]
     try:
         quota_us, period_us = (int(word) for word in words)
@@ -194,14 +209,14 @@ CORE_LEVEL = _Place._fields.index("core")
 
 def _place(cpu: int, nodes: dict[int, int], root: Path) -> _Place:
     folder = root / f"sys/devices/system/cpu/cpu{cpu}"
-    package = _read(folder / "topology/physical_package_id").strip()
+    package = read_text(folder / "topology/physical_package_id").strip()
     return _Place(
         package=int(package) if package.isdecimal() else 0,
         numa_node=nodes.get(cpu, -1),
         # A unit that several CPUs share is numbered by the lowest of them: core_id and cache ids
         # are unique only within a package, and missing on some machines.
-        cache=min(parse_cpu_list(_read(folder / "cache/index3/shared_cpu_list")), default=-1),
-        core=min(parse_cpu_list(_read(folder / "topology/thread_siblings_list")), default=cpu),
+        cache=min(parse_cpu_list(read_text(folder / "cache/index3/shared_cpu_list")), default=-1),
+        core=min(parse_cpu_list(read_text(folder / "topology/thread_siblings_list")), default=cpu),
         cpu=cpu,
     )
 
@@ -211,7 +226,7 @@ def _numa_nodes(root: Path) -> dict[int, int]:
     return {
         cpu: int(folder.name.removeprefix("node"))
         for folder in (root / "sys/devices/system/node").glob("node[0-9]*")
-        for cpu in parse_cpu_list(_read(folder / "cpulist"))
+        for cpu in parse_cpu_list(read_text(folder / "cpulist"))
     }
 
 
@@ -265,7 +280,7 @@ def parse_cpu_list(text: str) -> list[int]:
     return cpus
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
     """Return a small file's text; nothing where it cannot be read."""
     try:
         return path.read_text(encoding="utf-8", errors="replace")

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from gpucoll import topology
 from gpucoll.topology import (
     cpu_quota,
     cpu_sets,
+    cpus,
     parse_cpu_list,
     usable_cpu_count,
     usable_cpus,
@@ -65,7 +65,7 @@ class TestUsableCpus:
             "import runpy, sys; runpy.run_path(sys.argv[1]);"
             "print({m.partition('.')[0] for m in sys.modules} - sys.stdlib_module_names)"
         )
-        command = [sys.executable, "-I", "-S", "-c", code, topology.__file__]
+        command = [sys.executable, "-I", "-S", "-c", code, cpus.__file__]
         result = subprocess.run(command, capture_output=True, check=True)
         assert result.stdout in (b"{'__main__'}\n", b"set()\n")
 
@@ -159,13 +159,13 @@ class TestCpuQuota:
     def test_the_count_is_rounded_down_to_at_least_one(
         self, tmp_path, monkeypatch, quota_us, expected
     ):
-        monkeypatch.setattr(topology, "usable_cpus", lambda: frozenset(range(8)))
+        monkeypatch.setattr(cpus, "usable_cpus", lambda: frozenset(range(8)))
         files = {"sys/fs/cgroup/cpu.max": f"{quota_us} 100000"}
         root = machine(tmp_path, mounts=[V2_MOUNT], cgroup="0::/", files=files)
         assert usable_cpu_count(root) == expected
 
     def test_the_count_is_the_masks_where_the_quota_is_larger(self, tmp_path, monkeypatch):
-        monkeypatch.setattr(topology, "usable_cpus", lambda: frozenset({3, 5}))
+        monkeypatch.setattr(cpus, "usable_cpus", lambda: frozenset({3, 5}))
         files = {"sys/fs/cgroup/cpu.max": "6400000 100000"}
         root = machine(tmp_path, mounts=[V2_MOUNT], cgroup="0::/", files=files)
         assert usable_cpu_count(root) == 2

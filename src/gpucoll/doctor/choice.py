@@ -1,0 +1,86 @@
+"""What ``backend="auto"`` takes for which arrays, and why: pure functions of what was found.
+
+The choice itself is `gpucoll.backends.choice`'s, the one that a communicator makes; added is what a
+communicator would find out at its first call on GPU arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpucoll.backends.choice import Found, Seen, choose, obstacle
+from gpucoll.doctor.facts import Choice, DriverFound, GpuFound, Gpus, LibraryFound
+
+__all__ = ["LIBRARIES", "NEVER_ON_AMD", "VENDOR_NAMES", "choices", "used_library"]
+
+HOST_ARRAYS = "host arrays"
+GPU_ARRAYS = "GPU arrays"
+SHARED_GPU = "shared GPU"
+"""Arrays on a GPU that several ranks use."""
+NEVER_ON_AMD = "gpucoll has never been executed on an AMD GPU"
+
+VENDOR_NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
+LIBRARIES = {"nvidia": "NCCL", "amd": "RCCL"}
+"""Vendor -> its collectives library; in lower case the backend over it."""
+_VENDORS = {name.lower(): vendor for vendor, name in LIBRARIES.items()}
+
+
+def used_library(vendor: str, libraries: Sequence[LibraryFound] | None) -> LibraryFound | None:
+    """Return the copy of the vendor's library that gpucoll takes; None where it takes none."""
+    name = LIBRARIES[vendor]
+    return next((x for x in libraries or () if x["name"] == name and x["is_used"]), None)
+
+
+def choices(
+    cpu_path_works: bool, gpus: Gpus | None, libraries: Sequence[LibraryFound] | None
+) -> list[Choice]:
+    """Return one row for each kind of arrays.
+
+    Parameters
+    ----------
+    cpu_path_works : bool
+        What the self-test said.
+    gpus, libraries
+        What the probes found; None where a probe failed.
+    """
+    reason = "between processes of one host, through shared memory"
+    if not cpu_path_works:
+        reason += "; but that does not work here: see the self-test"
+    rows = [Choice(arrays=HOST_ARRAYS, backend="cpu", reason=reason)]
+    if gpus is None:
+        return [*rows, _refused(GPU_ARRAYS, "the drivers did not answer")]
+    pick = choose("auto", [Seen(gpus["kind"], gpus["kind_reason"])]).gpu
+    if not pick.backend:
+        return [*rows, _refused(GPU_ARRAYS, pick.reason)]
+    vendor = _VENDORS[pick.backend]
+    devices = [device for device in gpus["devices"] if device["vendor"] == vendor]
+    library = used_library(vendor, libraries)
+    if not devices:
+        driver = next(x for x in gpus["drivers"] if x["vendor"] == vendor)
+        return [*rows, _refused(GPU_ARRAYS, _without_gpu(pick.backend, driver))]
+    if library is None:
+        why = f"{pick.backend} would serve, but {LIBRARIES[vendor]} cannot be used (see below)"
+        return [*rows, _refused(GPU_ARRAYS, why)]
+    reason = f"one GPU a rank, through {library['name']} {library['version']} ({pick.reason})"
+    if vendor == "amd":
+        reason += f"; {NEVER_ON_AMD}"
+    rows.append(Choice(arrays=GPU_ARRAYS, backend=pick.backend, reason=reason))
+    return [*rows, _shared(pick.backend, devices[0], library, gpus["may_share"])]
+
+
+def _refused(arrays: str, reason: str) -> Choice:
+    return Choice(arrays=arrays, backend=None, reason=reason)
+
+
+def _without_gpu(backend: str, driver: DriverFound) -> str:
+    return f"{backend} would serve, but this process has no GPU: {driver['problem']}"
+
+
+def _shared(backend: str, device: GpuFound, library: LibraryFound, may_share: bool) -> Choice:
+    """Return what two ranks on one GPU get, or are told."""
+    version = tuple(int(part) for part in (library["version"] or "").split(".") if part.isdecimal())
+    found = Found(uuid=device["uuid"], name=device["name"], version=version, may_share=may_share)
+    if reason := obstacle(backend, [found, found]):
+        return _refused(SHARED_GPU, reason)
+    reason = "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it (experimental)"
+    return Choice(arrays=SHARED_GPU, backend=backend, reason=reason)

@@ -1,0 +1,118 @@
+"""The probe of where GPUs and NICs sit, and what the kernel can do for GPUDirect RDMA."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from gpucoll import config
+from gpucoll.doctor.facts import GpuDirect, GpuFound, GpuPlace, NicPlace, Topology
+from gpucoll.doctor.host import cpu_list
+from gpucoll.topology.cpus import FILE_SYSTEM
+from gpucoll.topology.distances import Distance, distance, gpu_label, nearest_nics
+from gpucoll.topology.machine import Gpu, Machine, Nic
+from gpucoll.topology.nccl_xml import read_xml
+from gpucoll.topology.rdma import GpuFacts, KernelFacts, gpu_direct_rdma, read_kernel_facts
+from gpucoll.topology.sysfs import read_machine
+
+__all__ = ["gpu_direct", "topology"]
+
+
+def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
+    """Return who is near whom: from the file that NCCL is told to read, or else from sysfs.
+
+    Parameters
+    ----------
+    nvlinks : str
+        What the probe of NVLinks found, as JSON; a file knows them better.
+    root : Path
+        The file system whose ``/sys``, ``/proc`` and ``/boot`` are read.
+    """
+    file, links = config.variable(config.NCCL_TOPO_FILE), json.loads(nvlinks)
+    machine = read_xml(file) if file else _linked(read_machine(root), links or {})
+    kernel = read_kernel_facts(root)
+    nearest = nearest_nics(machine.gpus, machine)
+    return Topology(
+        source=machine.source,
+        gpus=[
+            _gpu(gpu, None if number is None else machine.nics[number])
+            for gpu, number in zip(machine.gpus, nearest, strict=True)
+        ],
+        nics=[_nic(nic) for nic in machine.nics],
+        gpu_to_gpu=[[gpu_label(a, b) for b in machine.gpus] for a in machine.gpus],
+        gpu_to_nic=_gpu_to_nic(machine),
+        knows_nvlinks=bool(file) or links is not None,
+        peer_memory=kernel.peer_memory,
+        kernel_release=kernel.release,
+        has_dma_buf_options=kernel.has_dma_buf_options,
+    )
+
+
+def _linked(machine: Machine, links: Mapping[str, Mapping[str, int]]) -> Machine:
+    """Return the machine with the NVLinks of its GPUs."""
+    gpus = (replace(gpu, links=links.get(gpu.place.address, gpu.links)) for gpu in machine.gpus)
+    return replace(machine, gpus=tuple(gpus))
+
+
+def _gpu(gpu: Gpu, nic: Nic | None) -> GpuPlace:
+    return GpuPlace(
+        vendor=gpu.vendor,
+        pci_address=gpu.place.address,
+        driver=gpu.driver,
+        numa_node=gpu.place.numa_node,
+        cpus=cpu_list(gpu.place.cpus),
+        nearest_nic=None if nic is None else nic.name,
+        nearest_nic_distance=None if nic is None else distance(gpu.place, nic.place).name,
+    )
+
+
+def _nic(nic: Nic) -> NicPlace:
+    return NicPlace(
+        name=nic.name,
+        pci_address=nic.place.address,
+        is_rdma=nic.is_rdma,
+        is_up=nic.is_up,
+        speed_mbps=nic.speed_mbps,
+        link_layer=nic.link_layer,
+        numa_node=nic.place.numa_node,
+        interfaces=list(nic.interfaces),
+    )
+
+
+def _gpu_to_nic(machine: Machine) -> list[list[str]]:
+    return [[distance(gpu.place, nic.place).name for nic in machine.nics] for gpu in machine.gpus]
+
+
+def gpu_direct(found: Topology, devices: list[GpuFound]) -> list[GpuDirect]:
+    """Say for each GPU whether GPUDirect RDMA can serve; pure.
+
+    Parameters
+    ----------
+    found : Topology
+        What `topology` returned.
+    devices : list of GpuFound
+        What the drivers say of the GPUs that this process may use.
+    """
+    kernel = KernelFacts(
+        found["peer_memory"], found["kernel_release"], found["has_dma_buf_options"]
+    )
+    told = {gpu["pci_address"]: gpu for gpu in devices}
+    rdma = {nic["name"] for nic in found["nics"] if nic["is_rdma"]}
+    verdicts = []
+    for gpu in found["gpus"]:
+        device = told.get(gpu["pci_address"])
+        facts = GpuFacts(device["gpu_direct_rdma"], device["dma_buf"]) if device else GpuFacts()
+        name = gpu["nearest_nic_distance"]
+        nearest = Distance[name] if name and gpu["nearest_nic"] in rdma else None
+        verdict = gpu_direct_rdma(gpu["vendor"], kernel, facts, nearest)
+        verdicts.append(
+            GpuDirect(
+                pci_address=gpu["pci_address"],
+                serves=verdict.serves,
+                reason=verdict.reason,
+                command=verdict.command,
+            )
+        )
+    return verdicts

@@ -1,0 +1,104 @@
+"""How a report reads: plain text in 80 columns, what to do and the verdict last."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+
+from gpucoll.doctor.facts import Report
+from gpucoll.doctor.findings import ABSENT, FAIL, NETWORK, NOTE, OK, Line, gpu_names, sections
+from gpucoll.doctor.matrix import LEGEND, NO_NVLINKS, matrix
+
+__all__ = ["render"]
+
+WIDTH = 80
+MARK_WIDTH = max(map(len, (OK, ABSENT, NOTE, FAIL)))
+LABEL_WIDTH = 15
+INDENT = " " * (2 + MARK_WIDTH + 1 + LABEL_WIDTH + 1)
+_BOLD = "1"
+_COLOURS = {OK: "32", NOTE: "33", FAIL: "31;1"}
+
+
+def render(report: Report, in_colour: bool = False) -> str:
+    """Return the report as text.
+
+    Parameters
+    ----------
+    report : Report
+        What was found.
+    in_colour : bool
+        Whether marks and titles are coloured, for a terminal.
+    """
+    system = report["system"]
+    kernel = f"{system['kernel']} {system['machine']}"
+    lines = [f"gpucoll {report['gpucoll']}, Python {system['python']}, {kernel}"]
+    for title, findings in sections(report):
+        body = [line for finding in findings for line in _laid_out(finding, in_colour)]
+        if title == NETWORK:
+            body += _matrix(report)
+        if body:
+            lines += ["", _coloured(title, _BOLD, in_colour), *body]
+    return "\n".join([*lines, "", *_advice(report, in_colour), _verdict(report, in_colour), ""])
+
+
+def _coloured(text: str, code: str, in_colour: bool) -> str:
+    return f"\033[{code}m{text}\033[0m" if in_colour and code else text
+
+
+def _laid_out(finding: Line, in_colour: bool) -> Iterator[str]:
+    """Yield a finding's lines: mark, label and text, and below it what does not fit."""
+    mark = _coloured(finding.mark, _COLOURS.get(finding.mark, ""), in_colour)
+    mark += " " * (MARK_WIDTH - len(finding.mark))
+    first, *others = _wrapped(finding.text, INDENT, INDENT)
+    if len(finding.label) > LABEL_WIDTH:  # it has its line for itself
+        yield f"  {mark} {finding.label}"
+        yield first
+    else:
+        yield f"  {mark} {finding.label:<{LABEL_WIDTH}} {first.lstrip()}".rstrip()
+    yield from others
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    """Break a text at spaces; a path stays whole, so that it can be copied."""
+    lines = textwrap.wrap(
+        text,
+        WIDTH,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return lines or [""]
+
+
+def _matrix(report: Report) -> list[str]:
+    topology = report["topology"]
+    if topology is None or not topology["gpus"]:
+        return []
+    legend = LEGEND
+    if not topology["knows_nvlinks"] and any(x["vendor"] == "nvidia" for x in topology["gpus"]):
+        legend = f"{legend} {NO_NVLINKS}"
+    return [
+        "",
+        *(f"  {line}".rstrip() for line in matrix(topology, gpu_names(report), WIDTH - 2)),
+        "",
+        *_wrapped(legend, "  ", "  "),
+    ]
+
+
+def _advice(report: Report, in_colour: bool) -> Iterator[str]:
+    if report["advice"]:
+        yield _coloured("What to do", _BOLD, in_colour)
+        for number, advice in enumerate(report["advice"], 1):
+            yield from _wrapped(f"{advice['what']}: {advice['why']}", f"  {number}. ", " " * 5)
+            if advice["command"]:
+                yield f"     $ {advice['command']}"
+        yield ""
+
+
+def _verdict(report: Report, in_colour: bool) -> str:
+    works = report["cpu_path_works"]
+    text = "The CPU path works." if works else "The CPU path does not work."
+    if works and report["self_test"] is None:
+        text = "Nothing that the CPU path needs is missing; it was not tried."
+    return _coloured(text, _COLOURS[OK if works else FAIL], in_colour)

@@ -1,0 +1,94 @@
+"""Which GPU a rank takes when nobody says: the one of its local rank among those that it sees.
+
+The vendors' drivers hide GPUs by environment variables, and number what is left from 0. Batch
+systems set these for each rank alone (it then sees one GPU, number 0) or for all alike (then each
+takes its own).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from gpucoll import config
+
+__all__ = ["DefaultGpu", "default_gpu", "visible_gpus"]
+
+
+class DefaultGpu(NamedTuple):
+    """The GPU of a rank."""
+
+    number: int
+    """Among the GPUs that the process sees: what array libraries call it."""
+    identity: str
+    """Its number on the host in the driver's order, or its UUID as the environment names it."""
+
+
+def visible_gpus(vendor: str, gpu_count: int, variables: Mapping[str, str]) -> list[str]:
+    """Return which of a host's GPUs a process sees, in its own order.
+
+    Parameters
+    ----------
+    vendor : str
+        ``"nvidia"`` or ``"amd"``.
+    gpu_count : int
+        How many GPUs of the vendor the host has.
+    variables : mapping
+        Those of CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES and ROCR_VISIBLE_DEVICES that are set:
+        `gpucoll.config.visible_devices`.
+
+    Returns
+    -------
+    list of str
+        Each by its number on the host, or by the UUID that the variable names.
+
+    Notes
+    -----
+    NVIDIA: the first entry that is no GPU, or that is named twice, hides itself and all after it.
+    AMD: ROCR_VISIBLE_DEVICES chooses first, and HIP_VISIBLE_DEVICES among what it leaves;
+    CUDA_VISIBLE_DEVICES stands in where HIP_VISIBLE_DEVICES is not set.
+    """
+    gpus = [str(number) for number in range(gpu_count)]
+    if vendor == "nvidia":
+        return _chosen(gpus, variables.get(config.CUDA_VISIBLE_DEVICES))
+    gpus = _chosen(gpus, variables.get(config.ROCR_VISIBLE_DEVICES))
+    name = config.HIP_VISIBLE_DEVICES
+    return _chosen(gpus, variables.get(name, variables.get(config.CUDA_VISIBLE_DEVICES)))
+
+
+def _chosen(gpus: list[str], text: str | None) -> list[str]:
+    if text is None:
+        return gpus
+    chosen: list[str] = []
+    for word in (part.strip() for part in text.split(",")):
+        if word.isdecimal() and int(word) < len(gpus):
+            gpu = gpus[int(word)]
+        elif word.startswith(("GPU-", "MIG-")):
+            gpu = word
+        else:
+            break
+        if gpu in chosen:
+            break
+        chosen.append(gpu)
+    return chosen
+
+
+def default_gpu(
+    local_rank: int, vendor: str, gpu_count: int, variables: Mapping[str, str]
+) -> DefaultGpu | None:
+    """Return the GPU that a rank takes; None where it sees none.
+
+    Where a host has more ranks than GPUs, ranks share: rank 8 of eight GPUs takes the first one.
+
+    Parameters
+    ----------
+    local_rank : int
+        The rank's number on its host.
+    vendor, gpu_count, variables
+        As for `visible_gpus`.
+    """
+    visible = visible_gpus(vendor, gpu_count, variables)
+    if not visible:
+        return None
+    number = local_rank % len(visible)
+    return DefaultGpu(number, visible[number])
