@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -123,30 +122,23 @@ def gpu_requests(
 
 
 class Packed:
-    """Arrays of one dtype side by side in one buffer, for collectives that know no lists."""
+    """Arrays of one dtype side by side in one buffer, for collectives that know no lists.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        All of them, without gaps.
+    pack, unpack : callable
+        Copy the inputs into the buffer, and the buffer to the outputs.
+    """
 
     def __init__(self, arrays: list[Arrays]) -> None:
-        self._arrays = arrays
+        from gpucoll.kernels.cpu.pack import layout, prepare_pack, prepare_unpack
+
         first = arrays[0].source
-        size_bytes = sum(item.source.size_bytes for item in arrays)
-        self._memory = np.empty(size_bytes, np.uint8)
-        count = size_bytes // first.item_bytes
-        self.buffer = Buffer(
-            self._memory.ctypes.data, (count,), first.dtype, first.item_bytes, self._memory
-        )
-
-    def pack(self) -> None:
-        """Copy the inputs into the buffer."""
-        self._copy(lambda item: item.source, True)
-
-    def unpack(self) -> None:
-        """Copy the buffer to the outputs."""
-        self._copy(lambda item: item.destination, False)
-
-    def _copy(self, side: Callable[[Arrays], Buffer], packs: bool) -> None:
-        start = self.buffer.address
-        for item in self._arrays:
-            buffer = side(item)
-            to, of = (start, buffer.address) if packs else (buffer.address, start)
-            ctypes.memmove(to, of, buffer.size_bytes)
-            start += buffer.size_bytes
+        offsets = layout([item.source.size_bytes for item in arrays], alignment_bytes=1)
+        memory = np.empty(offsets[-1], np.uint8)
+        address, count = memory.ctypes.data, offsets[-1] // first.item_bytes
+        self.buffer = Buffer(address, (count,), first.dtype, first.item_bytes, memory)
+        self.pack = prepare_pack([item.source for item in arrays], address, offsets)
+        self.unpack = prepare_unpack([item.destination for item in arrays], address, offsets)
