@@ -78,8 +78,8 @@ def test_the_loader_comes_last(doubles, vendor):
     double = doubles.double(vendor)
     code = f"""
 import sys
-sys.path = [folder for folder in sys.path if "site-packages" not in folder]
 from gpucoll.backends.nccl import library
+sys.path = [folder for folder in sys.path if "site-packages" not in folder]  # no wheels
 found = list(library.candidates(library.vendor_of({vendor!r})))
 path, reason = found[0]
 print(reason, library.Library(library.vendor_of({vendor!r}), found[0]).path)
