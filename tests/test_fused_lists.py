@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ COUNTS = {
     "many": tuple(1 + 37 * place % 211 for place in range(500)),
     "empty ones": (0, 0),
 }
-CALLS = {
+CALLS: dict[str, Callable[[list[np.ndarray]], list[Any]]] = {
     "all_reduce": functools.partial(oracle.all_reduce, op="sum"),
     "reduce": functools.partial(oracle.reduce, op="sum", root=0),
     "broadcast": functools.partial(oracle.broadcast, root=0),
@@ -82,7 +84,7 @@ def test_lists(comm, name, counts, dtypes, placement):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.ranks(2)
 def test_new_arrays_come_back_as_the_same_kind_of_sequence(comm, name):
-    xs = (np.ones((2, 3), "f4"), np.ones(4, "i8"), np.float32(2))
+    xs: Any = (np.ones((2, 3), "f4"), np.ones(4, "i8"), np.float32(2))
     results = getattr(comm, name)(xs)
     if name == "reduce" and comm.rank != 0:
         assert results is None

@@ -101,8 +101,11 @@ def _receives(context, call):
 @inline
 def _is_small(context, call):
     """Return whether inputs go through slots. Alike on all ranks."""
-    limit = _ONE_SHOT_BYTES if get(call, _FLOW) == _ALL else _ROOTED_BYTES
-    return get(call, LARGEST_BYTES) <= get(context, limit)
+    size_bytes = get(call, LARGEST_BYTES)
+    if get(call, _FLOW) != _ALL:
+        return size_bytes <= get(context, _ROOTED_BYTES)
+    is_read = get(call, KERNEL) == 0 and size_bytes >= get(context, _SINGLE_COPY_MIN_BYTES)
+    return size_bytes <= get(context, _ONE_SHOT_BYTES) and not is_read
 
 
 @inline

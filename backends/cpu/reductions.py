@@ -9,6 +9,14 @@ from __future__ import annotations
 
 from numba import types
 
+from gpucoll.backends.cpu.chunks import (
+    FILLED,
+    READ,
+    count_chunks,
+    keep_up,
+    signal_chunk,
+    wait_chunk,
+)
 from gpucoll.backends.cpu.segments import (
     copy_in,
     input_at,
@@ -62,19 +70,29 @@ _LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
 _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
 _SINGLE_COPY, PREPARES = int(Path.SINGLE_COPY), int(Call.PREPARES)
 _REDUCE, _EXCLUSIVE_SCAN = int(Collective.REDUCE), int(Collective.EXCLUSIVE_SCAN)
+_SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
+_PATTERN_BYTES = 16 << 10
+_SHIFT_BYTES = 128 << 10
+"""Parts in which an exclusive_scan of two ranks is read, and rank 0's is overwritten behind."""
 
 
 @inline
-def _fill_with_identity(context, call):
-    """Repeat the op's identity through the destination: the result of no input at all."""
-    size_bytes, destination = get(call, SIZE_BYTES), get(call, DESTINATION)
-    copy = get(context, _COPY_PLAIN)
-    filled = min(get(call, ITEM_BYTES), size_bytes)
-    call_copy(copy, destination, get(call, IDENTITY), filled, 0)
-    while filled < size_bytes:
-        step = min(filled, size_bytes - filled)
-        call_copy(copy, destination + filled, destination, step, 0)
-        filled += step
+def _fill_with_identity(context, call, start, stop):
+    """Fill a part of the destination with the op's identity; what lies before it is filled."""
+    destination, copy = get(call, DESTINATION), get(context, _COPY_PLAIN)
+    if start == 0:
+        start = min(get(call, ITEM_BYTES), stop)
+        call_copy(copy, destination, get(call, IDENTITY), start, 0)
+    while start < stop:
+        step = min(start, _PATTERN_BYTES, stop - start)  # from what the caches still hold
+        call_copy(copy, destination + start, destination, step, 0)
+        start += step
+
+
+@inline
+def _fill_all_with_identity(context, call):
+    """Fill the destination with the op's identity: the result of no input at all."""
+    _fill_with_identity(context, call, 0, get(call, SIZE_BYTES))
 
 
 @inline
@@ -119,7 +137,7 @@ def _alone(context, call):
     """Reduce over one rank: the op's preparation and finish, without any traffic."""
     put(context, PATH, _LOCAL)
     if get(call, COLLECTIVE) == _EXCLUSIVE_SCAN:
-        _fill_with_identity(context, call)
+        _fill_all_with_identity(context, call)
         return
     _reduce_slots(context, call, 1)
 
@@ -129,21 +147,55 @@ def _is_plain_shift(context, call):
     """Return whether all there is to do is to give rank 0's input to rank 1. Alike on all ranks."""
     if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
         return False
-    is_small = get(call, SIZE_BYTES) <= get(context, _ONE_SHOT_BYTES)  # its address is not posted
-    return not is_small and get(call, PREPARES) == 0
+    least_bytes = min(get(context, _ONE_SHOT_BYTES) + 1, get(context, _SINGLE_COPY_MIN_BYTES))
+    return get(call, SIZE_BYTES) >= least_bytes and get(call, PREPARES) == 0
+
+
+@inline
+def _give_shifted(context, call):
+    """Read rank 0's input from its process, part by part, and say how far it is; on rank 1."""
+    size_bytes, source = get(call, SIZE_BYTES), posted_address(context, 0)
+    done = place = 0
+    while done < size_bytes:
+        step = min(_SHIFT_BYTES, size_bytes - done)
+        status = read_from(context, 0, get(call, DESTINATION) + done, source + done, step)
+        if status != OK:
+            return status
+        signal_chunk(context, READ, place)
+        done += step
+        place += 1
+    return OK
+
+
+@inline
+def _fill_shifted(context, call):
+    """Fill rank 0's result: in place right behind the reader, else meanwhile."""
+    size_bytes, is_in_place = get(call, SIZE_BYTES), get(call, SOURCE) == get(call, DESTINATION)
+    done = place = 0
+    while done < size_bytes:
+        if is_in_place:
+            status = wait_chunk(context, READ, place, 1)
+            if status != OK:
+                return status
+        step = min(_SHIFT_BYTES, size_bytes - done)
+        _fill_with_identity(context, call, done, done + step)
+        done += step
+        place += 1
+    return OK
 
 
 @inline
 def _shift(context, call):
-    """Read rank 0's input straight from its process, on rank 1; return when that is done."""
-    status = OK
+    """Give rank 0's input to rank 1, and rank 0 the identity; return a status."""
     if get(context, RANK) == 1:
-        source, size_bytes = posted_address(context, 0), get(call, SIZE_BYTES)
-        status = read_from(context, 0, get(call, DESTINATION), source, size_bytes)
-    elif get(call, SOURCE) != get(call, DESTINATION):
-        _fill_with_identity(context, call)  # meanwhile
+        status = _give_shifted(context, call)
+    else:
+        status = _fill_shifted(context, call)
     if status != OK:
         return status
+    count_chunks(context, (get(call, SIZE_BYTES) + _SHIFT_BYTES - 1) // _SHIFT_BYTES)
+    keep_up(context, FILLED)
+    keep_up(context, READ)
     signal_done(context)
     return wait_all_done(context, get(context, SEQUENCE))
 
@@ -153,7 +205,8 @@ def _move(context, call, source, destination):
     """Post, wait for the others and reduce on the way that all have chosen; return a status."""
     size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
     shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
-    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    is_shift = _is_plain_shift(context, call)
+    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES) and not is_shift
     if is_small and not shared:
         copy_in(
             call,
@@ -167,7 +220,7 @@ def _move(context, call, source, destination):
     if not is_small:
         store64(slot + HEADER_ADDRESS, get(call, SOURCE))
     post(context, call, source, destination)
-    staged_ahead = not is_small and not shared and not _is_plain_shift(context, call)
+    staged_ahead = not is_small and not shared and not is_shift
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
     elif is_small and count == 0 and get(call, COLLECTIVE) == _REDUCE:
@@ -186,7 +239,7 @@ def _move(context, call, source, destination):
         if count > 0:
             _reduce_slots(context, call, count)
         return OK
-    if _is_plain_shift(context, call) and can_copy_once(context):
+    if is_shift and can_copy_once(context):
         put(context, PATH, _SINGLE_COPY)
         return _shift(context, call)
     if not staged_ahead:
@@ -207,9 +260,8 @@ def _together(context, call):
         destination = arena_offset(context, get(call, DESTINATION), size_bytes)
     status = _move(context, call, source, destination)
     is_empty = kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0
-    has_shifted = get(context, PATH) == _SINGLE_COPY and get(call, SOURCE) != get(call, DESTINATION)
-    if status == OK and is_empty and not has_shifted:
-        _fill_with_identity(context, call)
+    if status == OK and is_empty and get(context, PATH) != _SINGLE_COPY:
+        _fill_all_with_identity(context, call)
     return status
 
 

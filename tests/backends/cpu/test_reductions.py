@@ -17,6 +17,7 @@ from tests.collective_cases import (
     draw,
 )
 from tests.dtypes import assert_same, covering, op_of
+from tests.guarded import Guarded
 
 from gpucoll.kernels import reference
 
@@ -168,3 +169,21 @@ def test_nothing_but_the_block_is_written_in_place(ranks, world_size):
     ]
 
     check(ranks, world_size, cases, environment=SMALL_TUNING)
+
+
+@pytest.mark.parametrize("is_in_place", [False, True])
+@pytest.mark.ranks(2)
+def test_large_exclusive_scans_of_two_ranks(comm, is_in_place):
+    """Rank 1 reads rank 0's input part by part, which in place is overwritten right behind it."""
+    part = 64 << 10
+    for count in (part, part + 1, 3 * part, 3 * part + 7, 17_000):
+        x = Guarded(count, "float32", offset=4)
+        out = x if is_in_place else Guarded(count, "float32")
+        x.array[:] = np.arange(count) % 1000 + comm.rank
+        comm.exclusive_scan(x.array, "max", out=out.array)
+        right = np.arange(count) % 1000 if comm.rank else np.full(count, -np.inf)
+        np.testing.assert_array_equal(out.array, right)
+        x.check()
+        out.check()
+        total = comm.all_reduce(np.full(100_000, comm.rank + 1.0))  # chunks are counted alike
+        assert (total == 3).all()
