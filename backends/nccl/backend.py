@@ -71,6 +71,10 @@ class NcclBackend:
                 calls.append((name, (buffer.address, buffer.size_bytes, BYTES, request.peer)))
         return plain(*calls)
 
+    def outgrows_scratch(self, launch: Launch) -> bool:
+        """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
+        return self._scratch.is_outgrown_by(launch.scratch_bytes)
+
     def reserve(self, launch: Launch) -> None:
         """Allocate what a launch needs, before anybody is told of it; MemoryError."""
         self._scratch.reserve(launch.scratch_bytes)
@@ -93,6 +97,8 @@ class NcclBackend:
             self._move(phase.after, stream)
         if launch.scratch_bytes:
             self._scratch.give_back(stream)
+        if launch.factor is not None:
+            self.connection.forget_old_operations()
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""
@@ -104,6 +110,7 @@ class NcclBackend:
                 calls += [(name, arguments, operation, stream) for name, arguments in phase.calls]
         if calls:
             self._enqueue_group(calls)
+        self.connection.forget_old_operations()
 
     def check_groupable(self, launch: Launch, name: str) -> None:
         """Raise ArgumentError unless a launch can be part of a group, or of a captured graph."""

@@ -130,3 +130,20 @@ def scan_in_pieces(comm, kit):
 @EVERYWHERE
 def test_scans_in_pieces(gpus):
     gpus.call(3, scan_in_pieces)
+
+
+def scale_by_many_factors(comm, kit):
+    """More factors in one group than a communicator keeps ops for."""
+    factors = [float(number) for number in range(1, 71)]
+    x = kit.seen_as(kit.bytes_of(np.ones(4, np.float32).view(np.uint8)), (4,), "float32")
+    with comm.group():
+        outs = [comm.all_reduce(x, ReduceOp.scaled_sum(factor)) for factor in factors]
+    comm.check()
+    assert len(comm._gpu._connected.backend.connection._operations) < len(factors)
+    found = [float(kit.read(out)[-1]) for out in outs]
+    assert found == [comm.world_size * factor for factor in factors]
+
+
+@EVERYWHERE
+def test_many_factors_in_one_group(gpus):
+    gpus.call(2, scale_by_many_factors)

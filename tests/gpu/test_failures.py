@@ -178,6 +178,25 @@ def test_a_gpu_that_hangs_is_a_deadline(gpus):
         assert "all ranks had made this call, but the GPUs had not finished it" in str(error)
 
 
+def ask_for_more_scratch_behind_a_hang(rank):
+    """Scratch memory that grows is given back first, which waits for the GPU: never in the dark."""
+
+    def calls(comm, kit):
+        comm.scan(ones(kit, 16))
+        comm.check()
+        with rank.control.library_set(hang_at=2):
+            comm.all_reduce(ones(kit))
+            comm.scan(ones(kit, 5000))
+
+    return counted(rank, calls, timeout_s=0.3)
+
+
+def test_memory_is_not_given_back_behind_a_call_that_hangs(gpus):
+    for error in errors(gpus.replies(2, ask_for_more_scratch_behind_a_hang)):
+        assert isinstance(error, DeadlineError), error
+        assert "all_reduce(" in str(error)
+
+
 def be_killed(rank, when):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
