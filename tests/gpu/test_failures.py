@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -458,3 +459,25 @@ def fail_many_times(rank):
 
 def test_nothing_is_left_of_communicators_that_failed(gpus):
     assert gpus.call_ranks(2, fail_many_times) == [True] * 2
+
+
+def _idle_thread(watcher):
+    until(lambda: watcher._pause_s is None)
+    return watcher._thread
+
+
+def forget_one_that_is_idle(rank):
+    comm = rank.init(device=rank.rank, on_async_error="raise")
+    comm.all_reduce(ones(rank.kit))
+    comm.check()
+    thread = _idle_thread(comm._gpu._connected._watcher)
+    del comm
+    gc.collect()
+    thread.join(20)
+    return thread.is_alive()
+
+
+def test_the_watcher_of_a_forgotten_communicator_ends(rank_server, gpus):
+    with rank_server.fork(1) as pool:  # what it leaves goes with the process
+        arguments = gpus.double, forget_one_that_is_idle, ()
+        assert pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables) == [False]
