@@ -15,9 +15,11 @@ from gpucoll.backends.nccl.library import IN_PROGRESS, Library
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError
 from gpucoll.transport.layout import Kind
 
+FLOAT8_CAPABILITY = 9
+"""NVIDIA's Hopper: what is older can move float8, but NCCL does not reduce it there."""
 PROMISES = {
     "GPU: same bits on every rank": "yes",
     "GPU: same bits run after run": "yes, but not where NCCL uses NVLS (NCCL_NVLS_ENABLE=0)",
@@ -58,7 +60,19 @@ class NcclBackend:
 
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the library cannot."""
+        if request.op is not None and request.data.dtype.startswith("float8"):
+            self._check_float8(request.data.dtype)
         return launch_of(request, self._place, self.library)
+
+    def _check_float8(self, dtype: str) -> None:
+        """Refuse what NCCL would answer with an error that ends the communicator."""
+        major = self.device.attribute("compute_capability_major")
+        if self.device.kind == "cuda" and major is not None and major < FLOAT8_CAPABILITY:
+            raise ArgumentTypeError(
+                f"{self.library.vendor.name} reduces {dtype} on GPUs of compute capability "
+                f"{FLOAT8_CAPABILITY}.0 and newer only; {self.device.label} "
+                f"({self.device.identity.name}) has {major}.x: convert to float16 first"
+            )
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
         """Return how sends and receives are enqueued, all at once."""
