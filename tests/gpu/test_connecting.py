@@ -297,6 +297,7 @@ def test_split_and_duplicate(gpus, is_connected):
 
 
 def open_many(rank):
+    ones(rank.kit)  # the first array makes the double's default streams
     before = [rank.control.count(what) for what in ("events", "streams")]
     for _ in range(5):
         with rank.init(device=rank.rank) as comm:

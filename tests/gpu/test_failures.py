@@ -447,6 +447,7 @@ def test_an_error_of_the_gpu_itself(rank_server, gpus):
 
 
 def fail_many_times(rank):
+    ones(rank.kit)  # the first array makes the double's default streams
     before = [rank.control.count(what) for what in ("events", "streams")]
     for _ in range(5):
         with rank.init() as comm:
