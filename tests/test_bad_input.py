@@ -128,6 +128,11 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentError,
         "out overlaps x",
     ),
+    "overlap in a list": (
+        lambda c: (lambda a: c.all_reduce([a[:5], a], out=[np.empty(5), a]))(np.ones(10)),
+        ArgumentError,
+        "arrays 0 and 1 of the list share memory",
+    ),
     "out for a number": (
         lambda c: c.all_reduce(1.0, out=x()),
         ArgumentTypeError,

@@ -18,6 +18,10 @@ class Scratch:
         self._device = device
         self._address = self._size_bytes = self._event = 0
 
+    def is_outgrown_by(self, size_bytes: int) -> bool:
+        """Return whether `reserve` would give the piece back, and wait for what uses it."""
+        return 0 < self._size_bytes < size_bytes
+
     def reserve(self, size_bytes: int) -> None:
         """Make sure that there is so much; MemoryError where the GPU has no more."""
         if size_bytes > self._size_bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpucoll.devices import Device
+from gpucoll.devices import PER_THREAD_STREAM, Device
 from gpucoll.errors import ArgumentError
 
 _KNOWN_STREAMS = 256
@@ -26,9 +26,15 @@ class Streams:
         self._own = 0
 
     def check(self, stream: int) -> None:
-        """Raise ArgumentError unless a stream is of this device; who passed is remembered."""
+        """Raise ArgumentError unless calls can run on a stream; who passed is remembered."""
         if stream in self._known:
             return
+        if stream == PER_THREAD_STREAM:
+            raise ArgumentError(
+                "the per-thread default stream cannot be used: the vendor's library launches its "
+                "work in a thread of its own, where that handle stands for another stream. Give "
+                "stream= a stream of your own, or call with async_op=True"
+            )
         if not self._device.owns_stream(stream):
             raise ArgumentError(
                 f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "

@@ -37,7 +37,9 @@ class Watcher:
         self._event = threading.Event()
         self._is_stopping = False
         self._exits = exits
-        self._issuer = weakref.ref(issuer)  # the thread must not keep a forgotten one alive
+        # The thread must not keep a forgotten one alive, and ends with it.
+        event = self._event
+        self._issuer = weakref.ref(issuer, lambda _: event.set())
         self._pause_s: float | None = None
         issuer.wake = self._wake
         self._thread = threading.Thread(target=self._run, name="gpucoll-gpu", daemon=True)

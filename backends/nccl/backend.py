@@ -15,9 +15,11 @@ from gpucoll.backends.nccl.library import IN_PROGRESS, Library
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
-from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError
 from gpucoll.transport.layout import Kind
 
+FLOAT8_CAPABILITY = 9
+"""NVIDIA's Hopper: what is older can move float8, but NCCL does not reduce it there."""
 PROMISES = {
     "GPU: same bits on every rank": "yes",
     "GPU: same bits run after run": "yes, but not where NCCL uses NVLS (NCCL_NVLS_ENABLE=0)",
@@ -58,7 +60,19 @@ class NcclBackend:
 
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the library cannot."""
+        if request.op is not None and request.data.dtype.startswith("float8"):
+            self._check_float8(request.data.dtype)
         return launch_of(request, self._place, self.library)
+
+    def _check_float8(self, dtype: str) -> None:
+        """Refuse what NCCL would answer with an error that ends the communicator."""
+        major = self.device.attribute("compute_capability_major")
+        if self.device.kind == "cuda" and major is not None and major < FLOAT8_CAPABILITY:
+            raise ArgumentTypeError(
+                f"{self.library.vendor.name} reduces {dtype} on GPUs of compute capability "
+                f"{FLOAT8_CAPABILITY}.0 and newer only; {self.device.label} "
+                f"({self.device.identity.name}) has {major}.x: convert to float16 first"
+            )
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
         """Return how sends and receives are enqueued, all at once."""
@@ -70,6 +84,10 @@ class NcclBackend:
             if buffer.size_bytes:
                 calls.append((name, (buffer.address, buffer.size_bytes, BYTES, request.peer)))
         return plain(*calls)
+
+    def outgrows_scratch(self, launch: Launch) -> bool:
+        """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
+        return self._scratch.is_outgrown_by(launch.scratch_bytes)
 
     def reserve(self, launch: Launch) -> None:
         """Allocate what a launch needs, before anybody is told of it; MemoryError."""
@@ -93,6 +111,8 @@ class NcclBackend:
             self._move(phase.after, stream)
         if launch.scratch_bytes:
             self._scratch.give_back(stream)
+        if launch.factor is not None:
+            self.connection.forget_old_operations()
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""
@@ -104,6 +124,7 @@ class NcclBackend:
                 calls += [(name, arguments, operation, stream) for name, arguments in phase.calls]
         if calls:
             self._enqueue_group(calls)
+        self.connection.forget_old_operations()
 
     def check_groupable(self, launch: Launch, name: str) -> None:
         """Raise ArgumentError unless a launch can be part of a group, or of a captured graph."""

@@ -99,15 +99,27 @@ class Connected:
 
     def issue(self, issue: Issue) -> Flight:
         """Put one call on its stream, and return at once."""
+        launches, stream = issue.launches, issue.stream
+        if len(launches) == 1 and self.backend.outgrows_scratch(launches[0]):
+            self._drain(issue)
         with self.issuer.lock, self.device:
             departure = self._departure(issue)
-            launches, stream = issue.launches, issue.stream
             if len(launches) == 1:
                 self.backend.reserve(launches[0])
                 enqueue = partial(self.backend.enqueue, launches[0], stream)
             else:
                 enqueue = self._together([issue])
             return self.issuer.issue([departure], enqueue)[0]
+
+    def _drain(self, issue: Issue) -> None:
+        """Wait until earlier calls are done, before memory is given back for this one.
+
+        The driver waits for them, too, but without a deadline: the watcher could not end what hangs
+        there while this thread is in the driver and holds the lock.
+        """
+        with self.device:
+            self._departure(issue)  # refuses what is captured: then nothing may be asked for
+        self.issuer.synchronize()
 
     def issue_group(self, issues: Sequence[Issue]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""
@@ -132,6 +144,7 @@ class Connected:
                     f"{issue.name}: a captured graph uses the same memory at every replay: give "
                     "contiguous arrays, and out="
                 )
+            self.backend.connection.is_in_graphs = True
         limit_s = self._group.timeout_s if issue.timeout_s is None else issue.timeout_s
         return Departure(
             issue.signatures, issue.stream, issue.name, issue.keep, limit_s, is_captured

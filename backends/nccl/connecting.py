@@ -29,12 +29,12 @@ _ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
 _LOOK_FOR_PEERS_S = 0.02
 
 
-def look(backend: str, number: int | None) -> Found:
+def look(backend: str, number: int | None, rank: int) -> Found:
     """Load what this rank needs; what is missing becomes a `Found.problem`."""
     kind = KINDS[backend]
     try:
         library = libraries.load(backend)
-        device = open_device(kind, _default_number(kind) if number is None else number)
+        device = open_device(kind, _default_number(kind, rank) if number is None else number)
     except BackendUnavailableError as error:
         return Found(str(error))
     except ImportError as error:
@@ -49,12 +49,13 @@ def look(backend: str, number: int | None) -> Found:
     )
 
 
-def _default_number(kind: str) -> int:
+def _default_number(kind: str, rank: int) -> int:
     """Return the GPU of a rank that has named none: by its place on the host.
 
-    Modulo their number: batch systems show each rank only its own.
+    Without a launcher that is its rank, as all ranks are on one host. Modulo their number: batch
+    systems show each rank only its own.
     """
-    return config.local_rank() % max(device_count(kind), 1)
+    return config.local_rank(rank) % max(device_count(kind), 1)
 
 
 def connect(
@@ -81,7 +82,7 @@ def connect(
     BackendUnavailableError
         They cannot be connected: the same on every rank.
     """
-    found = look(backend, number)
+    found = look(backend, number, group.rank)
     mine: dict[str, Any] = {_FOUND_KEY: found}
     if group.rank == 0 and not found.problem:
         try:

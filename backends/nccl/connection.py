@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import threading
 import time
 from collections.abc import Callable
 
@@ -25,6 +26,8 @@ _PAUSES_S = (20e-6, 2e-3)
 """First and longest pause between two looks."""
 _KEPT_OPERATIONS = 64
 """How many premultiplied sums a communicator keeps."""
+_GRAPHS_S = 1.0
+"""How long an abort is waited for where graphs may keep it from ending."""
 
 Watch = Callable[[], None]
 """Called while something is in progress; raises what makes waiting vain."""
@@ -47,6 +50,8 @@ class Connection:
         self.library = library
         self.device = device
         self.handle = handle
+        self.is_in_graphs = False
+        """Whether calls were captured: the library lets nobody go before such graphs are gone."""
         self._operations: dict[tuple[bytes, int], int] = {}
 
     @staticmethod
@@ -106,7 +111,8 @@ class Connection:
             # The new handle is filled in once the old one has got that far.
             code = self.settle(code, watch)
             if color is None:
-                self.library.check(code, "ncclCommSplit", self.handle)
+                if code:
+                    raise self.library.unavailable(code, "ncclCommSplit", self.handle)
                 return None
             made = Connection(self.library, self.device, handle.value or 0)
             made._finish_making(code, "ncclCommSplit", watch)
@@ -135,8 +141,6 @@ class Connection:
         """Return the op that multiplies by one element's bytes before it sums."""
         key = factor, element_type
         if key not in self._operations:
-            if len(self._operations) >= _KEPT_OPERATIONS:
-                self._forget_operation(next(iter(self._operations)))
             made = ctypes.c_int()
             code = self.library.functions.ncclRedOpCreatePreMulSum(
                 ctypes.byref(made),
@@ -149,8 +153,16 @@ class Connection:
             self._operations[key] = made.value
         return self._operations[key]
 
+    def forget_old_operations(self) -> None:
+        """Destroy the oldest ops of `premultiplied_sum` beyond those that are kept.
+
+        Not before everything that was asked for is enqueued: the library gives the number of a
+        destroyed op to the next one. What has been enqueued keeps its own copy.
+        """
+        while len(self._operations) > _KEPT_OPERATIONS:
+            self._forget_operation(next(iter(self._operations)))
+
     def _forget_operation(self, key: tuple[bytes, int]) -> None:
-        # What has been enqueued with it keeps its own copy.
         self.library.functions.ncclRedOpDestroy(self._operations.pop(key), self.handle)
 
     def close(self, watch: Watch) -> None:
@@ -162,16 +174,31 @@ class Connection:
             try:
                 for key in list(self._operations):
                     self._forget_operation(key)
-                self.settle(functions.ncclCommFinalize(self.handle), watch)
+                code = self.settle(functions.ncclCommFinalize(self.handle), watch)
             except BaseException:
                 self.abort()
                 raise
+            if code:  # one that is not ready (a split that failed) can only be aborted
+                self.abort()
+                return
             handle, self.handle = self.handle, 0
             functions.ncclCommDestroy(handle)
 
     def abort(self) -> None:
         """End it and what runs on it, whatever the other ranks do."""
         handle, self.handle = self.handle, 0
-        if handle:
-            with self.device, contextlib.suppress(GpucollError):
-                self.library.functions.ncclCommAbort(handle)
+        if not handle:
+            return
+        if self.is_in_graphs:
+            # ncclCommAbort ends what runs, then waits without an end until the last graph is gone.
+            aborting = threading.Thread(
+                target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
+            )
+            aborting.start()
+            aborting.join(_GRAPHS_S)
+        else:
+            self._abort(handle)
+
+    def _abort(self, handle: int) -> None:
+        with self.device, contextlib.suppress(GpucollError):
+            self.library.functions.ncclCommAbort(handle)

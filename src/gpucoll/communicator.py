@@ -120,7 +120,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on
         try:
-            made = create(job, limit, self._group.timeout_s, wish)
+            made = create(job, limit, self._group.timeout_s, wish, connects=False)
         except BaseException:
             if connection is not None:
                 connection.abort()
@@ -387,8 +387,14 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         return parts
 
 
-def create(job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish) -> Communicator:
-    """Meet the ranks of `job` and return their communicator."""
+def create(
+    job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish, *, connects: bool = True
+) -> Communicator:
+    """Meet the ranks of `job` and return their communicator.
+
+    `connects` says whether to connect the GPUs that the user asked for; one that is divided hands
+    on its own.
+    """
     from gpucoll.backends.cpu import backend, tuning
 
     facts = {"gpu": look_for_gpus()}
@@ -397,7 +403,8 @@ def create(job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish) -> Com
     group = HostGroup(members, timeout_s, tuning.waiting(members.introductions))
     seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
     made = Communicator(group, backend.create(group), choose(wish.backend, seen), wish)
-    if made._choice.gpu.backend and (wish.device is not None or wish.backend in KINDS):
+    asks = wish.device is not None or wish.backend in KINDS
+    if connects and asks and made._choice.gpu.backend:
         try:
             made._gpu.connect(None, meet_timeout_s)
         except BaseException:

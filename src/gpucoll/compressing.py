@@ -49,6 +49,7 @@ class Compressing(Calling):
         how, op = Compression.parse(compression), _parse_op(op)
         is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
         _check_inputs(x if is_list else [x], how)
+        self._check_host()
         made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
         residuals = _residuals(residual, made, is_list)
         exchange = Exchange(self._backend, self.rank, self.world_size, made, residuals, op, how)

@@ -99,10 +99,10 @@ def variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
-def local_rank() -> int:
-    """Return this process's place among the ranks of its host, as its launcher says; else 0."""
+def local_rank(otherwise: int = 0) -> int:
+    """Return this process's place among the ranks of its host, as its launcher says."""
     text = os.environ.get(LOCAL_RANK) or os.environ.get(TORCHRUN_LOCAL_RANK, "")
-    return int(text) if text.isdecimal() else 0
+    return int(text) if text.isdecimal() else otherwise
 
 
 def binding_allowed() -> bool:

@@ -61,22 +61,43 @@ class Pair(Protocol):
 
 def check_overlaps(made: Sequence[Pair]) -> None:
     """Raise where an output shares memory with another array of the list."""
+    if shared := shared_by([([arrays.source], [arrays.destination]) for arrays in made]):
+        one, other = shared
+        raise ArgumentError(
+            f"arrays {one} and {other} of the list share memory, and one is written: "
+            "give each array once (tied weights too), with memory of its own"
+        )
+
+
+def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tuple[int, int] | None:
+    """Return two users of memory of which one writes where the other reads or writes; or None.
+
+    Parameters
+    ----------
+    users : sequence of (sequence of Buffer, sequence of Buffer)
+        What each reads, and what it writes.
+    """
     pieces = []
-    for place, arrays in enumerate(made):
-        for buffer, is_output in ((arrays.source, False), (arrays.destination, True)):
-            if buffer.size_bytes:
-                pieces.append((buffer.address, buffer.size_bytes, place, is_output))
+    for place, used in enumerate(users):
+        for buffers, is_output in zip(used, (False, True), strict=True):
+            for buffer in buffers:
+                if buffer.size_bytes:
+                    pieces.append((buffer.address, buffer.size_bytes, place, is_output))
     pieces.sort()
-    furthest: dict[bool, tuple[int, int]] = {}
+    furthest: dict[bool, dict[int, int]] = {
+        False: {},
+        True: {},
+    }  # the two users' that reach furthest
     for address, size_bytes, place, is_output in pieces:
-        for other_is_output, (end, other) in furthest.items():
-            if (is_output or other_is_output) and other != place and address < end:
-                raise ArgumentError(
-                    f"arrays {other} and {place} of the list share memory, and one is written: "
-                    "give each array once (tied weights too), with memory of its own"
-                )
-        if address + size_bytes > furthest.get(is_output, (0, 0))[0]:
-            furthest[is_output] = (address + size_bytes, place)
+        for other_is_output, ends in furthest.items():
+            for other, end in ends.items():
+                if (is_output or other_is_output) and other != place and address < end:
+                    return other, place
+        ends = furthest[is_output]
+        ends[place] = max(address + size_bytes, ends.get(place, 0))
+        if len(ends) > 2:
+            del ends[min(ends, key=ends.__getitem__)]
+    return None
 
 
 def by_dtype(made: list[Arrays]) -> list[list[Arrays]]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from gpucoll.calling import Calling
-from gpucoll.errors import MismatchError, StateError
+from gpucoll.errors import ArgumentError, MismatchError, StateError
+from gpucoll.fusing import shared_by
 from gpucoll.gpu_call import GpuCall
 from gpucoll.postman import Grouped, Postman, check_in_group
+from gpucoll.transport.layout import Kind
 from gpucoll.work import WorkQueue
 
 _Task = Callable[[float | None], None]
@@ -29,8 +31,9 @@ class Grouping(Calling):
         All sends and receives run at once, so that they cannot wait for each other in a circle;
         then the collectives, in order. A call inside returns its output array, which is filled,
         and its errors are raised, at the end. When the block raises, nothing is run. Calls on GPU
-        arrays come after those on host arrays, as one group of the vendor's library; they are put
-        on their streams at the end.
+        arrays come after those on host arrays, as one group of the vendor's library, which makes
+        them at once, in no order: none may use another's output. They are put on their streams at
+        the end.
 
         Parameters
         ----------
@@ -41,6 +44,8 @@ class Grouping(Calling):
         ------
         StateError
             Groups do not nest.
+        ArgumentError
+            Calls on GPU arrays in it use each other's output.
         ArgumentTypeError
             Objects, numbers, `probe`, plans, `split` and what asks for counts cannot be inside.
 
@@ -70,6 +75,7 @@ class Grouping(Calling):
                 run(own_timeout_s)
                 finish()
 
+        _check_independent(gpu_calls)
         if calls or messages:
             self._run("group", task, lambda: None, timeout_s=timeout_s)
         self._gpu.run_group(gpu_calls, timeout_s)
@@ -102,3 +108,27 @@ class Grouping(Calling):
             raise MismatchError(
                 f"{who} sent messages that nobody received before closing: {listed}"
             )
+
+
+def _check_independent(calls: Sequence[GpuCall]) -> None:
+    """Raise ArgumentError where a call on GPU arrays uses what another one writes."""
+    users = []
+    for call in calls:
+        pairs = [
+            pair
+            for request in call.requests
+            for pair in request.parts or ((request.source, request.destination),)
+        ]
+        reads = [source for source, _ in pairs if source is not None]
+        writes = [destination for _, destination in pairs if destination is not None]
+        for message in call.messages:
+            if message.buffer is not None:
+                (reads if message.kind == Kind.SEND else writes).append(message.buffer)
+        users.append((reads, writes))
+    if shared := shared_by(users):
+        one, other = sorted(shared)
+        raise ArgumentError(
+            f"call {one} ({calls[one].name}) and call {other} ({calls[other].name}) on GPU arrays "
+            "in group() share memory, and one writes it; the vendor's library makes them at once, "
+            "in no order: make them one after the other, outside of the group"
+        )

@@ -111,6 +111,24 @@ def test_user_ops_and_scans_of_averages_are_refused(gpus):
     gpus.call(2, refuse_custom)
 
 
+def reduce_float8_on_an_older_gpu(comm, kit):
+    x = kit.seen_as(kit.bytes_of(np.zeros(4, np.uint8)), (4,), "float8_e4m3fn")
+    comm.all_reduce(x)
+    device = comm._gpu._connected.device
+    device.attribute = {"compute_capability_major": 8}.get
+    try:
+        comm.all_gather(x)
+        with pytest.raises(ArgumentTypeError, match=r"capability 9\.0 and newer only; cuda:\d"):
+            comm.all_reduce(x)
+    finally:
+        del device.attribute
+    comm.check()
+
+
+def test_float8_is_reduced_on_hopper_and_newer_only(gpus):
+    gpus.call(2, reduce_float8_on_an_older_gpu)
+
+
 def scan_in_pieces(comm, kit):
     from gpucoll.backends.nccl import scans
 
@@ -130,3 +148,20 @@ def scan_in_pieces(comm, kit):
 @EVERYWHERE
 def test_scans_in_pieces(gpus):
     gpus.call(3, scan_in_pieces)
+
+
+def scale_by_many_factors(comm, kit):
+    """More factors in one group than a communicator keeps ops for."""
+    factors = [float(number) for number in range(1, 71)]
+    x = kit.seen_as(kit.bytes_of(np.ones(4, np.float32).view(np.uint8)), (4,), "float32")
+    with comm.group():
+        outs = [comm.all_reduce(x, ReduceOp.scaled_sum(factor)) for factor in factors]
+    comm.check()
+    assert len(comm._gpu._connected.backend.connection._operations) < len(factors)
+    found = [float(kit.read(out)[-1]) for out in outs]
+    assert found == [comm.world_size * factor for factor in factors]
+
+
+@EVERYWHERE
+def test_many_factors_in_one_group(gpus):
+    gpus.call(2, scale_by_many_factors)

@@ -104,6 +104,7 @@ def host_arrays(rank):
             lambda: comm.recv(np.ones(3), 1 - comm.rank),
             lambda: comm.send_recv(np.ones(3), 1 - comm.rank, 1 - comm.rank),
             lambda: comm.all_gather(np.ones(3), counts="auto"),
+            lambda: comm.all_reduce(np.ones(3, np.float32), compression="int8_block"),
         )
         for call in calls:
             with pytest.raises(BackendUnavailableError, match="moves GPU arrays only: use"):
@@ -115,6 +116,24 @@ def host_arrays(rank):
 
 def test_host_arrays_to_a_communicator_that_was_told_to_use_nccl(gpus):
     assert gpus.call_ranks(2, host_arrays) == [2.0] * 2
+
+
+def divide_what_was_told_to_use_nccl(rank, device):
+    with rank.init(backend="nccl", device=device and rank.world_size - 1 - rank.rank) as comm:
+        inits = rank.control.calls("ncclCommInitRankConfig")
+        with comm.duplicate() as again:
+            rank.kit.use(int(again.describe().facts["GPU"][5]))
+            total = rank.kit.read(again.all_reduce(ones(rank.kit)))[0]
+            assert again.describe().facts["GPU"] == comm.describe().facts["GPU"]
+        assert rank.control.communicators == 1
+    connected = rank.control.calls("ncclCommInitRankConfig") - inits
+    return total, connected, rank.control.communicators
+
+
+@pytest.mark.parametrize("device", [True, None])
+def test_dividing_what_was_told_to_use_nccl_connects_nothing_anew(gpus, device):
+    """Whatever GPUs the ranks have: by default, without a launcher, that of the rank."""
+    assert gpus.call_ranks(3, divide_what_was_told_to_use_nccl, device) == [(3.0, 0, 0)] * 3
 
 
 def gpu_arrays_on_cpu(rank):
@@ -278,6 +297,7 @@ def test_split_and_duplicate(gpus, is_connected):
 
 
 def open_many(rank):
+    ones(rank.kit)  # the first array makes the double's default streams
     before = [rank.control.count(what) for what in ("events", "streams")]
     for _ in range(5):
         with rank.init(device=rank.rank) as comm:

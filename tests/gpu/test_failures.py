@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -176,6 +177,25 @@ def test_a_gpu_that_hangs_is_a_deadline(gpus):
     for error in errors(gpus.replies(2, hang_on_the_gpu)):
         assert isinstance(error, DeadlineError), error
         assert "all ranks had made this call, but the GPUs had not finished it" in str(error)
+
+
+def ask_for_more_scratch_behind_a_hang(rank):
+    """Scratch memory that grows is given back first, which waits for the GPU: never in the dark."""
+
+    def calls(comm, kit):
+        comm.scan(ones(kit, 16))
+        comm.check()
+        with rank.control.library_set(hang_at=2):
+            comm.all_reduce(ones(kit))
+            comm.scan(ones(kit, 5000))
+
+    return counted(rank, calls, timeout_s=0.3)
+
+
+def test_memory_is_not_given_back_behind_a_call_that_hangs(gpus):
+    for error in errors(gpus.replies(2, ask_for_more_scratch_behind_a_hang)):
+        assert isinstance(error, DeadlineError), error
+        assert "all_reduce(" in str(error)
 
 
 def be_killed(rank, when):
@@ -427,6 +447,7 @@ def test_an_error_of_the_gpu_itself(rank_server, gpus):
 
 
 def fail_many_times(rank):
+    ones(rank.kit)  # the first array makes the double's default streams
     before = [rank.control.count(what) for what in ("events", "streams")]
     for _ in range(5):
         with rank.init() as comm:
@@ -439,3 +460,25 @@ def fail_many_times(rank):
 
 def test_nothing_is_left_of_communicators_that_failed(gpus):
     assert gpus.call_ranks(2, fail_many_times) == [True] * 2
+
+
+def _idle_thread(watcher):
+    until(lambda: watcher._pause_s is None)
+    return watcher._thread
+
+
+def forget_one_that_is_idle(rank):
+    comm = rank.init(device=rank.rank, on_async_error="raise")
+    comm.all_reduce(ones(rank.kit))
+    comm.check()
+    thread = _idle_thread(comm._gpu._connected._watcher)
+    del comm
+    gc.collect()
+    thread.join(20)
+    return thread.is_alive()
+
+
+def test_the_watcher_of_a_forgotten_communicator_ends(rank_server, gpus):
+    with rank_server.fork(1) as pool:  # what it leaves goes with the process
+        arguments = gpus.double, forget_one_that_is_idle, ()
+        assert pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables) == [False]

@@ -89,6 +89,15 @@ def refuse(comm, kit):
         comm.all_reduce(x, async_op=True)
     with pytest.raises(ArgumentError, match="scratch memory and several steps"), comm.group():
         comm.scan(x)
+    y = poisoned(kit, "float32", (4,))
+    for uses in (
+        lambda: comm.all_reduce(y),
+        lambda: comm.broadcast(y, out=y),
+        lambda: comm.send(y[2:], 1 - comm.rank),
+    ):
+        with pytest.raises(ArgumentError, match=r"call 1 .* share memory"), comm.group():  # noqa: PT012
+            comm.all_reduce(x, out=y)
+            uses()
     with pytest.raises(ArgumentTypeError, match="filled at the end"), comm.group():
         comm.all_reduce(
             x, out=kit.seen_as(kit.bytes_of(np.zeros(32, np.uint8)), (8,), "float32")[::2]

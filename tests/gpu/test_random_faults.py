@@ -73,7 +73,7 @@ def make_calls(comm, kit, random, n_calls):
         elif kind == 2:
             with comm.group():
                 comm.all_reduce(x, out=x)
-                comm.all_gather(x[:1])
+                comm.all_gather(y[:1])
         elif kind == 3:
             step = 1 + random.randrange(max(comm.world_size - 1, 1))
             to, of = (comm.rank + step) % comm.world_size, (comm.rank - step) % comm.world_size

@@ -135,6 +135,7 @@ def test_arrays_stay_alive_until_their_work_is_done_and_no_longer(gpus):
 
 
 def leave_works(rank):
+    full(rank.kit, 1)  # the first array makes the double's default streams
     before = [rank.control.count(what) for what in ("events", "streams")]
     with rank.init() as comm:
         kit = rank.kit
@@ -206,6 +207,25 @@ def test_a_given_stream(gpus):
     size = gpus.world(2)
     expected = [2.0 * size, 2.0 * size, 1.0 * size, 2.0 * size] * 2
     assert gpus.call(2, on_a_given_stream) == [expected] * size
+
+
+def on_the_per_thread_stream(comm, kit):
+    comm.all_reduce(full(kit, 1))
+    for call in (
+        lambda: comm.all_reduce(full(kit, 1), stream=devices.PER_THREAD_STREAM),
+        lambda: comm.broadcast([full(kit, 1)], stream=devices.PER_THREAD_STREAM),
+    ):
+        with pytest.raises(ArgumentError, match="per-thread default stream cannot be used"):
+            call()
+    work = comm.all_reduce(full(kit, 2), stream=devices.PER_THREAD_STREAM, async_op=True)
+    return kit.read(work.wait())[0]
+
+
+@EVERYWHERE
+def test_the_per_thread_default_stream_is_refused(gpus):
+    """The library launches in another thread, whose stream it would be."""
+    size = gpus.world(2)
+    assert gpus.call(2, on_the_per_thread_stream) == [2.0 * size] * size
 
 
 def use_another_gpus_stream(rank):

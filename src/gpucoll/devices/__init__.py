@@ -12,10 +12,18 @@ from types import MappingProxyType
 from typing import cast
 
 from gpucoll import config
-from gpucoll.devices.device import Device
+from gpucoll.devices.device import PER_THREAD_STREAM, Device
 from gpucoll.errors import BackendUnavailableError
 
-__all__ = ["KINDS", "Device", "device_count", "device_of", "open_device", "unavailable"]
+__all__ = [
+    "KINDS",
+    "PER_THREAD_STREAM",
+    "Device",
+    "device_count",
+    "device_of",
+    "open_device",
+    "unavailable",
+]
 
 KINDS = MappingProxyType({"cuda": "gpucoll.devices.cuda", "rocm": "gpucoll.devices.hip"})
 """Kind of device, as in a Buffer's ``device`` -> the module that serves it."""

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+PER_THREAD_STREAM = 2
+"""Stands for another stream in every thread: cudaStreamPerThread, hipStreamPerThread."""
+
 
 class Identity(NamedTuple):
     """Which GPU it is, the same for every process of the host."""

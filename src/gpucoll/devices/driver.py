@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ushort, c_void_p
 from typing import Any, Final, NamedTuple
 
-from gpucoll.devices.device import Device, Identity
+from gpucoll.devices.device import PER_THREAD_STREAM, Device, Identity
 from gpucoll.errors import BackendError, BackendUnavailableError
 from gpucoll.foreign_library import (
     Prototype,
@@ -60,7 +60,7 @@ PROTOTYPES: Final = (
 )
 """Functions that both drivers have, with the same arguments; the rest is in each one's module."""
 
-DEFAULT_STREAMS: Final = (0, 1, 2)
+DEFAULT_STREAMS: Final = (0, 1, PER_THREAD_STREAM)
 """Null, legacy and per-thread: handles that stand for streams of whichever device is current."""
 _NON_BLOCKING = 1
 _DISABLE_TIMING = 2

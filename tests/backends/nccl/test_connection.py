@@ -1,0 +1,82 @@
+"""The handle of a communicator, where the library does not come back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+import pytest
+
+from gpucoll.backends.nccl import connection
+from gpucoll.backends.nccl.connection import Connection
+from gpucoll.errors import BackendUnavailableError
+
+
+class Functions:
+    """A library whose abort waits for a graph, as NCCL's does."""
+
+    def __init__(self):
+        self.graph_is_gone, self.has_ended = threading.Event(), threading.Event()
+        self.ncclCommAbort = self.abort
+        self.ncclCommFinalize = lambda _: 4  # as of one that is still in progress
+        self.ncclCommSplit = lambda *_: 6
+
+    def abort(self, _):
+        self.graph_is_gone.wait()
+        self.has_ended.set()
+        return 0
+
+
+class Library:
+    def __init__(self):
+        self.functions = Functions()
+
+    def unavailable(self, code, what, communicator=0):
+        return BackendUnavailableError(f"{what}: code {code}")
+
+
+def connected(library: Any) -> Connection:
+    device: Any = contextlib.nullcontext()
+    return Connection(library, device, 7)
+
+
+def test_a_graph_that_lives_on_does_not_hold_an_abort_up(monkeypatch):
+    monkeypatch.setattr(connection, "_GRAPHS_S", 0.01)
+    library = Library()
+    made = connected(library)
+    made.is_in_graphs = True
+
+    made.abort()
+
+    assert not made.handle
+    assert not library.functions.has_ended.is_set()
+    library.functions.graph_is_gone.set()
+    assert library.functions.has_ended.wait(20)
+
+
+def test_without_graphs_an_abort_has_ended_when_it_returns():
+    library = Library()
+    library.functions.graph_is_gone.set()
+
+    connected(library).abort()
+
+    assert library.functions.has_ended.is_set()
+
+
+def test_what_cannot_be_finalized_is_aborted():
+    library = Library()
+    library.functions.graph_is_gone.set()
+
+    connected(library).close(lambda: None)
+
+    assert library.functions.has_ended.is_set()
+
+
+@pytest.mark.parametrize("color", [None, 0])
+def test_a_split_that_fails_is_one_kind_of_error_for_whoever_takes_part_or_not(color):
+    """What `Connected.split` tells the other ranks of."""
+    made = connected(Library())
+
+    with pytest.raises(BackendUnavailableError, match="ncclCommSplit: code 6"):
+        made.split(color, 0, lambda: None)
