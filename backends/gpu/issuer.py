@@ -91,17 +91,13 @@ class Issuer:
         """
         for departure in departures:
             self.streams.check(departure.stream)
-        self._make_room(departures[0].timeout_s)
+        if self._n_flights >= MOST_FLIGHTS:
+            self._make_room(self._limit_s(departures[0]))
         flights: list[Flight] = []
         before, is_enqueuing = self.calls.sequence, False
         try:
-            for signatures, stream, name, keep, timeout_s, is_captured in departures:
-                for signature in signatures:
-                    self._post(signature.post, timeout_s)
-                sequence = self.calls.sequence if signatures else None
-                flights.append(Flight(sequence, name, stream, timeout_s, keep))
-                if not is_captured:
-                    flights[-1].start = self.streams.record(stream)
+            for departure in departures:
+                flights.append(self._begin(departure))
             is_enqueuing = True
             enqueue()
             for flight in flights:
@@ -114,18 +110,38 @@ class Issuer:
             if departure.is_captured:
                 # A graph's events are never passed: its replays belong to who launches them.
                 flight.is_passed = flight.is_done = True
+                continue
+            others = self._flights.get(flight.stream)
+            if others is None:
+                self._flights[flight.stream] = deque((flight,))
             else:
-                self._flights.setdefault(flight.stream, deque()).append(flight)
-                self._n_flights += 1
+                others.append(flight)
+            self._n_flights += 1
         self.wake()
         return flights
 
-    def _post(self, post: Callable[[], int], limit_s: float) -> None:
-        """Post a signature; where the ring is full, wait for the slowest rank."""
+    def _begin(self, departure: Departure) -> Flight:
+        """Post a call, and mark where on the stream it begins."""
+        limit_s, sequence = self._limit_s(departure), None
+        for signature in departure.signatures:
+            if status := signature.post():
+                self._post_late(signature.post, status, limit_s)
+            sequence = self.calls.sequence
+        stream = departure.stream
+        start = 0 if departure.is_captured else self.streams.record(stream)
+        return Flight(sequence, departure.name, stream, limit_s, departure.keep, start)
+
+    def _limit_s(self, departure: Departure) -> float:
+        limit_s = departure.timeout_s
+        return self.group.timeout_s if limit_s is None else limit_s
+
+    def _post_late(self, post: Callable[[], int], status: int, limit_s: float) -> None:
+        """Post what could not be posted at once; where the ring is full, wait for the slowest."""
         begun_s, pause_s = time.monotonic(), _PAUSES_S[0]
-        while status := post():
+        while status:
             if status == Status.NOT_RUN:
                 self.group.check_usable(limit_s)
+                status = post()
                 continue
             self.look()
             self.raise_failure()
@@ -135,10 +151,9 @@ class Issuer:
                 self.raise_failure()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSES_S[1])
+            status = post()
 
     def _make_room(self, limit_s: float) -> None:
-        if self._n_flights < MOST_FLIGHTS:
-            return
         self.look()
         if self._n_flights >= MOST_FLIGHTS:
             longest = max(self._flights.values(), key=len)

@@ -48,8 +48,7 @@ class Streams:
     def record(self, stream: int) -> int:
         """Return an event that is reached when all that is on the stream now is done."""
         event = self._events.pop() if self._events else self._device.create_event()
-        code = self._device.record_event(event, stream)
-        if code:
+        if code := self._device.record_event(event, stream):
             self._device.check(code, "record an event")
         return event
 

@@ -79,6 +79,11 @@ class NcclBackend:
 
     def enqueue(self, launch: Launch, stream: int) -> None:
         """Put a launch on a stream of the device, which is current."""
+        if launch.call is not None and launch.factor is None:
+            name, arguments = launch.call
+            if code := getattr(self._functions, name)(*arguments, self.connection.handle, stream):
+                self._check(code, name)
+            return
         operation = self._operation(launch)
         scratch = self._scratch.take(stream) if launch.scratch_bytes else 0
         for phase in launch.phases(scratch):

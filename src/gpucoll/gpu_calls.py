@@ -217,14 +217,7 @@ class GpuCalls:
         """Issue one call on a stream, behind what its memory was made on."""
         if not call.is_own:
             connected.issuer.follow(stream, call.template.stream)
-        return connected.issue(self._issue_of(connected, call, launches, stream))
-
-    def _issue_of(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
-        from gpucoll.backends.nccl.connected import Issue
-
-        signatures = connected.signatures(call.requests)
-        keep, limit_s = call.buffers, call.timeout_s
-        return Issue(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
+        return connected.issue(_departure(connected, call, launches, stream))
 
     def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
         """Make the calls of a group as one group of the library's."""
@@ -236,17 +229,17 @@ class GpuCalls:
     def _run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
         # A message cannot connect the ranks, a collective can.
         connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
-        issues = []
+        departures = []
         for call in calls:
             self._prepared(call)
             if call.timeout_s is None:
                 call.timeout_s = timeout_s
             launches = connected.launches(call.requests, call.messages)
-            issues.append(self._issue_of(connected, call, launches, call.address))
+            departures.append(_departure(connected, call, launches, call.address))
         for call in calls:
             if not call.is_own:
                 connected.issuer.follow(call.address, call.template.stream)
-        flights = connected.issue_group(issues)
+        flights = connected.issue_group(departures)
         for call, flight in zip(calls, flights, strict=True):
             if not streams.is_stream_ordered(call.template.library):
                 connected.issuer.synchronize(flight)
@@ -259,15 +252,15 @@ class GpuCalls:
         connected = self._prepared(call)
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
-        issue = self._issue_of(connected, call, launches, call.address)
+        departure = _departure(connected, call, launches, call.address)
 
         def run() -> int:
             if self.grouped is not None:
                 self.grouped.append(replace(call, stream=streams.current_stream(call.template)))
                 return 0
             with self._alone():
-                issue.stream = streams.current_stream(call.template)
-                flight = connected.issue(issue)
+                departure.stream = streams.current_stream(call.template)
+                flight = connected.issue(departure)
             if synchronizes:
                 connected.issuer.synchronize(flight)
             return 0
@@ -375,6 +368,14 @@ class GpuCalls:
             return {"GPU arrays": f"none: {self.refusal}"}
         when = "to be connected at the first call on GPU arrays"
         return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
+
+
+def _departure(connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
+    from gpucoll.backends.gpu.flight import Departure
+
+    signatures = connected.signatures(call.requests)
+    keep, limit_s = call.buffers, call.timeout_s
+    return Departure(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
 
 
 def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:

@@ -174,6 +174,7 @@ class DriverDevice:
         self.record_event: Callable[[int, int], int] = functions["event_record"]
         self.stream_wait_event: Callable[[int, int, int], int] = functions["stream_wait_event"]
         self.query_event: Callable[[int], int] = functions["event_query"]
+        self._stream_is_capturing = functions["stream_is_capturing"]
         self.identity = self._identify()
 
     def __repr__(self) -> str:
@@ -237,8 +238,8 @@ class DriverDevice:
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()
-        what = "tell whether a graph is captured"
-        self._call("stream_is_capturing", what, stream, ctypes.byref(status))
+        if code := self._stream_is_capturing(stream, ctypes.byref(status)):
+            self.check(code, "tell whether a graph is captured")
         return status.value != 0
 
     def relax_capture(self) -> None:
