@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from gpucoll.backends.gpu.signature import Signature
+
+
+class Express(NamedTuple):
+    """A call that is one signature and one function of the library's: for compiled code."""
+
+    block: int
+    """Address of the call block that is posted."""
+    function: int
+    """Its address."""
+    arguments: tuple[int, ...]
+    """All but the communicator and the stream, which come last."""
+    settle: Callable[[int], None]
+    """Raises what a code of the function's means, once it is final."""
 
 
 @dataclass(slots=True)
@@ -29,6 +43,8 @@ class Departure:
         Whether all of the memory is the user's: what a captured graph can use again.
     timeout_s : float, optional
         How long it may take from its start on; None: the communicator's default.
+    express : Express, optional
+        What there is to do, where that is so little.
     is_captured : bool
         Whether a graph is being captured from the stream, so that nothing runs now: for the backend
         to find out.
@@ -41,6 +57,7 @@ class Departure:
     keep: Any
     is_own: bool = False
     timeout_s: float | None = None
+    express: Express | None = None
     is_captured: bool = False
 
 
@@ -81,7 +98,8 @@ class Flight:
         stream: int,
         timeout_s: float,
         keep: Any,
-        start: int,
+        start: int = 0,
+        end: int = 0,
     ) -> None:
         self.sequence = sequence
         self.name = name
@@ -89,6 +107,6 @@ class Flight:
         self.timeout_s = timeout_s
         self.keep = keep
         self.start = start
-        self.end = 0
+        self.end = end
         self.begun_s = 0.0
         self.is_passed = self.is_done = False

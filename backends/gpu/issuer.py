@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.flight import Departure, Express, Flight
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.control import diagnosis
+from gpucoll.control.departure_entry import Step
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import Device
@@ -67,6 +68,7 @@ class Issuer:
         """Held while the vendor's library is called."""
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
+        self._depart = calls.departer(device)
         self._failure_of_library = failure_of_library
         self._abort_library = abort_library
         self._flights: dict[int, deque[Flight]] = {}
@@ -110,15 +112,54 @@ class Issuer:
             if departure.is_captured:
                 # A graph's events are never passed: its replays belong to who launches them.
                 flight.is_passed = flight.is_done = True
-                continue
-            others = self._flights.get(flight.stream)
-            if others is None:
-                self._flights[flight.stream] = deque((flight,))
             else:
-                others.append(flight)
-            self._n_flights += 1
+                self._watch(flight)
         self.wake()
         return flights
+
+    def issue_express(self, departure: Departure, express: Express, handle: int) -> Flight | None:
+        """Do the same in one compiled step, for the library's communicator of this handle.
+
+        The lock is held; the device need not be current. None: nothing was done, for something is
+        not as usual that `issue` will deal with.
+        """
+        stream, events = departure.stream, self.streams.events
+        if stream not in self.streams.known or len(events) < 2 or self._n_flights >= MOST_FLIGHTS:
+            return None
+        before = self.calls.sequence
+        start, end = events.pop(), events.pop()
+        block, function, arguments, settle = express
+        try:
+            result = self._depart(block, stream, start, end, function, *arguments, handle, stream)
+            if result:
+                step, code = result >> 32, result & 0xFFFFFFFF
+                if step == Step.NOTHING:
+                    events += (start, end)
+                    return None
+                with self.device:
+                    if step != Step.CALL:
+                        self.device.check(code, "record an event")
+                    settle(code)
+                    self.device.check(self.device.record_event(end, stream), "record an event")
+        except BaseException as error:
+            events += (start, end)
+            if self.calls.sequence != before:
+                self._give_up(Abort.BACKEND, self.group.rank, None, error)
+            raise
+        limit_s = self._limit_s(departure)
+        sequence = self.calls.sequence
+        flight = Flight(sequence, departure.name, stream, limit_s, departure.keep, start, end)
+        self._watch(flight)
+        self.wake()
+        return flight
+
+    def _watch(self, flight: Flight) -> None:
+        others = self._flights.get(flight.stream)
+        if others is None:
+            self._flights[flight.stream] = deque((flight,))
+        else:
+            others.append(flight)
+        self._n_flights += 1
 
     def _begin(self, departure: Departure) -> Flight:
         """Post a call, and mark where on the stream it begins."""

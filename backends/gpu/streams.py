@@ -21,22 +21,24 @@ class Streams:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._events: list[int] = []
-        self._known: set[int] = set()
+        self.events: list[int] = []
+        """Events that nobody asks for any more."""
+        self.known: set[int] = set()
+        """Streams that were found to be of this device."""
         self._own = 0
 
     def check(self, stream: int) -> None:
         """Raise ArgumentError unless a stream is of this device; who passed is remembered."""
-        if stream in self._known:
+        if stream in self.known:
             return
         if not self._device.owns_stream(stream):
             raise ArgumentError(
                 f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "
                 f"are on {self._device.label}"
             )
-        if len(self._known) >= _KNOWN_STREAMS:
-            self._known.clear()
-        self._known.add(stream)
+        if len(self.known) >= _KNOWN_STREAMS:
+            self.known.clear()
+        self.known.add(stream)
 
     @property
     def own(self) -> int:
@@ -47,14 +49,14 @@ class Streams:
 
     def record(self, stream: int) -> int:
         """Return an event that is reached when all that is on the stream now is done."""
-        event = self._events.pop() if self._events else self._device.create_event()
+        event = self.events.pop() if self.events else self._device.create_event()
         if code := self._device.record_event(event, stream):
             self._device.check(code, "record an event")
         return event
 
     def give_back(self, *events: int) -> None:
         """Take events that nobody asks for any more."""
-        self._events += events
+        self.events += events
 
     def wait(self, stream: int, event: int) -> None:
         """Make what comes on a stream wait for an event."""
@@ -69,8 +71,8 @@ class Streams:
 
     def close(self) -> None:
         """Destroy events and the own stream; what is on it still runs."""
-        while self._events:
-            self._device.destroy_event(self._events.pop())
+        while self.events:
+            self._device.destroy_event(self.events.pop())
         if self._own:
             self._device.destroy_stream(self._own)
             self._own = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from functools import partial
 from collections.abc import Callable, Iterable, Sequence
 
 from gpucoll.backends.gpu.scratch import Scratch
@@ -16,6 +17,7 @@ from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.errors import ArgumentError, GpucollError
+from gpucoll.foreign_library import address_of
 from gpucoll.transport.layout import Kind
 
 PROMISES = {
@@ -98,6 +100,20 @@ class NcclBackend:
             self._move(phase.after, stream)
         if launch.scratch_bytes:
             self._scratch.give_back(stream)
+
+    def plain_call(
+        self, launch: Launch
+    ) -> tuple[int, tuple[int, ...], Callable[[int], None]] | None:
+        """Return a launch as a function's address, its arguments, and what its code means.
+
+        None where it is more than one call.
+        """
+        if launch.call is None or launch.factor is not None:
+            return None
+        name, arguments = launch.call
+        function = address_of(getattr(self._functions, name))
+        words = tuple(argument or 0 for argument in arguments)
+        return function, words, partial(self._check, what=name)
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""

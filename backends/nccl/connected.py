@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.flight import Departure, Express, Flight
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
@@ -67,7 +67,13 @@ class Connected:
 
     def issue(self, departure: Departure) -> Flight:
         """Put one call on its stream, and return at once."""
-        with self.issuer.lock, self.device:
+        express, issuer = departure.express, self.issuer
+        if express is not None:
+            with issuer.lock:
+                handle = self.backend.connection.handle
+                if handle and (flight := issuer.issue_express(departure, express, handle)):
+                    return flight
+        with issuer.lock, self.device:
             self._look_for_capture(departure)
             launches = departure.launches
             if len(launches) == 1:
@@ -75,7 +81,16 @@ class Connected:
                 enqueue = partial(self.backend.enqueue, launches[0], departure.stream)
             else:
                 enqueue = self._together((departure,))
-            return self.issuer.issue((departure,), enqueue)[0]
+            return issuer.issue((departure,), enqueue)[0]
+
+    def express(self, signatures: Sequence[Signature], launches: Sequence[Launch]) -> Express | None:
+        """Return a call for `Departure.express`, where it is no more than that."""
+        if len(signatures) != 1 or len(launches) != 1:
+            return None
+        call = self.backend.plain_call(launches[0])
+        if call is None:
+            return None
+        return Express(int(signatures[0].block.words.ctypes.data), *call)
 
     def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from gpucoll import devices, gpu_memory
 from gpucoll.arrays import streams
@@ -182,15 +182,17 @@ class GpuCalls:
     def _alone(self) -> Iterator[None]:
         """Refuse a second thread."""
         if not self._entering.acquire(blocking=False):
-            raise StateError(
-                f"another thread of rank {self._group.rank} of {self._group.world_size} is in a "
-                "call on this communicator: one thread at a time, or one communicator per thread "
-                "(duplicate)"
-            )
+            self._refuse_second_thread()
         try:
             yield
         finally:
             self._entering.release()
+
+    def _refuse_second_thread(self) -> NoReturn:
+        raise StateError(
+            f"another thread of rank {self._group.rank} of {self._group.world_size} is in a call "
+            "on this communicator: one thread at a time, or one communicator per thread (duplicate)"
+        )
 
     def _prepared(self, call: GpuCall) -> Any:
         """Return what is connected, once this rank's part of a call is checked."""
@@ -253,14 +255,21 @@ class GpuCalls:
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
         departure = _departure(connected, call, launches, call.address)
+        departure.express = connected.express(departure.signatures, launches)
+        current_stream = streams.current_stream_of(call.template)
+        entering, issue = self._entering, connected.issue
 
         def run() -> int:
             if self.grouped is not None:
                 self.grouped.append(replace(call, stream=streams.current_stream(call.template)))
                 return 0
-            with self._alone():
-                departure.stream = streams.current_stream(call.template)
-                flight = connected.issue(departure)
+            if not entering.acquire(blocking=False):
+                self._refuse_second_thread()
+            try:
+                departure.stream = current_stream()
+                flight = issue(departure)
+            finally:
+                entering.release()
             if synchronizes:
                 connected.issuer.synchronize(flight)
             return 0

@@ -12,7 +12,7 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 
 from gpucoll.devices import driver
 from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
-from gpucoll.foreign_library import Prototype
+from gpucoll.foreign_library import Prototype, address_of
 
 _HANDLES = POINTER(c_void_p)
 
@@ -136,6 +136,10 @@ class CudaDevice(DriverDevice):
     def __exit__(self, *exception: object) -> None:
         if code := self._pop(self._left):
             self.check(code, "leave the current device")
+
+    def addresses(self) -> dict[str, int]:
+        entering = {"PUSH": address_of(self._push), "POP": address_of(self._pop)}
+        return {**super().addresses(), **entering, "CONTEXT": self._context or 0}
 
     def owns_stream(self, stream: int) -> bool:
         if stream in DEFAULT_STREAMS:

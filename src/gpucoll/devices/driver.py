@@ -19,6 +19,7 @@ from gpucoll.devices.device import Device, Identity
 from gpucoll.errors import BackendError, BackendUnavailableError
 from gpucoll.foreign_library import (
     Prototype,
+    address_of,
     bind,
     files_of_wheels,
     loaded_copies,
@@ -203,6 +204,12 @@ class DriverDevice:
     def check(self, code: int, what: str) -> None:
         if code:
             raise BackendError(f"{self.label}: cannot {what}: {self.driver.text(code)}")
+
+    def addresses(self) -> dict[str, int]:
+        return {
+            "RECORD": address_of(self.record_event),
+            "IS_CAPTURING": address_of(self._stream_is_capturing),
+        }
 
     def _call(self, name: str, what: str, *arguments: Any) -> None:
         if code := self._functions[name](*arguments):
