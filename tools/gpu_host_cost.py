@@ -101,7 +101,10 @@ def calls_of_cupy(cupy: Any) -> Rows:
     own = nccl.NcclCommunicator(1, nccl.get_unique_id(), 0)
     x = cupy.empty(COUNT, "float32")
     given = x.data.ptr, x.data.ptr, COUNT, nccl.NCCL_FLOAT32, nccl.NCCL_SUM
-    yield "CuPy's nccl: allReduce", lambda: own.allReduce(*given, cupy.cuda.get_current_stream().ptr)
+    yield (
+        "CuPy's nccl: allReduce",
+        lambda: own.allReduce(*given, cupy.cuda.get_current_stream().ptr),
+    )
 
 
 def calls_of_torch() -> Rows:
@@ -156,7 +159,9 @@ def measure_all(cupy: Any, n_batches: int, peers: list[Callable[[], Rows]]) -> l
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description="Measure what a call on GPU arrays costs the host.")
+    parser = argparse.ArgumentParser(
+        description="Measure what a call on GPU arrays costs the host."
+    )
     parser.add_argument("--double", action="store_true", help="doubles instead of a GPU")
     parser.add_argument("--batches", type=int, default=50, metavar="N", help="for each row")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")

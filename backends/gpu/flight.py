@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,8 +16,8 @@ class Express(NamedTuple):
     """Address of the call block that is posted."""
     function: int
     """Its address."""
-    arguments: tuple[int, ...]
-    """All but the communicator and the stream, which come last."""
+    settings: tuple[int, ...]
+    """Its arguments between the two addresses and the communicator."""
     settle: Callable[[int], None]
     """Raises what a code of the function's means, once it is final."""
 
@@ -43,8 +42,6 @@ class Departure:
         Whether all of the memory is the user's: what a captured graph can use again.
     timeout_s : float, optional
         How long it may take from its start on; None: the communicator's default.
-    express : Express, optional
-        What there is to do, where that is so little.
     is_captured : bool
         Whether a graph is being captured from the stream, so that nothing runs now: for the backend
         to find out.
@@ -57,7 +54,6 @@ class Departure:
     keep: Any
     is_own: bool = False
     timeout_s: float | None = None
-    express: Express | None = None
     is_captured: bool = False
 
 

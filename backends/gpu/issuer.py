@@ -117,7 +117,9 @@ class Issuer:
         self.wake()
         return flights
 
-    def issue_express(self, departure: Departure, express: Express, handle: int) -> Flight | None:
+    def issue_express(
+        self, departure: Departure, express: Express, addresses: tuple[int, int], handle: int
+    ) -> Flight | None:
         """Do the same in one compiled step, for the library's communicator of this handle.
 
         The lock is held; the device need not be current. None: nothing was done, for something is
@@ -128,9 +130,11 @@ class Issuer:
             return None
         before = self.calls.sequence
         start, end = events.pop(), events.pop()
-        block, function, arguments, settle = express
+        block, function, settings, settle = express
         try:
-            result = self._depart(block, stream, start, end, function, *arguments, handle, stream)
+            result = self._depart(
+                block, stream, start, end, function, *addresses, *settings, handle, stream
+            )
             if result:
                 step, code = result >> 32, result & 0xFFFFFFFF
                 if step == Step.NOTHING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from functools import partial
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.nccl.collectives import launch_of
@@ -101,19 +101,9 @@ class NcclBackend:
         if launch.scratch_bytes:
             self._scratch.give_back(stream)
 
-    def plain_call(
-        self, launch: Launch
-    ) -> tuple[int, tuple[int, ...], Callable[[int], None]] | None:
-        """Return a launch as a function's address, its arguments, and what its code means.
-
-        None where it is more than one call.
-        """
-        if launch.call is None or launch.factor is not None:
-            return None
-        name, arguments = launch.call
-        function = address_of(getattr(self._functions, name))
-        words = tuple(argument or 0 for argument in arguments)
-        return function, words, partial(self._check, what=name)
+    def function(self, name: str) -> tuple[int, Callable[[int], None]]:
+        """Return a function's address, and what raises what its codes mean."""
+        return address_of(getattr(self._functions, name)), partial(self._check, what=name)
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""

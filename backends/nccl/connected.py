@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 from gpucoll.backends.gpu.flight import Departure, Express, Flight
 from gpucoll.backends.gpu.issuer import Issuer
@@ -67,30 +66,39 @@ class Connected:
 
     def issue(self, departure: Departure) -> Flight:
         """Put one call on its stream, and return at once."""
-        express, issuer = departure.express, self.issuer
-        if express is not None:
-            with issuer.lock:
-                handle = self.backend.connection.handle
-                if handle and (flight := issuer.issue_express(departure, express, handle)):
-                    return flight
-        with issuer.lock, self.device:
+        with self.issuer.lock, self.device:
             self._look_for_capture(departure)
             launches = departure.launches
             if len(launches) == 1:
                 self.backend.reserve(launches[0])
-                enqueue = partial(self.backend.enqueue, launches[0], departure.stream)
+                enqueue: Callable[[], None] = partial(self.backend.enqueue, launches[0], departure.stream)
             else:
                 enqueue = self._together((departure,))
-            return issuer.issue((departure,), enqueue)[0]
+            return self.issuer.issue((departure,), enqueue)[0]
 
-    def express(self, signatures: Sequence[Signature], launches: Sequence[Launch]) -> Express | None:
-        """Return a call for `Departure.express`, where it is no more than that."""
+    def issue_express(
+        self, departure: Departure, express: Express, addresses: tuple[int, int]
+    ) -> Flight | None:
+        """Do the same in one compiled step; None: nothing was done, it is for `issue`."""
+        issuer = self.issuer
+        with issuer.lock:
+            handle = self.backend.connection.handle
+            return issuer.issue_express(departure, express, addresses, handle) if handle else None
+
+    def express(
+        self, signatures: Sequence[Signature], launches: Sequence[Launch]
+    ) -> tuple[Express, tuple[int, int]] | None:
+        """Return a call and its addresses for `issue_express`, where there is no more to it."""
         if len(signatures) != 1 or len(launches) != 1:
             return None
-        call = self.backend.plain_call(launches[0])
-        if call is None:
+        launch, block = launches[0], signatures[0].block
+        if launch.call is None or launch.factor is not None:
             return None
-        return Express(int(signatures[0].block.words.ctypes.data), *call)
+        name, (source, destination, *settings) = launch.call
+        function, settle = self.backend.function(name)
+        words = tuple(setting or 0 for setting in settings)
+        express = Express(int(block.words.ctypes.data), function, words, settle)
+        return express, (source or 0, destination or 0)
 
     def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""

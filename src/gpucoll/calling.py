@@ -120,6 +120,10 @@ class Calling:
         **given: Any,
     ) -> Any:
         """Check everything, then run in turn; teach the compiled entry where it could serve."""
+        if type(x) in self._gpu.recipes.libraries and stream is None:
+            result = self._gpu.repeat(collective, x, given, async_op, timeout_s)
+            if result is not None:
+                return result
         op, counts = given.get("op"), (given.get("counts"), given.get("receive_counts"))
         if type(op) is str and sys.intern(op) is not op:  # known by identity, see DirectCalls
             given["op"] = sys.intern(op)
@@ -147,7 +151,9 @@ class Calling:
         prepared = prepare(collective, x, arguments, self.rank, self.world_size)
         if prepared.template.device != "cpu":
             call = _gpu_call(collective, prepared, stream, timeout_s)
-            return self._gpu.call(call, async_op, group_result(prepared))
+            result = self._gpu.call(call, async_op, group_result(prepared))
+            self._gpu.learn(collective, x, given, prepared)
+            return result
         self._check_host()
         call = self._backend.prepare(prepared.request)
         plain = x if x is not None else arguments.out

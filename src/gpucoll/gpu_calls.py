@@ -15,6 +15,7 @@ from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
+from gpucoll.backends.gpu.flight import Departure, Flight
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
@@ -25,7 +26,10 @@ from gpucoll.errors import (
     StateError,
 )
 from gpucoll.gpu_call import GpuCall
+from gpucoll.gpu_recipes import Recipes
 from gpucoll.gpu_work import GpuWork
+from gpucoll.preparation import Prepared
+from gpucoll.types import Collective
 
 CLOSING_S = 5.0
 """How long the vendor's library may take to let go; then it is ended by force."""
@@ -65,6 +69,7 @@ class GpuCalls:
         """Why GPU arrays cannot be moved."""
         self._connected: Any = None
         self._entering = threading.Lock()
+        self.recipes = Recipes()
         self.grouped: list[GpuCall] | None = None
         """What is collected while a group is open."""
 
@@ -207,13 +212,7 @@ class GpuCalls:
         issuer = connected.issuer
         issuer.follow(issuer.own_stream, call.address)
         flight = self._issue(connected, call, launches, issuer.own_stream)
-        return GpuWork(
-            issuer,
-            flight,
-            call.finish,
-            partial(streams.current_stream, call.template),
-            must_complete=not streams.is_stream_ordered(call.template.library),
-        )
+        return _work(connected, flight, call.finish, call.template)
 
     def _issue(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
         """Issue one call on a stream, behind what its memory was made on."""
@@ -255,19 +254,21 @@ class GpuCalls:
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
         departure = _departure(connected, call, launches, call.address)
-        departure.express = connected.express(departure.signatures, launches)
+        found = connected.express(departure.signatures, launches)
         current_stream = streams.current_stream_of(call.template)
-        entering, issue = self._entering, connected.issue
+        entering = self._entering
 
         def run() -> int:
             if self.grouped is not None:
-                self.grouped.append(replace(call, stream=streams.current_stream(call.template)))
+                self.grouped.append(replace(call, stream=current_stream()))
                 return 0
             if not entering.acquire(blocking=False):
                 self._refuse_second_thread()
             try:
                 departure.stream = current_stream()
-                flight = issue(departure)
+                flight = connected.issue_express(departure, *found) if found else None
+                if flight is None:
+                    flight = connected.issue(departure)
             finally:
                 entering.release()
             if synchronizes:
@@ -275,6 +276,53 @@ class GpuCalls:
             return 0
 
         return run
+
+    # --- calling again ----------------------------------------------------------------------------
+
+    def repeat(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Make a call of a kind that was made before; None: nothing was done, it is for `call`.
+
+        `x` is of a type in `recipes.libraries`; the call is for its current stream.
+        """
+        connected = self._connected
+        if (
+            connected is None
+            or self.grouped is not None
+            or not (timeout_s is None or timeout_s > 0)
+        ):
+            return None
+        if not self._entering.acquire(blocking=False):
+            self._refuse_second_thread()
+        try:
+            ready = self.recipes.find(collective, x, given)
+            if ready is None:
+                return None
+            name, express, addresses, template, keep, finish = ready
+            stream = template.stream
+            if async_op:
+                stream = connected.issuer.own_stream
+                connected.issuer.follow(stream, template.stream)
+            departure = Departure(name, (), (), stream, keep, True, timeout_s)
+            flight = connected.issue_express(departure, express, addresses)
+            if flight is None:
+                return None
+            if async_op:
+                return _work(connected, flight, finish, template)
+            return finish()
+        finally:
+            self._entering.release()
+
+    def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
+        """Make calls of this kind faster from now on, where that is possible."""
+        if self._connected is not None and self.grouped is None:
+            self.recipes.learn(collective, x, given, made, self._connected)
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -379,9 +427,17 @@ class GpuCalls:
         return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
 
 
-def _departure(connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
-    from gpucoll.backends.gpu.flight import Departure
+def _work(connected: Any, flight: Flight, finish: Callable[[], Any], template: Template) -> GpuWork:
+    return GpuWork(
+        connected.issuer,
+        flight,
+        finish,
+        streams.current_stream_of(template),
+        must_complete=not streams.is_stream_ordered(template.library),
+    )
 
+
+def _departure(connected: Any, call: GpuCall, launches: Any, stream: int) -> Departure:
     signatures = connected.signatures(call.requests)
     keep, limit_s = call.buffers, call.timeout_s
     return Departure(call.name, signatures, launches, stream, keep, call.is_own, limit_s)

@@ -36,7 +36,7 @@ class EnqueuedCalls:
         self._group = group
         self._context = group.context
         self._roads: list[Any] = []
-        self._words = memoryview(group.context)  # an item of it is an int, in half the time
+        self._words = group.context.data  # an item of it is an int, in half the time
 
     @property
     def sequence(self) -> int:
