@@ -140,7 +140,7 @@ def measure_all(cupy: Any, n_batches: int, peers: list[Callable[[], Rows]]) -> l
             print(f"{name:42} {cost.wall_us:7.2f} us {cost.cpu_us:7.2f} us CPU", flush=True)
 
     with gpucoll.init() as comm:
-        number = comm.rank if cupy.__name__ != "cupy" else 0
+        number = cupy.cuda.runtime.getDevice()
         device = devices.open_device("rocm" if cupy.cuda.runtime.is_hip else "cuda", number)
 
         def wait() -> None:
@@ -169,8 +169,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         cupy = double_of_cupy(Path(folder)) if options.double else importlib.import_module("cupy")
         peers = [] if options.double else [lambda: calls_of_cupy(cupy), calls_of_torch]
-        number = int(os.environ.get(config.RANK, 0)) if hasattr(config, "RANK") else 0
-        cupy.cuda.Device(number).use()
+        cupy.cuda.Device(int(os.environ.get(config.LOCAL_RANK, 0))).use()
         costs = measure_all(cupy, options.batches, peers)
     if options.output:
         options.output.write_text(json.dumps([asdict(cost) for cost in costs]), encoding="utf-8")

@@ -24,6 +24,8 @@ from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
 
+_LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT)))
+
 
 class Calling:
     """The part of `Communicator` that its methods on arrays stand on."""
@@ -104,7 +106,7 @@ class Calling:
 
     def _raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""
-        if status not in (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT):
+        if status not in _LEFT_TO_PYTHON:
             self._group.raise_for(status)
 
     # --- the long way -----------------------------------------------------------------------------
