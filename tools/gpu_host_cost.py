@@ -4,7 +4,7 @@
 
     python tools/gpu_host_cost.py              # on this machine's GPU, with CuPy (and PyTorch)
     python tools/gpu_host_cost.py --double     # without a GPU: doubles of NCCL and of the driver
-    gpucoll-run -n 2 tools/gpu_host_cost.py --double
+    gpucoll-run -n 2 tools/gpu_host_cost.py --double    # every rank prints its own
 
 Calls are made in batches that fit a GPU's queue, and waited for outside the clock. Each figure is
 the fastest batch's mean, in microseconds per call: by the clock on the wall, and by the calling
@@ -38,6 +38,12 @@ CALLS = 200
 COUNT = 256
 """Elements of float32: the work itself shall not matter."""
 
+RAW = "raw: event, ncclAllReduce, event"
+PLAN = "plan_all_reduce(x, out=x)()"
+CALL = "all_reduce(x, out=x)"
+CUPY = "CuPy's nccl: allReduce"
+TORCH = "torch.distributed's NCCL: all_reduce(x)"
+
 Call = Callable[[], Any]
 Rows = Iterator[tuple[str, Call]]
 
@@ -69,12 +75,12 @@ def calls_of_gpucoll(comm: Any, cupy: Any) -> Rows:
     x, y = cupy.empty(COUNT, "float32"), cupy.empty(COUNT, "float32")
     comm.all_reduce(x, out=x)
     connected = comm._gpu._connected
-    yield "raw: event, ncclAllReduce, event", _raw(connected, x.data.ptr)
+    yield RAW, _raw(connected, x.data.ptr)
     arguments = Arguments(op=ReduceOp.parse("sum"), out=x)
     made = prepare(Collective.ALL_REDUCE, x, arguments, comm.rank, comm.world_size)
     yield "posting the signature, alone", connected.signatures([made.request])[0].post
-    yield "plan_all_reduce(x, out=x)()", comm.plan_all_reduce(x, out=x)
-    yield "all_reduce(x, out=x)", lambda: comm.all_reduce(x, out=x)
+    yield PLAN, comm.plan_all_reduce(x, out=x)
+    yield CALL, lambda: comm.all_reduce(x, out=x)
     yield "all_reduce(x, out=y)", lambda: comm.all_reduce(x, out=y)
     yield "all_reduce(x)", lambda: comm.all_reduce(x)
     yield "all_reduce(x, out=y, async_op=True)", lambda: comm.all_reduce(x, out=y, async_op=True)
@@ -113,7 +119,7 @@ def calls_of_torch() -> Rows:
     distributed = importlib.import_module("torch.distributed")
     distributed.init_process_group("nccl", store=distributed.HashStore(), rank=0, world_size=1)
     x = torch.zeros(COUNT, device="cuda")
-    yield "torch.distributed's NCCL: all_reduce(x)", lambda: distributed.all_reduce(x)
+    yield TORCH, lambda: distributed.all_reduce(x)
     distributed.destroy_process_group()
 
 
@@ -157,6 +163,18 @@ def measure_all(cupy: Any, n_batches: int, peers: list[Callable[[], Rows]]) -> l
     return costs
 
 
+def summary(costs: list[Cost]) -> str:
+    """Return in one line how a call compares."""
+    found = {cost.name: cost.wall_us for cost in costs}
+    others = {"raw": RAW, "CuPy's nccl": CUPY, "torch.distributed": TORCH}
+    parts = [
+        f"{found[PLAN] - found[row]:+.1f} and {found[CALL] - found[row]:+.1f} us to {name}"
+        for name, row in others.items()
+        if row in found
+    ]
+    return "a plan's call and a plain one: " + ", ".join(parts)
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(
@@ -173,6 +191,7 @@ def main(arguments: list[str] | None = None) -> int:
         costs = measure_all(cupy, options.batches, peers)
     if options.output:
         options.output.write_text(json.dumps([asdict(cost) for cost in costs]), encoding="utf-8")
+    print(summary(costs))
     return 0
 
 

@@ -136,26 +136,31 @@ class Issuer:
                 block, stream, start, end, function, *addresses, *settings, handle, stream
             )
             if result:
-                step, code = result >> 32, result & 0xFFFFFFFF
-                if step == Step.NOTHING:
-                    events += (start, end)
+                if result >> 32 == Step.NOTHING:
+                    self.streams.give_back(start, end)
                     return None
-                with self.device:
-                    if step != Step.CALL:
-                        self.device.check(code, "record an event")
-                    settle(code)
-                    self.device.check(self.device.record_event(end, stream), "record an event")
+                self._finish_departure(result, settle, stream, end)
+            sequence, limit_s = self.calls.sequence, self._limit_s(departure)
+            name, keep = departure.name, departure.keep
+            flight = Flight(sequence, name, stream, limit_s, keep, start, end)
+            self._watch(flight)
         except BaseException as error:
-            events += (start, end)
             if self.calls.sequence != before:
                 self._give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
-        limit_s = self._limit_s(departure)
-        sequence = self.calls.sequence
-        flight = Flight(sequence, departure.name, stream, limit_s, departure.keep, start, end)
-        self._watch(flight)
         self.wake()
         return flight
+
+    def _finish_departure(
+        self, result: int, settle: Callable[[int], None], stream: int, end: int
+    ) -> None:
+        """Do what the compiled step has not; raise what went wrong there."""
+        step, code = result >> 32, result & 0xFFFFFFFF
+        with self.device:
+            if step != Step.CALL:
+                self.device.check(code, "record an event")
+            settle(code)  # it may only be in progress
+            self.device.check(self.device.record_event(end, stream), "record an event")
 
     def _watch(self, flight: Flight) -> None:
         others = self._flights.get(flight.stream)

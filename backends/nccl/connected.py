@@ -16,6 +16,7 @@ from gpucoll.backends.nccl.connection import Connection
 from gpucoll.backends.nccl.launch import Launch, Place
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.control.channel import ControlChannel
+from gpucoll.control.departure_entry import MOST_ARGUMENTS
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError
@@ -71,7 +72,9 @@ class Connected:
             launches = departure.launches
             if len(launches) == 1:
                 self.backend.reserve(launches[0])
-                enqueue: Callable[[], None] = partial(self.backend.enqueue, launches[0], departure.stream)
+                enqueue: Callable[[], None] = partial(
+                    self.backend.enqueue, launches[0], departure.stream
+                )
             else:
                 enqueue = self._together((departure,))
             return self.issuer.issue((departure,), enqueue)[0]
@@ -94,11 +97,13 @@ class Connected:
         launch, block = launches[0], signatures[0].block
         if launch.call is None or launch.factor is not None:
             return None
-        name, (source, destination, *settings) = launch.call
+        name, arguments = launch.call
+        if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
+            return None
+        source, destination, *settings = (int(argument or 0) for argument in arguments)
         function, settle = self.backend.function(name)
-        words = tuple(setting or 0 for setting in settings)
-        express = Express(int(block.words.ctypes.data), function, words, settle)
-        return express, (source or 0, destination or 0)
+        express = Express(int(block.words.ctypes.data), function, tuple(settings), settle)
+        return express, (source, destination)
 
     def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""

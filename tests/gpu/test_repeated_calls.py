@@ -17,6 +17,7 @@ from gpucoll.errors import (
     ArgumentTypeError,
     BackendError,
     DeadlineError,
+    GpucollError,
     MismatchError,
     StateError,
 )
@@ -58,7 +59,7 @@ def warm(comm, kit, times=8):
     return Counted(comm)
 
 
-# --- the results are those of the long way ----------------------------------------------------------
+# --- the results are those of the long way --------------------------------------------------------
 
 
 def repeat_every_kind(comm, kit):
@@ -70,6 +71,7 @@ def repeat_every_kind(comm, kit):
 
     def three(call, expected, is_known=True):
         for place in range(3):
+            comm.check()  # so that there are events
             counted.take()
             found = kit.read(call(float(place + 1)))
             results.append(np.array_equal(found, np.asarray(expected, found.dtype) * (place + 1)))
@@ -82,6 +84,10 @@ def repeat_every_kind(comm, kit):
         x = mine(scale)
         return comm.all_reduce(x, out=x)
 
+    def from_the_last(scale):
+        x = mine(scale)
+        return comm.broadcast(x, root=size - 1, out=x)
+
     everyone = np.repeat(np.arange(1, size + 1), COUNT)
     three(in_place, np.full(COUNT, total))
     three(lambda s: comm.all_reduce(mine(s)), np.full(COUNT, total))
@@ -90,10 +96,8 @@ def repeat_every_kind(comm, kit):
     three(lambda s: comm.all_reduce(mine(s), ReduceOp.MIN), np.full(COUNT, 1))
     three(lambda s: comm.all_reduce(mine(s), async_op=True).wait(), np.full(COUNT, total))
     three(lambda s: comm.all_gather(mine(s)), everyone)
-    three(lambda s: comm.broadcast(mine(s), root=size - 1), np.full(COUNT, size))
-    three(
-        lambda s: comm.reduce_scatter(mine(s, 4 * size), out=full(kit, -1, 4)), np.full(4, total)
-    )
+    three(from_the_last, np.full(COUNT, size))
+    three(lambda s: comm.reduce_scatter(mine(s, 4 * size), out=full(kit, -1, 4)), np.full(4, total))
     # These are more than one function of the library's, or have an op that is made for them.
     three(lambda s: comm.scan(mine(s)), np.full(COUNT, (rank + 1) * (rank + 2) / 2), False)
     doubled = ReduceOp.scaled_sum(2.0)
@@ -114,6 +118,7 @@ def mix_kinds(comm, kit):
         for dtype in ("float32", "float64", "int32"):
             for count in (1, 7, COUNT):
                 x = full(kit, 2, count, dtype)
+                comm.check()
                 right.append(np.all(kit.read(comm.all_reduce(x, out=x)) == 2 * size))
     right.append(counted.take() >= 2 * 3 * 3)
     memory = full(kit, 1, 4 * COUNT)
@@ -155,11 +160,23 @@ def give_bad_arguments(comm, kit):
         (ArgumentTypeError, "root must be an int", lambda: comm.broadcast(x, root=False)),
         (ArgumentError, "root must be in", lambda: comm.broadcast(x, root=7)),
         (ArgumentError, "op", lambda: comm.all_reduce(x, "mean", out=out)),
-        (ArgumentTypeError, "op", lambda: comm.all_reduce(x, ["sum"], out=out)),
-        (ArgumentTypeError, "out has dtype", lambda: comm.all_reduce(x, out=full(kit, 0, COUNT, "int32"))),
+        (ArgumentError, "op must be a ReduceOp", lambda: comm.all_reduce(x, ["sum"], out=out)),
+        (
+            ArgumentTypeError,
+            "out has dtype",
+            lambda: comm.all_reduce(x, out=full(kit, 0, COUNT, "int32")),
+        ),
         (ArgumentError, "out has shape", lambda: comm.all_reduce(x, out=full(kit, 0, 9))),
-        (ArgumentTypeError, "out must be of x's library", lambda: comm.all_reduce(x, out=np.zeros(COUNT))),
-        (ArgumentError, "timeout_s must be positive", lambda: comm.all_reduce(x, out=out, timeout_s=0)),
+        (
+            ArgumentTypeError,
+            "out must be of x's library",
+            lambda: comm.all_reduce(x, out=np.zeros(COUNT)),
+        ),
+        (
+            ArgumentError,
+            "timeout_s must be positive",
+            lambda: comm.all_reduce(x, out=out, timeout_s=0),
+        ),
     ]
     for error, text, call in refused:
         with pytest.raises(error, match=text):
@@ -325,11 +342,11 @@ def test_a_second_thread_is_refused(gpus):
     assert gpus.call(2, in_two_threads) == [[True, True]] * 2
 
 
-# --- what goes wrong --------------------------------------------------------------------------------
+# --- what goes wrong ------------------------------------------------------------------------------
 
 
-def differ(rank, kind):
-    with pytest.raises(MismatchError, match="rank"), rank.init() as comm:
+def make_different_calls(rank, kind):
+    with rank.init() as comm:
         kit = rank.kit
         warm(comm, kit)
         x, y = full(kit, 1), full(kit, 1, 9)
@@ -342,6 +359,11 @@ def differ(rank, kind):
             z = y if rank.rank == 1 else x
             comm.all_reduce(z, out=z)
         comm.check()
+
+
+def differ(rank, kind):
+    with pytest.raises(MismatchError, match="rank"):
+        make_different_calls(rank, kind)
     return rank.control.communicators
 
 
@@ -350,8 +372,8 @@ def test_ranks_that_differ(gpus, kind):
     assert gpus.call_ranks(3, differ, kind) == [0] * 3
 
 
-def come_late(rank, kind):
-    with pytest.raises(DeadlineError), rank.init() as comm:
+def come_or_not(rank, kind):
+    with rank.init() as comm:
         kit = rank.kit
         warm(comm, kit)
         x = full(kit, 1)
@@ -362,8 +384,14 @@ def come_late(rank, kind):
         elif rank.rank == 0:
             comm.all_reduce(x, out=x)
         else:
-            until(lambda: comm._gpu._connected.issuer.failure is not None)
+            issuer = comm._gpu._connected.issuer
+            until(lambda: issuer.look() or issuer.failure is not None)
         comm.check()
+
+
+def come_late(rank, kind):
+    with pytest.raises(DeadlineError if rank.rank == 0 else GpucollError):
+        come_or_not(rank, kind)
     return rank.control.communicators
 
 
@@ -372,13 +400,15 @@ def test_a_rank_that_does_not_come(gpus, kind):
     assert gpus.call_ranks(2, come_late, kind) == [0] * 2
 
 
-def fail_inside(rank, kind):
+def refuse(rank, kind, plans):
     """The library refuses the call on one rank: the others hear of it."""
-    with pytest.raises(BackendError) as caught, rank.init() as comm:
+    with rank.init() as comm:
         kit = rank.kit
         warm(comm, kit)
         x = full(kit, 1)
         plan = comm.plan_all_reduce(x, out=x)
+        plans.append(plan)
+        comm.barrier()
         if rank.rank == 0:
             rank.control.fail_at(1, code=3, function="ncclAllReduce")
         if kind == "plan":
@@ -386,9 +416,15 @@ def fail_inside(rank, kind):
         else:
             comm.all_reduce(x, out=x)
         comm.check()
+
+
+def fail_inside(rank, kind):
+    plans = []
+    with pytest.raises(BackendError if rank.rank == 0 else GpucollError) as caught:
+        refuse(rank, kind, plans)
     rank.control.fail_at(0, code=0)
-    with pytest.raises(StateError):
-        plan()
+    with pytest.raises(GpucollError):
+        plans[0]()
     return "ncclAllReduce" in str(caught.value), rank.control.communicators
 
 
@@ -397,3 +433,24 @@ def test_the_library_refuses(gpus, kind):
     (named, left), (_, left_too) = gpus.call_ranks(2, fail_inside, kind)
     assert named
     assert left == left_too == 0
+
+
+def be_in_progress(rank):
+    """The library is still busy when its function returns: it is waited for, then marked."""
+    with rank.init() as comm:
+        kit = rank.kit
+        counted = warm(comm, kit)
+        x = full(kit, 1)
+        plan = comm.plan_all_reduce(x, out=x)
+        with rank.control.library_set(polls=5):
+            for _ in range(3):
+                plan()
+                comm.all_reduce(x, out=x)
+        comm.check()
+        busy = counted.take()
+        plan()
+        return busy, counted.take(), kit.read(x)[0]
+
+
+def test_a_library_in_progress(gpus):
+    assert gpus.call_ranks(2, be_in_progress) == [(0, 1, 128.0)] * 2

@@ -18,7 +18,7 @@ from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_words, get, put
 from gpucoll.transport.layout import Call
 
-__all__ = ["ROAD_WORDS", "Road", "Step", "depart_call"]
+__all__ = ["MOST_ARGUMENTS", "ROAD_WORDS", "Road", "Step", "depart_call"]
 
 MOST_ARGUMENTS = 8
 """Of a library's function, communicator and stream included."""
@@ -145,8 +145,8 @@ def depart_call(self, arguments, n_arguments):
     """Built-in of ``(call block, stream, start, end, function, *its arguments)``, all integers.
 
     `self` is a capsule of a road; two threads must not be in it at once. Returns 0, or a `Step` and
-    a code. A function gets `MOST_ARGUMENTS`: by the calling conventions of x86-64 and arm64 it does
-    not see those beyond its own.
+    a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling conventions of
+    x86-64 and arm64 it does not see those beyond its own.
     """
     road = capsule_pointer(self, 0)
     given = road + 8 * _ARGUMENTS
