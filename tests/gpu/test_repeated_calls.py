@@ -419,7 +419,7 @@ def refuse(rank, kind, plans):
 
 
 def fail_inside(rank, kind):
-    plans = []
+    plans: list = []
     with pytest.raises(BackendError if rank.rank == 0 else GpucollError) as caught:
         refuse(rank, kind, plans)
     rank.control.fail_at(0, code=0)

@@ -1,8 +1,8 @@
 """A call on GPU arrays as one compiled step: posted, and put on its stream between two events.
 
-Driver and library are called by address, with the interpreter released once: through ctypes each of
-these six calls costs more than all of it here. Whatever is not the ordinary case is left to Python,
-which is told how far this got.
+Driver and library are called by address, with the interpreter released once: through ctypes each
+of these six calls costs about as much as all of it here. Whatever is not the ordinary case is left
+to Python, which is told how far this got.
 """
 
 from __future__ import annotations
@@ -74,9 +74,15 @@ _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 
 
 @inline
+def _code(word):
+    """Return what a C function returned as its int."""
+    return np.int64(np.int32(word))
+
+
+@inline
 def _call(function, a, b):
     """Call a driver's function of two arguments; return its code."""
-    return np.int64(np.int32(call_words(function, a, b, 0, 0, 0, 0, 0, 0)))
+    return _code(call_words(function, a, b, 0, 0, 0, 0, 0, 0))
 
 
 @inline
@@ -97,19 +103,17 @@ def _put_on_stream(road, call, stream, start, end, function):
     if code:
         return _result(_START, code)
     given = road + 8 * _ARGUMENTS
-    code = np.int64(
-        np.int32(
-            call_words(
-                function,
-                get(given, 0),
-                get(given, 1),
-                get(given, 2),
-                get(given, 3),
-                get(given, 4),
-                get(given, 5),
-                get(given, 6),
-                get(given, 7),
-            )
+    code = _code(
+        call_words(
+            function,
+            get(given, 0),
+            get(given, 1),
+            get(given, 2),
+            get(given, 3),
+            get(given, 4),
+            get(given, 5),
+            get(given, 6),
+            get(given, 7),
         )
     )
     if code:
