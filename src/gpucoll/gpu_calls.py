@@ -265,6 +265,7 @@ class GpuCalls:
             if not entering.acquire(blocking=False):
                 self._refuse_second_thread()
             try:
+                self._group.check_open()
                 departure.stream = current_stream()
                 flight = connected.issue_express(departure, *found) if found else None
                 if flight is None:
@@ -301,6 +302,7 @@ class GpuCalls:
         if not self._entering.acquire(blocking=False):
             self._refuse_second_thread()
         try:
+            self._group.check_open()
             ready = self.recipes.find(collective, x, given)
             if ready is None:
                 return None

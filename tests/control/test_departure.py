@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from typing import Any
 
 import pytest
 
@@ -62,9 +63,9 @@ class Recorded:
         return {**both, **entering, "CONTEXT": 0x99}
 
 
-ENTERED = {"cuda": [("push", 0x99)], "rocm": [("get",), ("set", 2)]}
-LEFT = {"cuda": [("pop",)], "rocm": [("set", 5)]}
-WORK = [
+ENTERED: dict[str, list[tuple]] = {"cuda": [("push", 0x99)], "rocm": [("get",), ("set", 2)]}
+LEFT: dict[str, list[tuple]] = {"cuda": [("pop",)], "rocm": [("set", 5)]}
+WORK: list[tuple] = [
     ("is_capturing",),
     ("record", START, STREAM),
     ("call", *ARGUMENTS, STREAM),
@@ -78,7 +79,7 @@ def depart(comm, kind, failing):
     block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
     block.set_arrays((16,), 0, 0)
     calls.poster(block)
-    recorded = Recorded(kind, failing)
+    recorded: Any = Recorded(kind, failing)
     given = block.words.ctypes.data, STREAM, START, END, recorded.library, *ARGUMENTS, STREAM
     before = calls.sequence
     result = calls.departer(recorded)(*given)

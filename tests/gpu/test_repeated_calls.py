@@ -303,7 +303,9 @@ def in_a_fork(rank):
         child = os.fork()
         if not child:
             refused = 0
-            for call in (plan, lambda: comm.all_reduce(x, out=x)):
+            calls = [plan]
+            calls += [lambda: comm.all_reduce(x), lambda: comm.all_reduce(x, async_op=True)]
+            for call in calls:
                 try:
                     call()
                 except StateError as error:
@@ -315,7 +317,7 @@ def in_a_fork(rank):
 
 
 def test_in_a_forked_child(gpus):
-    assert gpus.call_ranks(2, in_a_fork) == [(2, 2.0)] * 2
+    assert gpus.call_ranks(2, in_a_fork) == [(3, 2.0)] * 2
 
 
 def in_two_threads(comm, kit):
