@@ -170,6 +170,8 @@ def steps_of(folder: Path) -> list[Step]:
         command = [python, str(here / "gpu_benchmarks.py"), "--group", group]
         command += ["--output", str(folder / result)]
         steps.append(Step(f"benchmark {group}", command, limit_s, result))
+    command = [python, str(here / "gpu_host_cost.py"), "--output", str(folder / "host_cost.json")]
+    steps.append(Step("host cost", command, 60))
     if sanitizer := shutil.which("compute-sanitizer"):
         checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
         chosen = ["-k", SANITIZED, "tests/kernels/gpu/test_on_gpu.py"]

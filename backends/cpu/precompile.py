@@ -18,6 +18,7 @@ MODULES = (
     "gpucoll.control.entry",
     "gpucoll.control.list_entry",
     "gpucoll.control.enqueued_entry",
+    "gpucoll.control.departure_entry",
     "gpucoll.backends.cpu.reductions",
     "gpucoll.control.message_entry",
     "gpucoll.backends.cpu.messages",

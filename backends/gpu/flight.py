@@ -2,27 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpucoll.backends.gpu.signature import Signature
 
 
-class Departure(NamedTuple):
-    """A call that is about to be put on a stream."""
+class Express(NamedTuple):
+    """A call that is one signature and one function of the library's: for compiled code."""
 
-    signatures: Sequence[Signature]
-    """What is posted for the other ranks to compare; none for messages."""
-    stream: int
-    """One of the device's."""
+    block: int
+    """Address of the call block that is posted."""
+    function: int
+    """Its address."""
+    settings: tuple[int, ...]
+    """Its arguments between the two addresses and the communicator."""
+    settle: Callable[[int], None]
+    """Raises what a code of the function's means, once it is final."""
+
+
+@dataclass(slots=True)
+class Departure:
+    """A call that is about to be put on a stream; a plan's does so again and again.
+
+    Attributes
+    ----------
+    name : str
+        What the user called.
+    signatures : sequence of Signature
+        What is posted for the other ranks to compare; none for messages.
+    launches : sequence
+        What the backend enqueues for it, all of it at once.
+    stream : int
+        Where: one of the device's.
+    keep : object
+        What must live until it is done.
+    is_own : bool
+        Whether all of the memory is the user's: what a captured graph can use again.
+    timeout_s : float, optional
+        How long it may take from its start on; None: the communicator's default.
+    is_captured : bool
+        Whether a graph is being captured from the stream, so that nothing runs now: for the backend
+        to find out.
+    """
+
     name: str
-    """What the user called."""
+    signatures: Sequence[Signature]
+    launches: Sequence[Any]
+    stream: int
     keep: Any
-    """What must live until it is done."""
-    timeout_s: float
-    """How long it may take from its start on."""
-    is_captured: bool
-    """Whether a graph is being captured from the stream: then nothing runs now."""
+    is_own: bool = False
+    timeout_s: float | None = None
+    is_captured: bool = False
 
 
 class Flight:
@@ -56,13 +88,21 @@ class Flight:
     )  # fmt: skip
 
     def __init__(
-        self, sequence: int | None, name: str, stream: int, timeout_s: float, keep: Any
+        self,
+        sequence: int | None,
+        name: str,
+        stream: int,
+        timeout_s: float,
+        keep: Any,
+        start: int = 0,
+        end: int = 0,
     ) -> None:
         self.sequence = sequence
         self.name = name
         self.stream = stream
         self.timeout_s = timeout_s
         self.keep = keep
-        self.start = self.end = 0
+        self.start = start
+        self.end = end
         self.begun_s = 0.0
         self.is_passed = self.is_done = False

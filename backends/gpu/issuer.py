@@ -14,9 +14,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.flight import Departure, Express, Flight
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.control import diagnosis
+from gpucoll.control.departure_entry import Step
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import Device
@@ -67,6 +68,7 @@ class Issuer:
         """Held while the vendor's library is called."""
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
+        self._depart = calls.departer(device)
         self._failure_of_library = failure_of_library
         self._abort_library = abort_library
         self._flights: dict[int, deque[Flight]] = {}
@@ -91,17 +93,13 @@ class Issuer:
         """
         for departure in departures:
             self.streams.check(departure.stream)
-        self._make_room(departures[0].timeout_s)
+        if self._n_flights >= MOST_FLIGHTS:
+            self._make_room(self._limit_s(departures[0]))
         flights: list[Flight] = []
         before, is_enqueuing = self.calls.sequence, False
         try:
-            for signatures, stream, name, keep, timeout_s, is_captured in departures:
-                for signature in signatures:
-                    self._post(signature.post, timeout_s)
-                sequence = self.calls.sequence if signatures else None
-                flights.append(Flight(sequence, name, stream, timeout_s, keep))
-                if not is_captured:
-                    flights[-1].start = self.streams.record(stream)
+            for departure in departures:
+                flights.append(self._begin(departure))
             is_enqueuing = True
             enqueue()
             for flight in flights:
@@ -115,17 +113,85 @@ class Issuer:
                 # A graph's events are never passed: its replays belong to who launches them.
                 flight.is_passed = flight.is_done = True
             else:
-                self._flights.setdefault(flight.stream, deque()).append(flight)
-                self._n_flights += 1
+                self._watch(flight)
         self.wake()
         return flights
 
-    def _post(self, post: Callable[[], int], limit_s: float) -> None:
-        """Post a signature; where the ring is full, wait for the slowest rank."""
+    def issue_express(
+        self, departure: Departure, express: Express, addresses: tuple[int, int], handle: int
+    ) -> Flight | None:
+        """Do the same in one compiled step, for the library's communicator of this handle.
+
+        The lock is held; the device need not be current. None: nothing was done, for something is
+        not as usual that `issue` will deal with.
+        """
+        stream, events = departure.stream, self.streams.events
+        if stream not in self.streams.known or len(events) < 2 or self._n_flights >= MOST_FLIGHTS:
+            return None
+        before = self.calls.sequence
+        start, end = events.pop(), events.pop()
+        block, function, settings, settle = express
+        try:
+            result = self._depart(
+                block, stream, start, end, function, *addresses, *settings, handle, stream
+            )
+            if result:
+                if result >> 32 == Step.NOTHING:
+                    self.streams.give_back(start, end)
+                    return None
+                self._finish_departure(result, settle, stream, end)
+            sequence, limit_s = self.calls.sequence, self._limit_s(departure)
+            name, keep = departure.name, departure.keep
+            flight = Flight(sequence, name, stream, limit_s, keep, start, end)
+            self._watch(flight)
+        except BaseException as error:
+            if self.calls.sequence != before:
+                self._give_up(Abort.BACKEND, self.group.rank, None, error)
+            raise
+        self.wake()
+        return flight
+
+    def _finish_departure(
+        self, result: int, settle: Callable[[int], None], stream: int, end: int
+    ) -> None:
+        """Do what the compiled step has not; raise what went wrong there."""
+        step, code = result >> 32, result & 0xFFFFFFFF
+        with self.device:
+            if step != Step.CALL:
+                self.device.check(code, "record an event")
+            settle(code)  # it may only be in progress
+            self.device.check(self.device.record_event(end, stream), "record an event")
+
+    def _watch(self, flight: Flight) -> None:
+        others = self._flights.get(flight.stream)
+        if others is None:
+            self._flights[flight.stream] = deque((flight,))
+        else:
+            others.append(flight)
+        self._n_flights += 1
+
+    def _begin(self, departure: Departure) -> Flight:
+        """Post a call, and mark where on the stream it begins."""
+        limit_s, sequence = self._limit_s(departure), None
+        for signature in departure.signatures:
+            if status := signature.post():
+                self._post_late(signature.post, status, limit_s)
+            sequence = self.calls.sequence
+        stream = departure.stream
+        start = 0 if departure.is_captured else self.streams.record(stream)
+        return Flight(sequence, departure.name, stream, limit_s, departure.keep, start)
+
+    def _limit_s(self, departure: Departure) -> float:
+        limit_s = departure.timeout_s
+        return self.group.timeout_s if limit_s is None else limit_s
+
+    def _post_late(self, post: Callable[[], int], status: int, limit_s: float) -> None:
+        """Post what could not be posted at once; where the ring is full, wait for the slowest."""
         begun_s, pause_s = time.monotonic(), _PAUSES_S[0]
-        while status := post():
+        while status:
             if status == Status.NOT_RUN:
                 self.group.check_usable(limit_s)
+                status = post()
                 continue
             self.look()
             self.raise_failure()
@@ -135,10 +201,9 @@ class Issuer:
                 self.raise_failure()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSES_S[1])
+            status = post()
 
     def _make_room(self, limit_s: float) -> None:
-        if self._n_flights < MOST_FLIGHTS:
-            return
         self.look()
         if self._n_flights >= MOST_FLIGHTS:
             longest = max(self._flights.values(), key=len)

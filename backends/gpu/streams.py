@@ -21,13 +21,15 @@ class Streams:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._events: list[int] = []
-        self._known: set[int] = set()
+        self.events: list[int] = []
+        """Events that nobody asks for any more."""
+        self.known: set[int] = set()
+        """Streams that were found to be of this device."""
         self._own = 0
 
     def check(self, stream: int) -> None:
         """Raise ArgumentError unless calls can run on a stream; who passed is remembered."""
-        if stream in self._known:
+        if stream in self.known:
             return
         if stream == PER_THREAD_STREAM:
             raise ArgumentError(
@@ -40,9 +42,9 @@ class Streams:
                 f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "
                 f"are on {self._device.label}"
             )
-        if len(self._known) >= _KNOWN_STREAMS:
-            self._known.clear()
-        self._known.add(stream)
+        if len(self.known) >= _KNOWN_STREAMS:
+            self.known.clear()
+        self.known.add(stream)
 
     @property
     def own(self) -> int:
@@ -53,15 +55,14 @@ class Streams:
 
     def record(self, stream: int) -> int:
         """Return an event that is reached when all that is on the stream now is done."""
-        event = self._events.pop() if self._events else self._device.create_event()
-        code = self._device.record_event(event, stream)
-        if code:
+        event = self.events.pop() if self.events else self._device.create_event()
+        if code := self._device.record_event(event, stream):
             self._device.check(code, "record an event")
         return event
 
     def give_back(self, *events: int) -> None:
         """Take events that nobody asks for any more."""
-        self._events += events
+        self.events += events
 
     def wait(self, stream: int, event: int) -> None:
         """Make what comes on a stream wait for an event."""
@@ -76,8 +77,8 @@ class Streams:
 
     def close(self) -> None:
         """Destroy events and the own stream; what is on it still runs."""
-        while self._events:
-            self._device.destroy_event(self._events.pop())
+        while self.events:
+            self._device.destroy_event(self.events.pop())
         if self._own:
             self._device.destroy_stream(self._own)
             self._own = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.nccl.collectives import launch_of
@@ -16,6 +17,7 @@ from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError
+from gpucoll.foreign_library import address_of
 from gpucoll.transport.layout import Kind
 
 FLOAT8_CAPABILITY = 9
@@ -97,6 +99,11 @@ class NcclBackend:
 
     def enqueue(self, launch: Launch, stream: int) -> None:
         """Put a launch on a stream of the device, which is current."""
+        if launch.call is not None and launch.factor is None:
+            name, arguments = launch.call
+            if code := getattr(self._functions, name)(*arguments, self.connection.handle, stream):
+                self._check(code, name)
+            return
         operation = self._operation(launch)
         scratch = self._scratch.take(stream) if launch.scratch_bytes else 0
         for phase in launch.phases(scratch):
@@ -113,6 +120,10 @@ class NcclBackend:
             self._scratch.give_back(stream)
         if launch.factor is not None:
             self.connection.forget_old_operations()
+
+    def function(self, name: str) -> tuple[int, Callable[[int], None]]:
+        """Return a function's address, and what raises what its codes mean."""
+        return address_of(getattr(self._functions, name)), partial(self._check, what=name)
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""

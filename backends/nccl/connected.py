@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
-from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.flight import Departure, Express, Flight
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
@@ -18,40 +16,10 @@ from gpucoll.backends.nccl.connection import Connection
 from gpucoll.backends.nccl.launch import Launch, Place
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.control.channel import ControlChannel
+from gpucoll.control.departure_entry import MOST_ARGUMENTS
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError
-
-
-@dataclass
-class Issue:
-    """One call, ready to be put on a stream.
-
-    Attributes
-    ----------
-    name : str
-        What the user called.
-    signatures : sequence of Signature
-        What ranks compare of it (`Connected.signatures`); none for messages.
-    launches : sequence of Launch
-        What is enqueued: all of it at once.
-    stream : int
-        Where.
-    keep : object
-        What must live until it is done.
-    is_own : bool
-        Whether all of the memory is the user's: what a captured graph can use again.
-    timeout_s : float, optional
-        How long it may take from its start on.
-    """
-
-    name: str
-    signatures: Sequence[Signature]
-    launches: Sequence[Launch]
-    stream: int
-    keep: Any
-    is_own: bool
-    timeout_s: float | None
 
 
 class Connected:
@@ -97,58 +65,87 @@ class Connected:
         """Return what ranks compare of a call's requests."""
         return [self._signatures.of(request) for request in requests]
 
-    def issue(self, issue: Issue) -> Flight:
+    def issue(self, departure: Departure) -> Flight:
         """Put one call on its stream, and return at once."""
-        launches, stream = issue.launches, issue.stream
+        launches = departure.launches
         if len(launches) == 1 and self.backend.outgrows_scratch(launches[0]):
-            self._drain(issue)
+            self._drain(departure)
         with self.issuer.lock, self.device:
-            departure = self._departure(issue)
+            self._look_for_capture(departure)
             if len(launches) == 1:
                 self.backend.reserve(launches[0])
-                enqueue = partial(self.backend.enqueue, launches[0], stream)
+                enqueue: Callable[[], None] = partial(
+                    self.backend.enqueue, launches[0], departure.stream
+                )
             else:
-                enqueue = self._together([issue])
-            return self.issuer.issue([departure], enqueue)[0]
+                enqueue = self._together((departure,))
+            return self.issuer.issue((departure,), enqueue)[0]
 
-    def _drain(self, issue: Issue) -> None:
+    def _drain(self, departure: Departure) -> None:
         """Wait until earlier calls are done, before memory is given back for this one.
 
         The driver waits for them, too, but without a deadline: the watcher could not end what hangs
         there while this thread is in the driver and holds the lock.
         """
         with self.device:
-            self._departure(issue)  # refuses what is captured: then nothing may be asked for
+            self._look_for_capture(departure)  # refused: nothing may be asked for in a capture
         self.issuer.synchronize()
 
-    def issue_group(self, issues: Sequence[Issue]) -> list[Flight]:
+    def issue_express(
+        self, departure: Departure, express: Express, addresses: tuple[int, int]
+    ) -> Flight | None:
+        """Do the same in one compiled step; None: nothing was done, it is for `issue`."""
+        issuer = self.issuer
+        with issuer.lock:
+            handle = self.backend.connection.handle
+            return issuer.issue_express(departure, express, addresses, handle) if handle else None
+
+    def express(
+        self, signatures: Sequence[Signature], launches: Sequence[Launch]
+    ) -> tuple[Express, tuple[int, int]] | None:
+        """Return a call and its addresses for `issue_express`, where there is no more to it."""
+        if len(signatures) != 1 or len(launches) != 1:
+            return None
+        launch, block = launches[0], signatures[0].block
+        if launch.call is None or launch.factor is not None:
+            return None
+        name, arguments = launch.call
+        if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
+            return None
+        source, destination, *settings = (int(argument or 0) for argument in arguments)
+        function, settle = self.backend.function(name)
+        express = Express(int(block.words.ctypes.data), function, tuple(settings), settle)
+        return express, (source, destination)
+
+    def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""
         with self.issuer.lock, self.device:
-            enqueue = self._together(issues)
-            return self.issuer.issue([self._departure(issue) for issue in issues], enqueue)
+            enqueue = self._together(departures)
+            for departure in departures:
+                self._look_for_capture(departure)
+            return self.issuer.issue(departures, enqueue)
 
-    def _together(self, issues: Sequence[Issue]) -> Any:
-        for issue in issues:
-            for launch in issue.launches:
-                self.backend.check_groupable(launch, issue.name)
-        pairs = [(launch, issue.stream) for issue in issues for launch in issue.launches]
+    def _together(self, departures: Sequence[Departure]) -> Callable[[], None]:
+        for departure in departures:
+            self._check_groupable(departure)
+        pairs = [(launch, each.stream) for each in departures for launch in each.launches]
         return partial(self.backend.enqueue_together, pairs)
 
-    def _departure(self, issue: Issue) -> Departure:
-        is_captured = self.device.is_capturing(issue.stream)
-        if is_captured:
-            for launch in issue.launches:
-                self.backend.check_groupable(launch, issue.name)
-            if not issue.is_own:
+    def _check_groupable(self, departure: Departure) -> None:
+        for launch in departure.launches:
+            self.backend.check_groupable(launch, departure.name)
+
+    def _look_for_capture(self, departure: Departure) -> None:
+        """Note whether a graph is being captured; refuse what cannot be part of one."""
+        departure.is_captured = self.device.is_capturing(departure.stream)
+        if departure.is_captured:
+            self._check_groupable(departure)
+            if not departure.is_own:
                 raise ArgumentError(
-                    f"{issue.name}: a captured graph uses the same memory at every replay: give "
-                    "contiguous arrays, and out="
+                    f"{departure.name}: a captured graph uses the same memory at every replay: "
+                    "give contiguous arrays, and out="
                 )
             self.backend.connection.is_in_graphs = True
-        limit_s = self._group.timeout_s if issue.timeout_s is None else issue.timeout_s
-        return Departure(
-            issue.signatures, issue.stream, issue.name, issue.keep, limit_s, is_captured
-        )
 
     def split(
         self, channel: ControlChannel, color: int | None, key: int, timeout_s: float | None

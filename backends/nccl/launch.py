@@ -59,14 +59,17 @@ class Launch(NamedTuple):
         How much of that is needed; one with any cannot be part of a group, or be captured.
     factor : (bytes, int), optional
         Of a premultiplied sum: the element and its type; `OPERATION` stands for the op.
+    call : (str, Arguments), optional
+        Where one call is all that there is to it: that call. Such a launch is the fastest.
     """
 
     phases: Callable[[int], Iterable[Phase]]
     scratch_bytes: int = 0
     factor: tuple[bytes, int] | None = None
+    call: tuple[str, Arguments] | None = None
 
 
 def plain(*calls: tuple[str, Arguments]) -> Launch:
     """Return a launch of these calls."""
     phases = (Phase(calls),) if calls else ()
-    return Launch(lambda _: phases)
+    return Launch(lambda _: phases, call=calls[0] if len(calls) == 1 else None)

@@ -24,6 +24,8 @@ from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
 
+_LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT)))
+
 
 class Calling:
     """The part of `Communicator` that its methods on arrays stand on."""
@@ -104,7 +106,7 @@ class Calling:
 
     def _raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""
-        if status not in (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT):
+        if status not in _LEFT_TO_PYTHON:
             self._group.raise_for(status)
 
     # --- the long way -----------------------------------------------------------------------------
@@ -120,6 +122,10 @@ class Calling:
         **given: Any,
     ) -> Any:
         """Check everything, then run in turn; teach the compiled entry where it could serve."""
+        if type(x) in self._gpu.recipes.libraries and stream is None:
+            result = self._gpu.repeat(collective, x, given, async_op, timeout_s)
+            if result is not None:
+                return result
         op, counts = given.get("op"), (given.get("counts"), given.get("receive_counts"))
         if type(op) is str and sys.intern(op) is not op:  # known by identity, see DirectCalls
             given["op"] = sys.intern(op)
@@ -147,7 +153,9 @@ class Calling:
         prepared = prepare(collective, x, arguments, self.rank, self.world_size)
         if prepared.template.device != "cpu":
             call = _gpu_call(collective, prepared, stream, timeout_s)
-            return self._gpu.call(call, async_op, group_result(prepared))
+            result = self._gpu.call(call, async_op, group_result(prepared))
+            self._gpu.learn(collective, x, given, prepared)
+            return result
         self._check_host()
         call = self._backend.prepare(prepared.request)
         plain = x if x is not None else arguments.out

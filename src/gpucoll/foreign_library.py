@@ -73,6 +73,11 @@ def bind(
     return found
 
 
+def address_of(function: Any) -> int:
+    """Return where a bound function lies, for compiled code that calls it."""
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def loaded_copies(pattern: str, root: Path = FILE_SYSTEM) -> list[str]:
     """Return the paths of this process's loaded libraries whose file name matches; each file once.
 

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 from gpucoll import devices, gpu_memory
 from gpucoll.arrays import streams
@@ -15,6 +15,7 @@ from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
+from gpucoll.backends.gpu.flight import Departure, Flight
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
@@ -25,7 +26,10 @@ from gpucoll.errors import (
     StateError,
 )
 from gpucoll.gpu_call import GpuCall
+from gpucoll.gpu_recipes import Recipes
 from gpucoll.gpu_work import GpuWork
+from gpucoll.preparation import Prepared
+from gpucoll.types import Collective
 
 CLOSING_S = 5.0
 """How long the vendor's library may take to let go; then it is ended by force."""
@@ -65,6 +69,7 @@ class GpuCalls:
         """Why GPU arrays cannot be moved."""
         self._connected: Any = None
         self._entering = threading.Lock()
+        self.recipes = Recipes()
         self.grouped: list[GpuCall] | None = None
         """What is collected while a group is open."""
 
@@ -182,15 +187,17 @@ class GpuCalls:
     def _alone(self) -> Iterator[None]:
         """Refuse a second thread."""
         if not self._entering.acquire(blocking=False):
-            raise StateError(
-                f"another thread of rank {self._group.rank} of {self._group.world_size} is in a "
-                "call on this communicator: one thread at a time, or one communicator per thread "
-                "(duplicate)"
-            )
+            self._refuse_second_thread()
         try:
             yield
         finally:
             self._entering.release()
+
+    def _refuse_second_thread(self) -> NoReturn:
+        raise StateError(
+            f"another thread of rank {self._group.rank} of {self._group.world_size} is in a call "
+            "on this communicator: one thread at a time, or one communicator per thread (duplicate)"
+        )
 
     def _prepared(self, call: GpuCall) -> Any:
         """Return what is connected, once this rank's part of a call is checked."""
@@ -205,26 +212,13 @@ class GpuCalls:
         issuer = connected.issuer
         issuer.follow(issuer.own_stream, call.address)
         flight = self._issue(connected, call, launches, issuer.own_stream)
-        return GpuWork(
-            issuer,
-            flight,
-            call.finish,
-            partial(streams.current_stream, call.template),
-            must_complete=not streams.is_stream_ordered(call.template.library),
-        )
+        return _work(connected, flight, call.finish, call.template)
 
     def _issue(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
         """Issue one call on a stream, behind what its memory was made on."""
         if not call.is_own:
             connected.issuer.follow(stream, call.template.stream)
-        return connected.issue(self._issue_of(connected, call, launches, stream))
-
-    def _issue_of(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
-        from gpucoll.backends.nccl.connected import Issue
-
-        signatures = connected.signatures(call.requests)
-        keep, limit_s = call.buffers, call.timeout_s
-        return Issue(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
+        return connected.issue(_departure(connected, call, launches, stream))
 
     def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
         """Make the calls of a group as one group of the library's."""
@@ -236,17 +230,17 @@ class GpuCalls:
     def _run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
         # A message cannot connect the ranks, a collective can.
         connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
-        issues = []
+        departures = []
         for call in calls:
             self._prepared(call)
             if call.timeout_s is None:
                 call.timeout_s = timeout_s
             launches = connected.launches(call.requests, call.messages)
-            issues.append(self._issue_of(connected, call, launches, call.address))
+            departures.append(_departure(connected, call, launches, call.address))
         for call in calls:
             if not call.is_own:
                 connected.issuer.follow(call.address, call.template.stream)
-        flights = connected.issue_group(issues)
+        flights = connected.issue_group(departures)
         for call, flight in zip(calls, flights, strict=True):
             if not streams.is_stream_ordered(call.template.library):
                 connected.issuer.synchronize(flight)
@@ -259,20 +253,78 @@ class GpuCalls:
         connected = self._prepared(call)
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
-        issue = self._issue_of(connected, call, launches, call.address)
+        departure = _departure(connected, call, launches, call.address)
+        found = connected.express(departure.signatures, launches)
+        current_stream = streams.current_stream_of(call.template)
+        entering = self._entering
 
         def run() -> int:
             if self.grouped is not None:
-                self.grouped.append(replace(call, stream=streams.current_stream(call.template)))
+                self.grouped.append(replace(call, stream=current_stream()))
                 return 0
-            with self._alone():
-                issue.stream = streams.current_stream(call.template)
-                flight = connected.issue(issue)
+            if not entering.acquire(blocking=False):
+                self._refuse_second_thread()
+            try:
+                self._group.check_open()
+                departure.stream = current_stream()
+                flight = connected.issue_express(departure, *found) if found else None
+                if flight is None:
+                    flight = connected.issue(departure)
+            finally:
+                entering.release()
             if synchronizes:
                 connected.issuer.synchronize(flight)
             return 0
 
         return run
+
+    # --- calling again ----------------------------------------------------------------------------
+
+    def repeat(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Make a call of a kind that was made before; None: nothing was done, it is for `call`.
+
+        `x` is of a type in `recipes.libraries`; the call is for its current stream.
+        """
+        connected = self._connected
+        if (
+            connected is None
+            or self.grouped is not None
+            or not (timeout_s is None or timeout_s > 0)
+        ):
+            return None
+        if not self._entering.acquire(blocking=False):
+            self._refuse_second_thread()
+        try:
+            self._group.check_open()
+            ready = self.recipes.find(collective, x, given)
+            if ready is None:
+                return None
+            name, express, addresses, template, keep, finish = ready
+            stream = template.stream
+            if async_op:
+                stream = connected.issuer.own_stream
+                connected.issuer.follow(stream, template.stream)
+            departure = Departure(name, (), (), stream, keep, True, timeout_s)
+            flight = connected.issue_express(departure, express, addresses)
+            if flight is None:
+                return None
+            if async_op:
+                return _work(connected, flight, finish, template)
+            return finish()
+        finally:
+            self._entering.release()
+
+    def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
+        """Make calls of this kind faster from now on, where that is possible."""
+        if self._connected is not None and self.grouped is None:
+            self.recipes.learn(collective, x, given, made, self._connected)
 
     # --- memory -----------------------------------------------------------------------------------
 
@@ -375,6 +427,22 @@ class GpuCalls:
             return {"GPU arrays": f"none: {self.refusal}"}
         when = "to be connected at the first call on GPU arrays"
         return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
+
+
+def _work(connected: Any, flight: Flight, finish: Callable[[], Any], template: Template) -> GpuWork:
+    return GpuWork(
+        connected.issuer,
+        flight,
+        finish,
+        streams.current_stream_of(template),
+        must_complete=not streams.is_stream_ordered(template.library),
+    )
+
+
+def _departure(connected: Any, call: GpuCall, launches: Any, stream: int) -> Departure:
+    signatures = connected.signatures(call.requests)
+    keep, limit_s = call.buffers, call.timeout_s
+    return Departure(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
 
 
 def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:

@@ -57,6 +57,7 @@ struct stream {
 
 struct event {
     struct event *next_event;
+    struct event *next_in_bucket;
     int device, is_alive;
     uint64_t recorded, completed;
     struct graph *capture;
@@ -80,6 +81,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t changed = PTHREAD_COND_INITIALIZER;
 static struct stream *streams, default_streams[DEVICES];
 static struct event *events;
+static struct event *event_buckets[1024]; /* so that having many costs a call nothing */
 static struct block *blocks;
 static int is_initialised, is_held, captures, sticky_error, device_count_value = 8;
 static long delay_us, limit_bytes = (long)MEMORY_BYTES, used_bytes;

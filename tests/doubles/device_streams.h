@@ -17,9 +17,14 @@ static struct stream *find_stream(void *handle)
     return NULL;
 }
 
+static struct event **event_bucket(void *handle)
+{
+    return &event_buckets[((uintptr_t)handle >> 5) % 1024];
+}
+
 static struct event *find_event(void *handle)
 {
-    for (struct event *e = events; e; e = e->next_event)
+    for (struct event *e = *event_bucket(handle); e; e = e->next_in_bucket)
         if (e == handle && e->is_alive)
             return e;
     return NULL;
@@ -223,8 +228,11 @@ static int event_create(void **out)
     e->device = current();
     e->is_alive = 1;
     pthread_mutex_lock(&lock);
+    struct event **bucket = event_bucket(e);
     e->next_event = events;
     events = e;
+    e->next_in_bucket = *bucket;
+    *bucket = e;
     pthread_mutex_unlock(&lock);
     *out = e;
     return OK;

@@ -82,7 +82,10 @@ def _streams() -> dict[int, Stream]:
 def get_current_stream(number: int | None = None) -> Stream:
     """``cupy.cuda.get_current_stream``."""
     number = _current_number() if number is None else number
-    return _streams().get(number) or Stream(0, number)
+    streams = _streams()
+    if number not in streams:
+        streams[number] = Stream(0, number)
+    return streams[number]
 
 
 class _Memory:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpucoll.arrays.library import Library, Template, kind_of
@@ -36,8 +38,13 @@ def address_of(stream: Any) -> int:
 
 def current_stream(template: Template) -> int:
     """Return the stream on which the template's library works now, in this thread."""
+    return current_stream_of(template)()
+
+
+def current_stream_of(template: Template) -> Callable[[], int]:
+    """Return what finds that out, again and again."""
     ask = getattr(template.library, "current_stream", None)
-    return template.stream if ask is None else int(ask(template))
+    return (lambda: template.stream) if ask is None else partial(ask, template)
 
 
 def is_stream_ordered(library: Library) -> bool:

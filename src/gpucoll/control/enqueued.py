@@ -7,13 +7,20 @@ or who asks for certainty, compares later.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 
 from gpucoll.control.call import CallBlock
+from gpucoll.control.departure_entry import ROAD_WORDS, Road, depart_call
 from gpucoll.control.diagnosis import difference
 from gpucoll.control.enqueued_entry import compare_calls, post_call
 from gpucoll.control.group import HostGroup
-from gpucoll.transport.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.devices import Device
+from gpucoll.transport.builtins import METH_FASTCALL, METH_NOARGS, builtin, capsule
 from gpucoll.transport.layout import ENQUEUED_FAILED, Call, Context, Status
+
+_SEQUENCE = int(Context.ENQUEUED_SEQUENCE)
 
 
 class EnqueuedCalls:
@@ -28,11 +35,13 @@ class EnqueuedCalls:
     def __init__(self, group: HostGroup) -> None:
         self._group = group
         self._context = group.context
+        self._roads: list[Any] = []
+        self._words = group.context.data  # an item of it is an int, in half the time
 
     @property
     def sequence(self) -> int:
         """The number of the last call that this rank posted."""
-        return int(self._context[Context.ENQUEUED_SEQUENCE])
+        return self._words[_SEQUENCE]
 
     @property
     def compared(self) -> int:
@@ -55,6 +64,20 @@ class EnqueuedCalls:
             post_call.address, METH_NOARGS, capsule(block.words.ctypes.data)
         )
         return post
+
+    def departer(self, device: Device) -> Callable[..., int]:
+        """Return the built-in that posts a call and enqueues it on this GPU: `departure_entry`.
+
+        One thread at a time may call it.
+        """
+        words = np.zeros(ROAD_WORDS, np.int64)
+        for place, address in device.addresses().items():
+            words[Road[place]] = address
+        self._roads.append(words)
+        depart: Callable[..., int] = builtin(
+            depart_call.address, METH_FASTCALL, capsule(words.ctypes.data)
+        )
+        return depart
 
     def compare(self) -> Status:
         """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""

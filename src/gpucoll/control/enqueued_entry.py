@@ -26,7 +26,7 @@ from gpucoll.transport import layout
 from gpucoll.transport.flags import behind, is_aborted
 from gpucoll.transport.layout import Call, Context, Record, State, Status
 
-__all__ = ["compare_calls", "post_call"]
+__all__ = ["compare_calls", "post", "post_call"]
 
 _LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout.ENQUEUED_COMPARED
 _OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
@@ -76,7 +76,8 @@ def _is_full(context, sequence):
 
 
 @inline
-def _post(context, call):
+def post(context, call):
+    """Write the record of a call; return a `Status` as `post_call` does."""
     if get(context, _STATE) == _NEEDS_PYTHON:
         return _NOT_RUN
     if is_aborted(context):
@@ -100,7 +101,7 @@ def post_call(self, _):
     NOT_RUN: closed, forked or to be recovered; EVENT: aborted; MORE: the ring is full.
     """
     call = capsule_pointer(self, 0)
-    return new_integer(_post(get(call, _CONTEXT), call))
+    return new_integer(post(get(call, _CONTEXT), call))
 
 
 @inline

@@ -179,6 +179,8 @@ class HostGroup:
 
     def check_open(self) -> None:
         """Raise where this communicator can never run a call again."""
+        if not (self._is_forked or self.is_closed or self.failure is not None):
+            return
         who = f"rank {self.rank} of {self.world_size}"
         if self._is_forked:
             raise StateError(
@@ -187,9 +189,9 @@ class HostGroup:
             )
         if self.is_closed:
             raise StateError(f"the communicator of {who} is closed")
-        if self.failure is not None:
-            self.was_told = True
-            raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
+        assert self.failure is not None
+        self.was_told = True
+        raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
 
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means."""

@@ -12,7 +12,7 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 
 from gpucoll.devices import driver
 from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
-from gpucoll.foreign_library import Prototype
+from gpucoll.foreign_library import Prototype, address_of
 
 _HANDLES = POINTER(c_void_p)
 
@@ -125,13 +125,21 @@ class CudaDevice(DriverDevice):
         self._call("context_retain", "be used", ctypes.byref(context), number)
         self._context = context.value
         self._push, self._pop = self._functions["context_push"], self._functions["context_pop"]
+        self._left = ctypes.byref(c_void_p())
+        """Where the driver says what was left; nobody reads it, so threads may share it."""
 
     def __enter__(self) -> CudaDevice:
-        self.check(self._push(self._context), "become the current device")
+        if code := self._push(self._context):
+            self.check(code, "become the current device")
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.check(self._pop(ctypes.byref(c_void_p())), "leave the current device")
+        if code := self._pop(self._left):
+            self.check(code, "leave the current device")
+
+    def addresses(self) -> dict[str, int]:
+        entering = {"PUSH": address_of(self._push), "POP": address_of(self._pop)}
+        return {**super().addresses(), **entering, "CONTEXT": self._context or 0}
 
     def owns_stream(self, stream: int) -> bool:
         if stream in DEFAULT_STREAMS:
@@ -144,7 +152,7 @@ class CudaDevice(DriverDevice):
         try:
             self._call("context_device", "look at a stream", ctypes.byref(number))
         finally:
-            self._pop(ctypes.byref(c_void_p()))
+            self._pop(self._left)
         return number.value == self.number
 
     def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:

@@ -54,6 +54,12 @@ class Device(Protocol):
     not_ready: int
     """What `query_event` returns while work is pending."""
 
+    def addresses(self) -> dict[str, int]:
+        """Return where compiled code finds them, and how it enters the device.
+
+        By their names in `gpucoll.control.departure_entry.Road`.
+        """
+
     def check(self, code: int, what: str) -> None:
         """Raise BackendError where a quick function's code is not 0; `what` names the attempt."""
 

@@ -19,6 +19,7 @@ from gpucoll.devices.device import PER_THREAD_STREAM, Device, Identity
 from gpucoll.errors import BackendError, BackendUnavailableError
 from gpucoll.foreign_library import (
     Prototype,
+    address_of,
     bind,
     files_of_wheels,
     loaded_copies,
@@ -174,6 +175,7 @@ class DriverDevice:
         self.record_event: Callable[[int, int], int] = functions["event_record"]
         self.stream_wait_event: Callable[[int, int, int], int] = functions["stream_wait_event"]
         self.query_event: Callable[[int], int] = functions["event_query"]
+        self._stream_is_capturing = functions["stream_is_capturing"]
         self.identity = self._identify()
 
     def __repr__(self) -> str:
@@ -202,6 +204,12 @@ class DriverDevice:
     def check(self, code: int, what: str) -> None:
         if code:
             raise BackendError(f"{self.label}: cannot {what}: {self.driver.text(code)}")
+
+    def addresses(self) -> dict[str, int]:
+        return {
+            "RECORD": address_of(self.record_event),
+            "IS_CAPTURING": address_of(self._stream_is_capturing),
+        }
 
     def _call(self, name: str, what: str, *arguments: Any) -> None:
         if code := self._functions[name](*arguments):
@@ -237,8 +245,8 @@ class DriverDevice:
 
     def is_capturing(self, stream: int) -> bool:
         status = c_int()
-        what = "tell whether a graph is captured"
-        self._call("stream_is_capturing", what, stream, ctypes.byref(status))
+        if code := self._stream_is_capturing(stream, ctypes.byref(status)):
+            self.check(code, "tell whether a graph is captured")
         return status.value != 0
 
     def relax_capture(self) -> None:

@@ -14,7 +14,7 @@ from typing import Final
 
 from gpucoll.devices import driver
 from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
-from gpucoll.foreign_library import Prototype
+from gpucoll.foreign_library import Prototype, address_of
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,
@@ -134,6 +134,10 @@ class HipDevice(DriverDevice):
         number = _before.numbers.pop()
         if number != self.number:
             self._call("device_set", "leave the current device", number)
+
+    def addresses(self) -> dict[str, int]:
+        get, set_ = (address_of(self._functions[f"device_{name}"]) for name in ("get", "set"))
+        return {**super().addresses(), "GET_DEVICE": get, "SET_DEVICE": set_, "NUMBER": self.number}
 
     def owns_stream(self, stream: int) -> bool:
         if stream in DEFAULT_STREAMS or "stream_device" not in self._functions:

@@ -1,0 +1,168 @@
+"""A call on GPU arrays as one compiled step: posted, and put on its stream between two events.
+
+Driver and library are called by address, with the interpreter released once: through ctypes each
+of these six calls costs about as much as all of it here. Whatever is not the ordinary case is left
+to Python, which is told how far this got.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numba import types
+
+from gpucoll.control.enqueued_entry import post
+from gpucoll.control.entry import capsule_pointer, new_integer
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import call_words, get, put
+from gpucoll.transport.layout import Call
+
+__all__ = ["MOST_ARGUMENTS", "ROAD_WORDS", "Road", "Step", "depart_call"]
+
+MOST_ARGUMENTS = 8
+"""Of a library's function, communicator and stream included."""
+
+
+class Road(IntEnum):
+    """Words of what is the same for all calls on a GPU: addresses of the driver's functions."""
+
+    PUSH = 0
+    """CUDA: makes a context current, until it is popped."""
+    CONTEXT = 1
+    POP = 2
+    GET_DEVICE = 3
+    """HIP: says which device is current; 0 on CUDA."""
+    SET_DEVICE = 4
+    NUMBER = 5
+    IS_CAPTURING = 6
+    RECORD = 7
+    ANSWER = 8
+    """Where these functions write."""
+    ARGUMENTS = 9
+
+
+ROAD_WORDS = int(Road.ARGUMENTS) + MOST_ARGUMENTS
+
+
+class Step(IntEnum):
+    """How far a departure got that did not succeed: the upper half of what it returns."""
+
+    NOTHING = 1
+    """Nothing was posted or enqueued: it is for Python to do, or to refuse."""
+    START = 2
+    """Posted, but the first event could not be recorded."""
+    CALL = 3
+    """The library's function returned the code in the lower half."""
+    END = 4
+    """Enqueued, but the second event could not be recorded."""
+
+
+_PUSH, _CONTEXT, _POP = int(Road.PUSH), int(Road.CONTEXT), int(Road.POP)
+_GET_DEVICE, _SET_DEVICE = int(Road.GET_DEVICE), int(Road.SET_DEVICE)
+_NUMBER = int(Road.NUMBER)
+_IS_CAPTURING, _RECORD = int(Road.IS_CAPTURING), int(Road.RECORD)
+_ANSWER, _ARGUMENTS = int(Road.ANSWER), int(Road.ARGUMENTS)
+_NOTHING, _START, _CALL, _END = map(int, Step)
+_CALL_CONTEXT = int(Call.CONTEXT)
+_FIXED = 5
+
+_i64 = types.int64
+_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
+_restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
+_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+
+
+@inline
+def _code(word):
+    """Return what a C function returned as its int."""
+    return np.int64(np.int32(word))
+
+
+@inline
+def _call(function, a, b):
+    """Call a driver's function of two arguments; return its code."""
+    return _code(call_words(function, a, b, 0, 0, 0, 0, 0, 0))
+
+
+@inline
+def _result(step, code):
+    return (step << 32) | (code & 0xFFFFFFFF)
+
+
+@inline
+def _put_on_stream(road, call, stream, start, end, function):
+    """Do it all, with the context current."""
+    answer = road + 8 * _ANSWER
+    put(road, _ANSWER, 0)
+    if _call(get(road, _IS_CAPTURING), stream, answer) or get(road, _ANSWER):
+        return _result(_NOTHING, 0)
+    if post(get(call, _CALL_CONTEXT), call):
+        return _result(_NOTHING, 0)
+    code = _call(get(road, _RECORD), start, stream)
+    if code:
+        return _result(_START, code)
+    given = road + 8 * _ARGUMENTS
+    code = _code(
+        call_words(
+            function,
+            get(given, 0),
+            get(given, 1),
+            get(given, 2),
+            get(given, 3),
+            get(given, 4),
+            get(given, 5),
+            get(given, 6),
+            get(given, 7),
+        )
+    )
+    if code:
+        return _result(_CALL, code)
+    code = _call(get(road, _RECORD), end, stream)
+    return _result(_END, code) if code else 0
+
+
+@inline
+def _enter(road):
+    """Make the GPU current; return which was before, as `_leave` wants it, or -1: impossible."""
+    if get(road, _GET_DEVICE) == 0:
+        return -1 if _call(get(road, _PUSH), get(road, _CONTEXT), 0) else 0
+    put(road, _ANSWER, 0)
+    if _call(get(road, _GET_DEVICE), road + 8 * _ANSWER, 0):
+        return -1
+    before = get(road, _ANSWER)
+    if before != get(road, _NUMBER) and _call(get(road, _SET_DEVICE), get(road, _NUMBER), 0):
+        return -1
+    return before
+
+
+@inline
+def _leave(road, before):
+    if get(road, _GET_DEVICE) == 0:
+        _call(get(road, _POP), road + 8 * _ANSWER, 0)
+    elif before != get(road, _NUMBER):
+        _call(get(road, _SET_DEVICE), before, 0)
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def depart_call(self, arguments, n_arguments):
+    """Built-in of ``(call block, stream, start, end, function, *its arguments)``, all integers.
+
+    `self` is a capsule of a road; two threads must not be in it at once. Returns 0, or a `Step` and
+    a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling conventions of
+    x86-64 and arm64 it does not see those beyond its own.
+    """
+    road = capsule_pointer(self, 0)
+    given = road + 8 * _ARGUMENTS
+    for place in range(n_arguments - _FIXED):
+        put(given, place, _as_integer(get(arguments, _FIXED + place)))
+    call, stream = _as_integer(get(arguments, 0)), _as_integer(get(arguments, 1))
+    start, end = _as_integer(get(arguments, 2)), _as_integer(get(arguments, 3))
+    function = _as_integer(get(arguments, 4))
+    thread = _save_thread()
+    before, result = _enter(road), _result(_NOTHING, 0)
+    if before >= 0:
+        result = _put_on_stream(road, call, stream, start, end, function)
+        _leave(road, before)
+    _restore_thread(thread)
+    return new_integer(result)

@@ -1,0 +1,123 @@
+"""A departure in one compiled step: what it calls, with what, and what it says when that fails."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import pytest
+
+from gpucoll.control.call import CallBlock
+from gpucoll.control.departure_entry import Step
+from gpucoll.control.enqueued import EnqueuedCalls
+from gpucoll.types import Collective, ReduceOp
+
+FEW = {"GPUCOLL_CPU_TUNING": "enqueued_records=4"}
+STREAM, START, END = 0x10, 0x20, 0x30
+ADDRESS = 0x7FFF_1234_5678
+ARGUMENTS = (ADDRESS, ADDRESS + 64, 16, 7, 0, 3, 0x40)
+"""Of a function; behind them comes the stream."""
+
+
+class Recorded:
+    """A driver and a library that write down what they are asked."""
+
+    def __init__(self, kind, failing):
+        self.calls = []
+        self.failing = failing
+        self._kind = kind
+        self._functions = {}
+        self._current = 5
+        self.library = self._function("call", 8)
+
+    def _function(self, name, n_arguments):
+        def called(*arguments):
+            self.calls.append((name, *(argument or 0 for argument in arguments)))
+            if name in ("is_capturing", "get"):
+                place = arguments[name == "is_capturing"]
+                value = self.failing == "capture" if name == "is_capturing" else self._current
+                ctypes.c_int.from_address(place).value = value
+                self.calls[-1] = (name,)
+            if name == "pop":
+                self.calls[-1] = (name,)
+            if name == "set":
+                self._current = arguments[0]
+            return 77 if self.failing == (name, sum(call[0] == name for call in self.calls)) else 0
+
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * n_arguments)
+        self._functions[name] = kind(called)
+        return ctypes.cast(self._functions[name], ctypes.c_void_p).value
+
+    def addresses(self):
+        both = {
+            "RECORD": self._function("record", 2),
+            "IS_CAPTURING": self._function("is_capturing", 2),
+        }
+        if self._kind == "rocm":
+            entering = {
+                "GET_DEVICE": self._function("get", 1),
+                "SET_DEVICE": self._function("set", 1),
+            }
+            return {**both, **entering, "NUMBER": 2}
+        entering = {"PUSH": self._function("push", 1), "POP": self._function("pop", 1)}
+        return {**both, **entering, "CONTEXT": 0x99}
+
+
+ENTERED: dict[str, list[tuple]] = {"cuda": [("push", 0x99)], "rocm": [("get",), ("set", 2)]}
+LEFT: dict[str, list[tuple]] = {"cuda": [("pop",)], "rocm": [("set", 5)]}
+WORK: list[tuple] = [
+    ("is_capturing",),
+    ("record", START, STREAM),
+    ("call", *ARGUMENTS, STREAM),
+    ("record", END, STREAM),
+]
+
+
+def depart(comm, kind, failing):
+    """Return what a departure returned, what it called, and whether it was posted."""
+    calls = EnqueuedCalls(comm._group)
+    block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
+    block.set_arrays((16,), 0, 0)
+    calls.poster(block)
+    recorded: Any = Recorded(kind, failing)
+    given = block.words.ctypes.data, STREAM, START, END, recorded.library, *ARGUMENTS, STREAM
+    before = calls.sequence
+    result = calls.departer(recorded)(*given)
+    return result, recorded.calls, calls.sequence - before
+
+
+@pytest.mark.parametrize("kind", ["cuda", "rocm"])
+@pytest.mark.parametrize(
+    ("failing", "step", "code", "n_done", "posted"),
+    [
+        (None, 0, 0, 4, 1),
+        ("capture", Step.NOTHING, 0, 1, 0),
+        (("is_capturing", 1), Step.NOTHING, 0, 1, 0),
+        (("record", 1), Step.START, 77, 2, 1),
+        (("call", 1), Step.CALL, 77, 3, 1),
+        (("record", 2), Step.END, 77, 4, 1),
+    ],
+)
+def test_how_far_it_gets(ranks, kind, failing, step, code, n_done, posted):
+    (found,) = ranks.call(1, depart, kind, failing, environment=FEW)
+    expected = [*ENTERED[kind], *WORK[:n_done], *LEFT[kind]]
+    assert found == ((step << 32) | code, expected, posted)
+
+
+@pytest.mark.parametrize(("kind", "failing"), [("cuda", "push"), ("rocm", "get"), ("rocm", "set")])
+def test_a_device_that_does_not_become_current(ranks, kind, failing):
+    ((result, calls, posted),) = ranks.call(1, depart, kind, (failing, 1), environment=FEW)
+    assert result >> 32 == Step.NOTHING
+    assert calls[-1][0] == failing
+    assert posted == 0
+
+
+def depart_when_full(comm):
+    found = [depart(comm, "cuda", None) for _ in range(5)]
+    return [result >> 32 for result, _, _ in found], found[-1][1]
+
+
+def test_a_full_ring_is_left_to_python(ranks):
+    ((steps, calls),) = ranks.call(1, depart_when_full, environment=FEW)
+    assert steps == [0, 0, 0, 0, Step.NOTHING]
+    assert calls == [*ENTERED["cuda"], WORK[0], *LEFT["cuda"]]

@@ -1,0 +1,458 @@
+"""Calls of a kind that was made before, and plans: fast, and as strict as the first one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+
+import numpy as np
+import pytest
+from tests.faults.test_ends import until
+from tests.gpu.conftest import EVERYWHERE
+
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+    StateError,
+)
+from gpucoll.types import ReduceOp
+
+COUNT = 1000
+
+
+def full(kit, value, count=COUNT, dtype="float32"):
+    values = np.full(count, value, dtype)
+    return kit.seen_as(kit.bytes_of(values.view(np.uint8)), (count,), dtype)
+
+
+class Counted:
+    """How many calls went in one compiled step since this was made."""
+
+    def __init__(self, comm):
+        self._issuer = comm._gpu._connected.issuer
+        self._whole, self._depart = 0, self._issuer._depart
+        self._issuer._depart = self._call
+
+    def _call(self, *arguments):
+        result = self._depart(*arguments)
+        self._whole += result == 0
+        return result
+
+    def take(self):
+        """Return it, and begin again."""
+        found, self._whole = self._whole, 0
+        return found
+
+
+def warm(comm, kit, times=8):
+    """Make the events and the recipe of an all_reduce that many calls at once need."""
+    x = full(kit, 0)
+    for _ in range(times):
+        comm.all_reduce(x, out=x)
+    comm.check()
+    return Counted(comm)
+
+
+# --- the results are those of the long way --------------------------------------------------------
+
+
+def repeat_every_kind(comm, kit):
+    """Make each call three times on new arrays; the first goes the long way, the last does not."""
+    size, rank = comm.world_size, comm.rank
+    counted = warm(comm, kit)
+    total = float(sum(range(1, size + 1)))
+    results = []
+
+    def three(call, expected, is_known=True):
+        for place in range(3):
+            comm.check()  # so that there are events
+            counted.take()
+            found = kit.read(call(float(place + 1)))
+            results.append(np.array_equal(found, np.asarray(expected, found.dtype) * (place + 1)))
+        results.append(counted.take() == is_known)
+
+    def mine(scale, count=COUNT):
+        return full(kit, scale * (rank + 1), count)
+
+    def in_place(scale):
+        x = mine(scale)
+        return comm.all_reduce(x, out=x)
+
+    def from_the_last(scale):
+        x = mine(scale)
+        return comm.broadcast(x, root=size - 1, out=x)
+
+    everyone = np.repeat(np.arange(1, size + 1), COUNT)
+    three(in_place, np.full(COUNT, total))
+    three(lambda s: comm.all_reduce(mine(s)), np.full(COUNT, total))
+    three(lambda s: comm.all_reduce(mine(s), out=full(kit, -1)), np.full(COUNT, total))
+    three(lambda s: comm.all_reduce(mine(s), "max"), np.full(COUNT, size))
+    three(lambda s: comm.all_reduce(mine(s), ReduceOp.MIN), np.full(COUNT, 1))
+    three(lambda s: comm.all_reduce(mine(s), async_op=True).wait(), np.full(COUNT, total))
+    three(lambda s: comm.all_gather(mine(s)), everyone)
+    three(from_the_last, np.full(COUNT, size))
+    three(lambda s: comm.reduce_scatter(mine(s, 4 * size), out=full(kit, -1, 4)), np.full(4, total))
+    # These are more than one function of the library's, or have an op that is made for them.
+    three(lambda s: comm.scan(mine(s)), np.full(COUNT, (rank + 1) * (rank + 2) / 2), False)
+    doubled = ReduceOp.scaled_sum(2.0)
+    three(lambda s: comm.all_reduce(mine(s), doubled), np.full(COUNT, 2 * total), False)
+    return results
+
+
+@EVERYWHERE
+def test_every_kind_of_call_again(gpus):
+    for results in gpus.call(3, repeat_every_kind):
+        assert results == [True] * len(results)
+
+
+def mix_kinds(comm, kit):
+    """Use what the calls have in common with others: dtype, shape, stream, place of the output."""
+    counted, size, right = warm(comm, kit), comm.world_size, []
+    for _ in range(3):
+        for dtype in ("float32", "float64", "int32"):
+            for count in (1, 7, COUNT):
+                x = full(kit, 2, count, dtype)
+                comm.check()
+                right.append(np.all(kit.read(comm.all_reduce(x, out=x)) == 2 * size))
+    right.append(counted.take() >= 2 * 3 * 3)
+    memory = full(kit, 1, 4 * COUNT)
+    left, overlapping = memory[:COUNT], memory[COUNT // 2 : COUNT // 2 + COUNT]
+    for _ in range(2):
+        apart = memory[2 * COUNT : 3 * COUNT]
+        right.append(np.all(kit.read(comm.all_reduce(left, out=apart)) == size))
+    with pytest.raises(ArgumentError, match="out overlaps x"):
+        comm.all_reduce(left, out=overlapping)
+    same = memory[:COUNT]  # another object, the same memory: in place
+    right.append(np.all(kit.read(comm.all_reduce(left, out=same)) == size))
+    stream = kit.stream()
+    for _ in range(3):
+        with stream:
+            x = full(kit, 3)
+            right.append(np.all(kit.read(comm.all_reduce(x, out=x)) == 3 * size))
+        x = full(kit, 3)
+        right.append(np.all(kit.read(comm.all_reduce(x, out=x)) == 3 * size))
+    return [bool(item) for item in right]
+
+
+@EVERYWHERE
+def test_nothing_is_taken_for_what_it_is_not(gpus):
+    for results in gpus.call(2, mix_kinds):
+        assert results == [True] * len(results)
+
+
+# --- bad input stays bad --------------------------------------------------------------------------
+
+
+def give_bad_arguments(comm, kit):
+    warm(comm, kit)
+    x, out = full(kit, 1), full(kit, 0)
+    for root in (0, 0):
+        comm.broadcast(x, root=root)
+    comm.all_reduce(x, out=out)
+    comm.all_reduce(x, out=out)
+    refused = [
+        (ArgumentTypeError, "root must be an int", lambda: comm.broadcast(x, root=False)),
+        (ArgumentError, "root must be in", lambda: comm.broadcast(x, root=7)),
+        (ArgumentError, "op", lambda: comm.all_reduce(x, "mean", out=out)),
+        (ArgumentError, "op must be a ReduceOp", lambda: comm.all_reduce(x, ["sum"], out=out)),
+        (
+            ArgumentTypeError,
+            "out has dtype",
+            lambda: comm.all_reduce(x, out=full(kit, 0, COUNT, "int32")),
+        ),
+        (ArgumentError, "out has shape", lambda: comm.all_reduce(x, out=full(kit, 0, 9))),
+        (
+            ArgumentTypeError,
+            "out must be of x's library",
+            lambda: comm.all_reduce(x, out=np.zeros(COUNT)),
+        ),
+        (
+            ArgumentError,
+            "timeout_s must be positive",
+            lambda: comm.all_reduce(x, out=out, timeout_s=0),
+        ),
+    ]
+    for error, text, call in refused:
+        with pytest.raises(error, match=text):
+            call()
+    rows = kit.seen_as(kit.bytes_of(np.ones(4 * COUNT, np.uint8)), (COUNT, 1), "float32")
+    return kit.read(comm.all_reduce(x, out=rows)).shape, kit.read(comm.all_reduce(x))[0]
+
+
+@EVERYWHERE
+def test_bad_arguments_are_refused_as_the_first_time(gpus):
+    size = gpus.world(2)
+    assert gpus.call(2, give_bad_arguments) == [((COUNT, 1), float(size))] * size
+
+
+def give_freed_memory(comm, kit):
+    counted = warm(comm, kit)
+    x = full(kit, 1)
+    address, x.data.ptr = x.data.ptr, 0
+    with pytest.raises(ArgumentError, match="has no memory: was it freed"):
+        comm.all_reduce(x, out=x)
+    x.data.ptr = address
+    counted.take()
+    return kit.read(comm.all_reduce(x, out=x))[0], counted.take()
+
+
+def test_an_array_without_memory(gpus):
+    assert gpus.call(2, give_freed_memory) == [(2.0, 1)] * 2
+
+
+# --- what is not as usual -------------------------------------------------------------------------
+
+
+def capture(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        counted = warm(comm, kit)
+        x, planned = full(kit, 1), full(kit, 1)
+        plan = comm.plan_all_reduce(planned, out=planned)
+        stream = kit.stream()
+        with stream:  # so that it is known
+            comm.all_reduce(full(kit, 0))
+        comm.check()
+        counted.take()
+        with stream, rank.control.captured(stream.ptr) as graph:
+            comm.all_reduce(x, out=x)
+            plan()
+            with pytest.raises(ArgumentError, match="captured graph"):
+                comm.all_reduce(x)
+        whole = counted.take()
+        for _ in range(2):
+            graph.launch(stream.ptr)
+        stream.synchronize()
+        graph.close()
+        comm.check()
+        return whole, kit.read(x)[0], kit.read(planned)[0]
+
+
+def test_a_capture_goes_the_long_way(gpus):
+    assert gpus.call_ranks(2, capture) == [(0, 4.0, 4.0)] * 2
+
+
+def collect(comm, kit):
+    """Calls in a group are made at its end, whatever was made before it."""
+    warm(comm, kit)
+    x, planned = full(kit, 1), full(kit, 1)
+    plan = comm.plan_all_reduce(planned, out=planned)
+    with comm.group():
+        comm.all_reduce(x, out=x)
+        plan()
+        before = kit.read(x)[0]
+    return before, kit.read(x)[0], kit.read(planned)[0]
+
+
+@EVERYWHERE
+def test_in_a_group(gpus):
+    size = gpus.world(2)
+    assert gpus.call(2, collect) == [(1.0, float(size), float(size))] * size
+
+
+def outlive(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        with rank.control.held():
+            x = full(kit, 3)
+            alive = weakref.ref(x._memory)
+            comm.all_reduce(x, out=x)
+            del x
+            gc.collect()
+            first = alive() is not None
+        comm.check()
+        until(lambda: alive() is None)
+        return first
+
+
+def test_arrays_live_until_their_work_is_done(gpus):
+    assert gpus.call_ranks(2, outlive) == [True] * 2
+
+
+def after_the_end(rank):
+    comm = rank.init()
+    kit = rank.kit
+    warm(comm, kit)
+    x = full(kit, 1)
+    plan = comm.plan_all_reduce(x, out=x)
+    plan()
+    comm.close()
+    for call in (plan, lambda: comm.all_reduce(x, out=x)):
+        with pytest.raises(StateError, match="is closed"):
+            call()
+    return rank.control.communicators
+
+
+def test_after_close(gpus):
+    assert gpus.call_ranks(2, after_the_end) == [0] * 2
+
+
+def in_a_fork(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        x = full(kit, 1)
+        plan = comm.plan_all_reduce(x, out=x)
+        child = os.fork()
+        if not child:
+            refused = 0
+            calls = [plan]
+            calls += [lambda: comm.all_reduce(x), lambda: comm.all_reduce(x, async_op=True)]
+            for call in calls:
+                try:
+                    call()
+                except StateError as error:
+                    refused += "forked" in str(error)
+            os._exit(refused)
+        _, status = os.waitpid(child, 0)
+        plan()
+        return os.waitstatus_to_exitcode(status), kit.read(x)[0]
+
+
+def test_in_a_forked_child(gpus):
+    assert gpus.call_ranks(2, in_a_fork) == [(3, 2.0)] * 2
+
+
+def in_two_threads(comm, kit):
+    warm(comm, kit)
+    x = full(kit, 1)
+    plan = comm.plan_all_reduce(x, out=x)
+    found = []
+
+    def other():
+        for call in (plan, lambda: comm.all_reduce(x, out=x)):
+            try:
+                call()
+            except StateError as error:
+                found.append("another thread" in str(error))
+
+    with comm._gpu._alone():
+        thread = threading.Thread(target=other)
+        thread.start()
+        thread.join()
+    return found
+
+
+def test_a_second_thread_is_refused(gpus):
+    assert gpus.call(2, in_two_threads) == [[True, True]] * 2
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+
+
+def make_different_calls(rank, kind):
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        x, y = full(kit, 1), full(kit, 1, 9)
+        plans = comm.plan_all_reduce(x, out=x), comm.plan_all_reduce(y, out=y)
+        comm.all_reduce(y, out=y)
+        comm.check()
+        if kind == "plan":
+            plans[rank.rank == 1]()
+        else:
+            z = y if rank.rank == 1 else x
+            comm.all_reduce(z, out=z)
+        comm.check()
+
+
+def differ(rank, kind):
+    with pytest.raises(MismatchError, match="rank"):
+        make_different_calls(rank, kind)
+    return rank.control.communicators
+
+
+@pytest.mark.parametrize("kind", ["plan", "call"])
+def test_ranks_that_differ(gpus, kind):
+    assert gpus.call_ranks(3, differ, kind) == [0] * 3
+
+
+def come_or_not(rank, kind):
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        x = full(kit, 1)
+        plan = comm.plan_all_reduce(x, out=x)
+        comm._group.timeout_s = 0.2
+        if rank.rank == 0 and kind == "plan":
+            plan()
+        elif rank.rank == 0:
+            comm.all_reduce(x, out=x)
+        else:
+            issuer = comm._gpu._connected.issuer
+            until(lambda: issuer.look() or issuer.failure is not None)
+        comm.check()
+
+
+def come_late(rank, kind):
+    with pytest.raises(DeadlineError if rank.rank == 0 else GpucollError):
+        come_or_not(rank, kind)
+    return rank.control.communicators
+
+
+@pytest.mark.parametrize("kind", ["plan", "call"])
+def test_a_rank_that_does_not_come(gpus, kind):
+    assert gpus.call_ranks(2, come_late, kind) == [0] * 2
+
+
+def refuse(rank, kind, plans):
+    """The library refuses the call on one rank: the others hear of it."""
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        x = full(kit, 1)
+        plan = comm.plan_all_reduce(x, out=x)
+        plans.append(plan)
+        comm.barrier()
+        if rank.rank == 0:
+            rank.control.fail_at(1, code=3, function="ncclAllReduce")
+        if kind == "plan":
+            plan()
+        else:
+            comm.all_reduce(x, out=x)
+        comm.check()
+
+
+def fail_inside(rank, kind):
+    plans: list = []
+    with pytest.raises(BackendError if rank.rank == 0 else GpucollError) as caught:
+        refuse(rank, kind, plans)
+    rank.control.fail_at(0, code=0)
+    with pytest.raises(GpucollError):
+        plans[0]()
+    return "ncclAllReduce" in str(caught.value), rank.control.communicators
+
+
+@pytest.mark.parametrize("kind", ["plan", "call"])
+def test_the_library_refuses(gpus, kind):
+    (named, left), (_, left_too) = gpus.call_ranks(2, fail_inside, kind)
+    assert named
+    assert left == left_too == 0
+
+
+def be_in_progress(rank):
+    """The library is still busy when its function returns: it is waited for, then marked."""
+    with rank.init() as comm:
+        kit = rank.kit
+        counted = warm(comm, kit)
+        x = full(kit, 1)
+        plan = comm.plan_all_reduce(x, out=x)
+        with rank.control.library_set(polls=5):
+            for _ in range(3):
+                plan()
+                comm.all_reduce(x, out=x)
+        comm.check()
+        busy = counted.take()
+        plan()
+        return busy, counted.take(), kit.read(x)[0]
+
+
+def test_a_library_in_progress(gpus):
+    assert gpus.call_ranks(2, be_in_progress) == [(0, 1, 128.0)] * 2
