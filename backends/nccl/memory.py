@@ -13,6 +13,7 @@ interpreter's end nothing is called any more: the driver takes everything back w
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import os
@@ -158,7 +159,12 @@ class Registrations:
         if process != os.getpid():  # a forked child: the GPU's memory is the parent's
             return
         self._dead.append((address, held))
-        if self._is_closed:
+        if self._is_closed:  # nobody else will; not here, where it might wait for what hangs
+            with contextlib.suppress(RuntimeError):  # at the interpreter's end there are no threads
+                _thread.start_new_thread(self._collect_later, ())  # takes no lock, as Thread does
+
+    def _collect_later(self) -> None:
+        with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
             self.collect()
 
     def collect(self, lock: AbstractContextManager[Any] = UNGUARDED) -> None:
