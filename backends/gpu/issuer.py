@@ -388,7 +388,13 @@ class Issuer:
                 return
             oldest = flight or next((line[0] for line in self._flights.values() if line), None)
             has_begun = oldest is None or oldest.begun_s
-            if time.monotonic() - begun_s > limit_s and (timeout_s is not None or not has_begun):
+            is_late = time.monotonic() - begun_s > limit_s
+            if is_late and timeout_s is None and (oldest is None or oldest.is_passed):
+                # This rank's part is over: only another rank's call is waited for.
+                mine, sequence = self.group.rank, self.calls.compared + 1
+                self._give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
+                continue
+            if is_late and (timeout_s is not None or not has_begun):
                 name = oldest.name if oldest else "a call on GPU arrays"
                 raise DeadlineError(
                     f"rank {self.group.rank} of {self.group.world_size} waited {limit_s:g} s for "

@@ -163,6 +163,24 @@ def test_a_deadline_names_the_late_rank(gpus, way):
     assert "waited 0.3 s" in str(first) + str(other)
 
 
+def come_too_late_where_nothing_moves(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        if comm.rank == 1:
+            until(lambda: is_broken(comm))
+            comm.check()
+        comm.all_reduce(ones(kit, 0))
+        comm.check()
+
+    return counted(rank, calls, timeout_s=0.5)
+
+
+def test_a_late_rank_is_found_where_this_ranks_part_is_over(gpus):
+    for error in errors(gpus.replies(2, come_too_late_where_nothing_moves)):
+        assert isinstance(error, DeadlineError), error
+        assert "rank 1 had not made this call" in str(error)
+
+
 def hang_on_the_gpu(rank):
     def calls(comm, kit):
         with rank.control.library_set(hang_at=2):
