@@ -44,6 +44,34 @@ def test_use_after_close(comm):
     assert repr(comm) == f"<gpucoll.Communicator rank {comm.rank} of 2 closed>"
 
 
+def message(comm):
+    comm.send(x(), 0) if comm.rank else comm.recv(x(), 1)
+
+
+@pytest.mark.parametrize(
+    "use", [USES["all_reduce"], USES["barrier"], lambda c: c.all_reduce([x(), x()]), message]
+)
+@pytest.mark.ranks(2)
+def test_other_threads_run_while_a_short_call_waits(comm, use):
+    """Rank 1 comes only when a thread of rank 0, which waits for it, has told it to."""
+    use(comm)  # the compiled road knows it
+    with comm.duplicate() as other:
+        if comm.rank == 1:
+            other.barrier()
+            use(comm)
+            return
+
+        def call_rank_1():
+            while not comm._group.is_running:
+                pass
+            other.barrier()
+
+        thread = threading.Thread(target=call_rank_1)
+        thread.start()
+        use(comm)
+        thread.join()
+
+
 @pytest.mark.ranks(2)
 def test_a_second_thread_is_refused(comm):
     comm.all_reduce(x())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,7 +108,7 @@ class Courier:
         start = Context.MESSAGE_ROWS
         rows = self._group.context[start : start + _WORDS * len(requests)]
         table = rows.reshape(len(requests), _WORDS).copy()
-        begun_ns = int(self._group.context[Context.START_NS])
+        begun_ns = int(self._group.context[Context.START_NS]) or time.monotonic_ns()
         self._run_rows(list(requests), table, lambda _: None, None, lambda: (begun_ns, None))
 
     def _run_rows(

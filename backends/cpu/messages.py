@@ -50,13 +50,16 @@ from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import exchange64, get, load64, load64_acquire, pause, put
 from gpucoll.transport import layout
 from gpucoll.transport.flags import (
+    FIRST_SPINS,
     begin_to_sleep,
     end_sleep,
     event_pending,
     give_up,
     is_aborted,
     look_around,
+    release_interpreter,
     sleep_until_rung,
+    start_clock,
     yield_once,
 )
 from gpucoll.transport.layout import (
@@ -425,6 +428,7 @@ def _wait_for_bell(context, table, count, takes_more):
     Return how many operations moved, or a negative status.
     """
     bell = get(context, _BELLS) + get(context, RANK) * LINE
+    start_clock(context)
     seen = begin_to_sleep(bell)
     moved, _ = _step(context, table, count)
     is_needed = _unwanted_sender(context, table, count) >= 0
@@ -455,7 +459,8 @@ def _wait_for_bell(context, table, count, takes_more):
 def message_loop(context, call):
     """Run the call's table of operations until all are done; return a status.
 
-    The deadline counts from `Context.START_NS`, which is the caller's: it may go on with a table.
+    The deadline counts from `Context.START_NS`, or from when it first sleeps if that is 0: a caller
+    may go on with a table.
     """
     table, count = get(call, _TRANSFERS), get(call, _N_TRANSFERS)
     if event_pending(context) and (is_aborted(context) or not _has_started(table, count)):
@@ -482,6 +487,8 @@ def message_loop(context, call):
                 _note(context, table, count)
                 status = look_around(context, _ABORT_DEADLINE)  # they may come without end
                 return _ASIDE if status == OK else status
+        if turns >= FIRST_SPINS:
+            release_interpreter(context)
         if turns <= get(context, _SPINS):
             pause()
         elif turns <= get(context, _SPINS) + get(context, _YIELDS):

@@ -31,7 +31,6 @@ from gpucoll.point_to_point import PointToPoint
 from gpucoll.postman import Postman
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.rendezvous.job import Job
-from gpucoll.transport.layout import Status
 from gpucoll.types import Collective
 from gpucoll.work import Work, WorkQueue
 
@@ -61,6 +60,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         self._wish = wish
         self._host_refusal = "" if choice.host.backend else choice.host.reason
         self._channel = ControlChannel(group)
+        self._run_barrier = self._channel.run_barrier
         self._queue = WorkQueue(group.set_pending)
         self._entering = threading.Lock()
         self._grouped = None
@@ -72,8 +72,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when every rank has called it."""
         if timeout_s is None:
-            status = self._channel.run_barrier()
-            if status == Status.OK:
+            if not (status := self._run_barrier()):
                 return
             self._raise_status(status)
         self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s, lasting=None)

@@ -15,7 +15,6 @@ from gpucoll.transport import layout
 from gpucoll.transport.flags import (
     behind,
     event_pending,
-    now_ns,
     signal,
     signal_header,
     wait,
@@ -64,12 +63,7 @@ SHOWN_DIMENSIONS, SHOWN_COUNTS = layout.SHOWN_DIMENSIONS, layout.SHOWN_COUNTS
 _R_SEQUENCE, _R_COLLECTIVE = int(Record.SEQUENCE), int(Record.COLLECTIVE)
 _R_OPERATION, _R_DTYPE, _R_ROOT = int(Record.OPERATION), int(Record.DTYPE), int(Record.ROOT)
 _R_COUNT, _R_SIZE_BYTES, _R_STATE = int(Record.COUNT), int(Record.SIZE_BYTES), int(Record.STATE)
-_R_PARAMETER, _R_START_NS, _R_END_NS = (
-    int(Record.PARAMETER),
-    int(Record.START_NS),
-    int(Record.END_NS),
-)
-_R_DIMENSIONS = int(Record.DIMENSIONS)
+_R_PARAMETER, _R_DIMENSIONS = int(Record.PARAMETER), int(Record.DIMENSIONS)
 _R_N_COUNTS, _R_COUNTS = int(Record.N_COUNTS), int(Record.COUNTS)
 
 
@@ -115,16 +109,8 @@ def record_of(context, sequence):
 
 
 @inline
-def _write_record(context, call, sequence):
+def fill_record(record, call, sequence):
     """Say in the segment what this rank is about to do: read when something goes wrong."""
-    start_ns = now_ns(context)
-    put(context, START_NS, start_ns)
-    fill_record(record_of(context, sequence), call, sequence, start_ns)
-
-
-@inline
-def fill_record(record, call, sequence, start_ns):
-    """Describe a call in a record."""
     put(record, _R_STATE, STARTED)
     put(record, _R_COLLECTIVE, get(call, COLLECTIVE))
     put(record, _R_OPERATION, get(call, OPERATION))
@@ -133,7 +119,6 @@ def fill_record(record, call, sequence, start_ns):
     put(record, _R_COUNT, get(call, COUNT))
     put(record, _R_SIZE_BYTES, get(call, SIZE_BYTES))
     put(record, _R_PARAMETER, get(call, PARAMETER_BITS))
-    put(record, _R_START_NS, start_ns)
     for place in range(SHOWN_DIMENSIONS + 1):
         put(record, _R_DIMENSIONS + place, get(call, DIMENSIONS + place))
     put(record, _R_N_COUNTS, get(call, N_COUNTS))
@@ -190,7 +175,8 @@ def begin(context, call):
         return EVENT
     sequence = np.int64(np.int32(get(context, SEQUENCE) + 1))
     put(context, SEQUENCE, sequence)
-    _write_record(context, call, sequence)
+    put(context, START_NS, 0)
+    fill_record(record_of(context, sequence), call, sequence)
     if get(context, UNVERIFIED_COUNT) >= RING - 1:
         status = verify(context)
         if status != OK:
@@ -252,9 +238,7 @@ def signal_done(context):
 @inline
 def close_record(context):
     """Write the end of the call into its record."""
-    record = record_of(context, get(context, SEQUENCE))
-    put(record, _R_END_NS, now_ns(context))
-    put(record, _R_STATE, DONE)
+    put(record_of(context, get(context, SEQUENCE)), _R_STATE, DONE)
 
 
 @inline

@@ -86,7 +86,7 @@ def post(context, call):
     if _is_full(context, sequence):
         return _MORE
     record = _record_of(context, get(context, RANK), sequence)
-    fill_record(record, call, sequence, 0)
+    fill_record(record, call, sequence)
     put(record, _SENT, get(call, _CALL_SENT))
     put(record, _RECEIVED, get(call, _CALL_RECEIVED))
     exchange64(record + 8 * _HEADER, (get(call, DIGEST) << 32) | (sequence & 0xFFFFFFFF))

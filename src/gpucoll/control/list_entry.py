@@ -32,7 +32,7 @@ from gpucoll.control.entry import (
     is_usable,
     mix,
     new_reference,
-    run_without_gil,
+    run,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
@@ -169,7 +169,7 @@ def direct_list(self, arguments, n_arguments):
         outs = get(arguments, 1)
         call = _prepare_list(table, get(arguments, 0), outs, get(arguments, 2))
         if call != 0:
-            status = run_without_gil(context, call)
+            status = run(context, call, get(call, SIZE_BYTES))
             if status == _OK:
                 return new_reference(outs)
             if status == _SIGNAL:

@@ -29,11 +29,10 @@ from gpucoll.control.entry import (
     count_elements,
     find_call,
     new_reference,
-    run_without_gil,
+    run,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
-from gpucoll.transport.flags import start_clock
 from gpucoll.transport.layout import (
     MESSAGE_DIMENSIONS,
     TRANSFER_WORDS,
@@ -49,7 +48,11 @@ from gpucoll.types import TAGS
 
 _STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
 _IDLE, _OK, _SIGNAL = int(State.IDLE), int(Status.OK), int(Status.SIGNAL)
-_NOT_RUN, _ITEM_BYTES = int(Status.NOT_RUN), int(Call.ITEM_BYTES)
+_START_NS, _NOT_RUN, _ITEM_BYTES = (
+    int(Context.START_NS),
+    int(Status.NOT_RUN),
+    int(Call.ITEM_BYTES),
+)
 _i64 = types.int64
 _MESSAGE_ROW, _UNEXPECTED = int(Context.MESSAGE_ROWS), int(Context.UNEXPECTED)
 _N_TRANSFERS, _MISFIT = int(Call.N_TRANSFERS), int(Status.MISFIT)
@@ -143,6 +146,12 @@ def _prepare_messages(table, arguments, n_arguments):
 
 
 @inline
+def _largest_bytes(row, count):
+    second = get(row, TRANSFER_WORDS + _T_SIZE_BYTES) if count == 2 else 0
+    return max(get(row, _T_SIZE_BYTES), second)
+
+
+@inline
 def _all_done(row, count):
     """Return whether no message was a misfit."""
     n_done = 0
@@ -164,10 +173,10 @@ def direct_message(self, arguments, n_arguments):
     if is_known and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
         call = _prepare_messages(table, arguments, n_arguments)
         if call != 0:
-            start_clock(context)
-            status = run_without_gil(context, call)
-            row = context + 8 * _MESSAGE_ROW
-            if status == _OK and _all_done(row, get(call, _N_TRANSFERS)):
+            put(context, _START_NS, 0)
+            row, count = context + 8 * _MESSAGE_ROW, get(call, _N_TRANSFERS)
+            status = run(context, call, _largest_bytes(row, count))
+            if status == _OK and _all_done(row, count):
                 return new_reference(get(arguments, 0 if n_arguments == 3 else 3))
             if status == _SIGNAL:
                 return 0

@@ -56,6 +56,8 @@ TIME_SLICE_NS = 500_000
 SLEEPY_WAITS = 1000
 """So many waits sleep at once after that: a lost slice of 3 ms costs each of them 3 us."""
 NANOSECONDS = 1_000_000_000
+FIRST_SPINS = 64
+"""So often a wait looks before it lets other Python threads run: about 3 us."""
 
 # Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
 _SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
@@ -72,6 +74,7 @@ _RANK, _WORLD_SIZE, _SEQUENCE = (
 _STATUS_LINES, _POLL_FDS = int(Context.STATUS_LINES), int(Context.POLL_FDS)
 _START_NS, _TIMEOUT_NS = int(Context.START_NS), int(Context.TIMEOUT_NS)
 _RAISED, _WAIT_LONG = int(Context.RAISED), int(Context.WAIT_LONG)
+INTERPRETER, HELD = int(Context.INTERPRETER), 1
 _OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
 _DEADLINE, _LOST, _SIGNAL = int(Status.DEADLINE), int(Status.LOST), int(Status.SIGNAL)
 _ABORT_DEADLINE, _ABORT_LOST = int(Abort.DEADLINE), int(Abort.LOST)
@@ -81,6 +84,7 @@ _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _poll = types.ExternalFunction("poll", types.int32(_i64, _i64, types.int32))
+_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
 _give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
 _check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
@@ -143,8 +147,18 @@ def is_aborted(context):
 
 @inline
 def start_clock(context):
-    """Let the deadline of what follows count from now."""
-    put(context, _START_NS, now_ns(context))
+    """Let the deadline of this call count from now, unless it does so already; return the time."""
+    time_ns = now_ns(context)
+    if get(context, _START_NS) == 0:
+        put(context, _START_NS, time_ns)
+    return time_ns
+
+
+@inline
+def release_interpreter(context):
+    """Let other Python threads run, if this call still keeps them from it."""
+    if get(context, INTERPRETER) == HELD:
+        put(context, INTERPRETER, _save_thread())
 
 
 @inline
@@ -247,7 +261,7 @@ def look_around(context, deadline_code):
         put(context, _LOST_RANK, lost)
         give_up(context, _ABORT_LOST, lost)
         return _LOST
-    if now_ns(context) - get(context, _START_NS) > get(context, _TIMEOUT_NS):
+    if start_clock(context) - get(context, _START_NS) > get(context, _TIMEOUT_NS):
         give_up(context, deadline_code, get(context, _RANK))
         return _DEADLINE
     return _OK
@@ -280,14 +294,19 @@ def _yield_until(context, address, value):
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64))
 def wait_long(context, address, waiters, value, rank):
-    """Yield, then sleep in slices with a look around after each.
+    """Spin on, yield, then sleep in slices with a look around after each.
 
     A C function of its own, so that it is compiled once and not into every place that waits.
     """
+    release_interpreter(context)
+    for _ in range(get(context, _SPINS) - FIRST_SPINS):
+        pause()
+        if not behind(load32_acquire(address), value):
+            return _OK
     if _yield_until(context, address, value):
         return _OK
     put(context, _WAITED_RANK, rank)
-    look_ns = now_ns(context) + get(context, _SLICE_NS)
+    look_ns = start_clock(context) + get(context, _SLICE_NS)
     while True:
         _sleep_slice(context, address, waiters, value)
         if not behind(load32_acquire(address), value):
@@ -306,7 +325,7 @@ def wait_counter(context, address, waiters, value, rank):
     """Wait until the 32-bit counter at `address` has reached `value`; return a status."""
     if not behind(load32_acquire(address), value):
         return _OK
-    for _ in range(get(context, _SPINS)):
+    for _ in range(min(get(context, _SPINS), FIRST_SPINS)):
         pause()
         if not behind(load32_acquire(address), value):
             return _OK

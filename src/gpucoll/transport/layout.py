@@ -162,8 +162,6 @@ class Record(IntEnum):
     SIZE_BYTES = 6
     STATE = 7
     PARAMETER = 8
-    START_NS = 9
-    END_NS = 10
     DIMENSIONS = 11
     DIMENSION = 12  # four of them; further ones are in the digest only
     N_COUNTS = 16
@@ -269,7 +267,7 @@ class Context(IntEnum):
     ENQUEUED_SEEN = 114  # up to where all ranks have compared, when last looked at
     ENQUEUED_LATE = 115  # who has not posted the call that is compared next, or -1
     UNVERIFIED_COUNT = 35
-    START_NS = 36
+    START_NS = 36  # since when this call waits; 0 before it does
     TIMEOUT_NS = 37
     POLL_FDS = 38
     LOST_RANK = 39
@@ -281,6 +279,7 @@ class Context(IntEnum):
     CLOCK = 45  # 2 words
     FUTEX_TIMEOUT = 47  # 2 words
     RAISED = 49  # 3 words
+    INTERPRETER = 116  # 1: this call holds it; the thread's state: given away meanwhile; 0
 
 
 CONTEXT_WORDS = 120
