@@ -50,7 +50,6 @@ from gpucoll.control.calls import (
     arena_offset,
     begin,
     close_record,
-    header_word,
     leave_unverified,
     payload_of,
     post,
@@ -62,10 +61,11 @@ from gpucoll.control.calls import (
     swapped_payload_of,
     wait_all_arrived,
     wait_all_done,
+    wait_arrived,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
-from gpucoll.transport.flags import event_pending, wait, wait_header
+from gpucoll.transport.flags import event_pending, wait
 from gpucoll.transport.layout import Call, Context, Flow, Path
 
 _ONE_SHOT_BYTES, _ROOTED_BYTES = int(Context.ONE_SHOT_BYTES), int(Context.ROOTED_BYTES)
@@ -319,11 +319,7 @@ def _move_small(context, call):
         leave_unverified(context)
         return OK
     if get(call, _FLOW) == _FROM_ROOT:
-        slot = slot_of(context, get(context, SEQUENCE), get(call, ROOT))
-        word = header_word(call, get(context, SEQUENCE))
-        status = wait_header(context, slot, word, get(call, ROOT))
-        if status == MISMATCH:
-            status = wait_all_arrived(context, call)  # the error names every odd rank
+        status = wait_arrived(context, call, get(call, ROOT))
         if status != OK:
             return status
         leave_unverified(context)

@@ -1,8 +1,9 @@
 """all_reduce, reduce, scan and exclusive_scan within a host: one-shot, staged or symmetric.
 
-They differ in which inputs make whose result (`tables.n_inputs`). Which way a call takes is decided
-alike on every rank: what a rank cannot know of the others (is their buffer in shared memory?) comes
-with their header, so after the arrival of all no further round is needed.
+They differ in which inputs make whose result (`tables.n_inputs`). In a small one but for all_reduce
+a rank waits only for those whose input it needs. Which way a call takes is decided alike on every
+rank: what a rank cannot know of the others (is their buffer in shared memory?) comes with their
+header, so after the arrival of all no further round is needed.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ from gpucoll.control.calls import (
     swapped_payload_of,
     wait_all_arrived,
     wait_all_done,
+    wait_arrived,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
@@ -69,8 +71,8 @@ _SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
 _LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
 _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
 _SINGLE_COPY, PREPARES = int(Path.SINGLE_COPY), int(Call.PREPARES)
-_REDUCE, _EXCLUSIVE_SCAN = int(Collective.REDUCE), int(Collective.EXCLUSIVE_SCAN)
-_SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
+_REDUCE, _SCAN = int(Collective.REDUCE), int(Collective.SCAN)
+_EXCLUSIVE_SCAN = int(Collective.EXCLUSIVE_SCAN)
 _PATTERN_BYTES = 16 << 10
 _SHIFT_BYTES = 128 << 10
 """Parts in which an exclusive_scan of two ranks is read, and rank 0's is overwritten behind."""
@@ -147,8 +149,7 @@ def _is_plain_shift(context, call):
     """Return whether all there is to do is to give rank 0's input to rank 1. Alike on all ranks."""
     if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
         return False
-    least_bytes = min(get(context, _ONE_SHOT_BYTES) + 1, get(context, _SINGLE_COPY_MIN_BYTES))
-    return get(call, SIZE_BYTES) >= least_bytes and get(call, PREPARES) == 0
+    return get(call, SIZE_BYTES) > get(context, _ONE_SHOT_BYTES) and get(call, PREPARES) == 0
 
 
 @inline
@@ -201,12 +202,33 @@ def _shift(context, call):
 
 
 @inline
+def _waits_for_few(context, call, count):
+    """Return whether this rank needs the first `count` ranks alone, who need not wait for it."""
+    kind = get(call, COLLECTIVE)
+    return kind == _SCAN or kind == _EXCLUSIVE_SCAN or (kind == _REDUCE and count == 0)
+
+
+@inline
+def _reduce_few(context, call, count):
+    """Reduce the payloads of the first `count` ranks, and wait for nobody else; return a status."""
+    put(context, PATH, _ONE_SHOT)
+    for rank in range(count):
+        status = wait_arrived(context, call, rank)
+        if status != OK:
+            return status
+    leave_unverified(context)
+    if count > 0:
+        _reduce_slots(context, call, count)
+    return OK
+
+
+@inline
 def _move(context, call, source, destination):
     """Post, wait for the others and reduce on the way that all have chosen; return a status."""
     size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
     shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
+    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
     is_shift = _is_plain_shift(context, call)
-    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES) and not is_shift
     if is_small and not shared:
         copy_in(
             call,
@@ -223,10 +245,8 @@ def _move(context, call, source, destination):
     staged_ahead = not is_small and not shared and not is_shift
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
-    elif is_small and count == 0 and get(call, COLLECTIVE) == _REDUCE:
-        put(context, PATH, _ONE_SHOT)
-        leave_unverified(context)  # the root has all that it needs
-        return OK
+    elif is_small and _waits_for_few(context, call, count):
+        return _reduce_few(context, call, count)
     status = wait_all_arrived(context, call)
     if status != OK:
         return status
@@ -236,8 +256,7 @@ def _move(context, call, source, destination):
         return reduce_symmetric(context, call)
     if is_small and n_shared == 0:
         put(context, PATH, _ONE_SHOT)
-        if count > 0:
-            _reduce_slots(context, call, count)
+        _reduce_slots(context, call, count)
         return OK
     if is_shift and can_copy_once(context):
         put(context, PATH, _SINGLE_COPY)
@@ -252,7 +271,8 @@ def _move(context, call, source, destination):
 def _together(context, call):
     size_bytes, kind = get(call, SIZE_BYTES), get(call, COLLECTIVE)
     least_bytes = get(context, _SYMMETRIC_MIN_BYTES)
-    if kind == _REDUCE:  # small inputs go through slots, so that only the root has to wait
+    # Small ones go through slots, so that ranks wait for those alone whose input they need.
+    if kind == _REDUCE or kind == _SCAN or kind == _EXCLUSIVE_SCAN:
         least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
     source = destination = NOT_SHARED
     if size_bytes >= least_bytes and get(context, ARENA_BYTES) > 0 and is_one_piece(call):

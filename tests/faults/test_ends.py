@@ -26,10 +26,9 @@ def until(condition, limit_s=15.0):
 
 
 def has_begun(comm, rank):
-    """Return whether another rank is in this communicator's next call."""
+    """Return whether another rank is in this communicator's next call, or already through it."""
     sequence = int(comm._group.context[Context.SEQUENCE]) + 1
-    record = comm._group.members.record_words(rank, sequence)
-    return record[Record.SEQUENCE] == sequence and record[Record.STATE] == RecordState.STARTED
+    return comm._group.members.record_words(rank, sequence)[Record.SEQUENCE] == sequence
 
 
 def is_broken(comm):

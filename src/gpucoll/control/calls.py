@@ -221,6 +221,18 @@ def wait_all_arrived(context, call):
 
 
 @inline
+def wait_arrived(context, call, rank):
+    """Wait for one rank's header and compare its signature; return a status.
+
+    After a mismatch all must have arrived: the error names every odd rank.
+    """
+    sequence = get(context, SEQUENCE)
+    slot, word = slot_of(context, sequence, rank), header_word(call, sequence)
+    status = wait_header(context, slot, word, rank)
+    return wait_all_arrived(context, call) if status == MISMATCH else status
+
+
+@inline
 def leave_unverified(context):
     """Note that this call ends without having seen every rank's signature."""
     if get(context, UNVERIFIED_COUNT) == 0:

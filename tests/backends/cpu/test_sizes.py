@@ -50,8 +50,10 @@ def test_sizes_around_small_thresholds(ranks, world_size, name):
 
     paths = check(ranks, world_size, cases, environment=SMALL_TUNING)
 
-    one_reader = {"SINGLE_COPY"}  # of an exclusive_scan of two ranks
-    assert world_size == 1 or paths - one_reader == {"ONE_SHOT", "STAGED", "SYMMETRIC"}
+    large = {"STAGED"}
+    if (name, world_size) == ("exclusive_scan", 2) and "SINGLE_COPY" in paths:
+        large = {"SINGLE_COPY"}  # one reader, where the kernel lets it
+    assert world_size == 1 or paths == {"ONE_SHOT", "SYMMETRIC"} | large
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
