@@ -1,9 +1,9 @@
 """Mailboxes: a ring of posts for each pair of ranks, written by one and taken by the other.
 
-A message begins with an envelope. Its data follows in the same post and, if it is longer, in the
-next ones; or the envelope says where the receiver finds it, in the sender's arena or process, and
-the sender waits until the post is taken. Whoever changes a mailbox rings the other's bell, which
-costs a system call only where that one sleeps.
+A message begins with an envelope. Its data is in it if it is very small, follows in the same post
+and, if it is longer, in the next ones; or the envelope says where the receiver finds it, in the
+sender's arena or process, and the sender waits until the post is taken. Whoever changes a mailbox
+rings the other's bell, which costs a system call only where that one sleeps.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from gpucoll.kernels.cpu.memory import (
     load64,
     load64_acquire,
     put,
+    store64,
+    take_line,
 )
 from gpucoll.transport import layout
 from gpucoll.transport.flags import ring
@@ -24,7 +26,7 @@ from gpucoll.transport.layout import Context, Envelope, Transfer, Way
 
 POSTS, ENVELOPE_BYTES = layout.POSTS, layout.ENVELOPE_BYTES
 MAILBOX_HEAD, MAILBOX_TAIL = layout.MAILBOX_HEAD, layout.MAILBOX_TAIL
-MAILBOX_POSTS = layout.MAILBOX_POSTS
+MAILBOX_POSTS, _KNOWN_TAIL = layout.MAILBOX_POSTS, layout.MAILBOX_KNOWN_TAIL
 EAGER_BYTES, POST_BYTES = int(Context.EAGER_BYTES), int(Context.POST_BYTES)
 _MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
 _BELLS, _COPY_PLAIN = int(Context.BELLS), int(Context.COPY_PLAIN)
@@ -32,6 +34,7 @@ _COPY_POSTED, _PREFETCH_BYTES = int(Context.COPY_POSTED), int(Context.PREFETCH_B
 
 E_SIZE_BYTES, E_TAG, E_DTYPE = int(Envelope.SIZE_BYTES), int(Envelope.TAG), int(Envelope.DTYPE)
 E_WAY, E_PLACE = int(Envelope.WAY), int(Envelope.PLACE)
+_E_NUMBER, _SMALLEST_BYTES = int(Envelope.NUMBER), layout.SMALLEST_BYTES
 _E_DIMENSIONS, _T_DIMENSIONS = int(Envelope.DIMENSIONS), int(Transfer.DIMENSIONS)
 POSTED, IN_ARENA, IN_PROCESS = int(Way.POSTED), int(Way.IN_ARENA), int(Way.IN_PROCESS)
 N_DIMENSIONS = layout.MESSAGE_DIMENSIONS
@@ -53,8 +56,32 @@ def post_at(context, mailbox, number):
 
 @inline
 def head_of(mailbox):
-    """Return how many posts have been written."""
-    return load64_acquire(mailbox + MAILBOX_HEAD)
+    """Return how many posts have been written; for the sender."""
+    return load64(mailbox + MAILBOX_HEAD)
+
+
+@inline
+def is_full(mailbox):
+    """Return whether no post is free; the sender looks at the receiver's line only if need be."""
+    head = head_of(mailbox)
+    if head - load64(mailbox + _KNOWN_TAIL) < POSTS:
+        return False
+    store64(mailbox + _KNOWN_TAIL, tail_of(mailbox))
+    return head - load64(mailbox + _KNOWN_TAIL) >= POSTS
+
+
+@inline
+def is_written(context, mailbox, number):
+    """Return whether the post that is taken next has been written; for the receiver."""
+    return load64_acquire(post_at(context, mailbox, number) + 8 * _E_NUMBER) == number + 1
+
+
+@inline
+def data_of(post, size_bytes):
+    """Return where the data of a message of this size lies in its posts."""
+    if size_bytes <= _SMALLEST_BYTES:
+        return post + 8 * E_PLACE
+    return post + ENVELOPE_BYTES
 
 
 @inline
@@ -70,10 +97,19 @@ def ring_bell(context, rank):
 
 
 @inline
-def advance_head(context, mailbox, receiver):
-    """Give one more post to the receiver."""
-    exchange64(mailbox + MAILBOX_HEAD, load64(mailbox + MAILBOX_HEAD) + 1)
+def advance_head(context, mailbox, receiver, size_bytes):
+    """Give one more post to the receiver; begin to take the lines of the next, which it has read.
+
+    Those that a message of this size would use.
+    """
+    number = head_of(mailbox) + 1
+    store64(mailbox + MAILBOX_HEAD, number)
+    exchange64(post_at(context, mailbox, number - 1) + 8 * _E_NUMBER, number)
     ring_bell(context, receiver)
+    following = post_at(context, mailbox, number)
+    take_line(following)
+    if size_bytes > _SMALLEST_BYTES:
+        take_line(following + ENVELOPE_BYTES)
 
 
 @inline

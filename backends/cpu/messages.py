@@ -16,18 +16,19 @@ from gpucoll.backends.cpu.mailboxes import (
     E_TAG,
     E_WAY,
     EAGER_BYTES,
-    ENVELOPE_BYTES,
     IN_ARENA,
     IN_PROCESS,
     POST_BYTES,
     POSTED,
-    POSTS,
     advance_head,
     advance_tail,
     copy,
     copy_posted,
+    data_of,
     head_of,
     incoming,
+    is_full,
+    is_written,
     outgoing,
     post_at,
     read_shape,
@@ -130,7 +131,8 @@ def _fill_post(context, row, post):
     """Put the next part of a message behind the envelope's place of a post."""
     done = get(row, DONE_BYTES)
     part_bytes = min(get(context, POST_BYTES), get(row, SIZE_BYTES) - done)
-    copy_posted(context, post + ENVELOPE_BYTES, get(row, ADDRESS) + done, part_bytes)
+    place = data_of(post, get(row, SIZE_BYTES))
+    copy_posted(context, place, get(row, ADDRESS) + done, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)
 
 
@@ -182,9 +184,9 @@ def _send(context, table, count, place):
         return True
     if get(row, STATE) == WAITING and not _may_start(table, place):
         return False
-    head = head_of(mailbox)
-    if head - tail_of(mailbox) >= POSTS:
+    if is_full(mailbox):
         return False
+    head = head_of(mailbox)
     post = post_at(context, mailbox, head)
     if get(row, STATE) == WAITING:
         put(row, STATE, UNDER_WAY)
@@ -192,7 +194,7 @@ def _send(context, table, count, place):
         put(row, POST, -1 if way == POSTED else head)
     else:
         _fill_post(context, row, post)
-    advance_head(context, mailbox, get(row, PEER))
+    advance_head(context, mailbox, get(row, PEER), get(row, SIZE_BYTES))
     if get(row, POST) < 0 and get(row, DONE_BYTES) >= get(row, SIZE_BYTES):
         put(row, STATE, DONE)
     return True
@@ -237,8 +239,8 @@ def _take_part(context, row, mailbox, number):
     """Copy a post's data to its place, and give the post back."""
     done = get(row, DONE_BYTES)
     part_bytes = min(get(context, POST_BYTES), get(row, SIZE_BYTES) - done)
-    post = post_at(context, mailbox, number)
-    copy(context, get(row, ADDRESS) + done, post + ENVELOPE_BYTES, part_bytes)
+    place = data_of(post_at(context, mailbox, number), get(row, SIZE_BYTES))
+    copy(context, get(row, ADDRESS) + done, place, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)
     # First the state: `Courier.look` must not take the next post for the beginning of a message.
     put(row, STATE, DONE if done + part_bytes >= get(row, SIZE_BYTES) else UNDER_WAY)
@@ -293,7 +295,7 @@ def _receive(context, table, count, place):
     if get(row, STATE) == UNDER_WAY:
         mailbox = incoming(context, get(row, FOUND_PEER))
         number = tail_of(mailbox)
-        if head_of(mailbox) == number:
+        if not is_written(context, mailbox, number):
             return 0
         _take_part(context, row, mailbox, number)
         return 1
@@ -303,7 +305,7 @@ def _receive(context, table, count, place):
         sender = first if first != ANY else (get(context, LAST_SENDER) + 1 + step) % n_senders
         mailbox = incoming(context, sender)
         number = tail_of(mailbox)
-        if head_of(mailbox) == number or _is_being_taken(table, count, sender):
+        if not is_written(context, mailbox, number) or _is_being_taken(table, count, sender):
             continue
         tag = get(post_at(context, mailbox, number), E_TAG)
         if _asks_for(row, sender, tag) and _is_first(table, place, sender, tag):
@@ -318,7 +320,7 @@ def _unwanted_sender(context, table, count):
     for sender in range(get(context, WORLD_SIZE)):
         mailbox = incoming(context, sender)
         number = tail_of(mailbox)
-        if head_of(mailbox) == number or _is_being_taken(table, count, sender):
+        if not is_written(context, mailbox, number) or _is_being_taken(table, count, sender):
             continue
         tag = get(post_at(context, mailbox, number), E_TAG)
         is_waited_for = is_wanted = False

@@ -14,7 +14,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from gpucoll.kernels.cpu.codegen import I32, I64, VOID, pointer
+from gpucoll.kernels.cpu.codegen import I32, I64, VOID, pointer, prefetch
 
 MACHINE = os.environ.get("GPUCOLL_TEST_MACHINE") or platform.machine()
 """The processor family that loops are lowered for; tests set it to check another one's code."""
@@ -124,6 +124,17 @@ def pause(typing_context: Any) -> Any:
         return context.get_dummy_value()
 
     return types.void(), generate
+
+
+@intrinsic
+def take_line(typing_context: Any, address: Any) -> Any:
+    """Begin to take a cache line over from whoever has it, to be written soon."""
+
+    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+        prefetch(b, args[0], for_write=True)
+        return context.get_dummy_value()
+
+    return types.void(types.int64), generate
 
 
 def _call(count: int, returns: Any) -> Any:

@@ -152,15 +152,40 @@ def nothing_is_written(comm, name, size):
     return bool((out == 7).all() and (x == 1).all()), comm.all_reduce(1)
 
 
+SCANS = ["scan", "exclusive_scan"]
+
+
 @pytest.mark.parametrize("tuning", [{}, SMALL_TUNING])
 @pytest.mark.parametrize("size", [5, 3000])
 @pytest.mark.parametrize(
-    "name", ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", "scan", "exclusive_scan"]
+    "name", ["all_reduce", "all_gather", "all_to_all", "reduce_scatter", *SCANS]
 )
 def test_nothing_is_written(ranks, name, size, tuning):
+    if name in SCANS:
+        size *= 10_000  # a small one waits only for whose input it needs: the next test
     replies = ranks.call(3, nothing_is_written, name, size, environment=tuning)
 
     assert replies == [(True, 3)] * 3
+
+
+def scan_up_to_the_odd_rank(comm, name):
+    x = np.ones(5 + (comm.rank == ODD), np.float32)
+    out = np.full(len(x), 7, np.float32)
+    if comm.rank < ODD:
+        call(comm, name, x, out=out)
+        message = told(comm, lambda comm: comm.barrier())
+    else:
+        message = told(comm, lambda comm: call(comm, name, x, out=out))
+    return out[0], message, comm.all_reduce(1)
+
+
+@pytest.mark.parametrize("name", SCANS)
+def test_a_small_scan_ends_where_the_odd_rank_is(ranks, name):
+    """Nobody's result has anything of a rank that made another call."""
+    for rank, (value, message, total) in enumerate(ranks.call(3, scan_up_to_the_odd_rank, name)):
+        assert total == 3
+        assert value == ((name == "scan") if rank < ODD else 7)
+        assert f"rank {ODD} called {name}(" in message
 
 
 # --- counts of an all_to_all --------------------------------------------------------------------

@@ -1,8 +1,8 @@
 """Deadlines, losses and Ctrl-C in the middle of each kind of collective: no way waits for ever.
 
 The kinds: what goes from all to all, from the root, to the root; small (through slots) and large
-(chunk by chunk, or in one copy). Who does not wait (the sender of something small, the first ranks of
-a small scan) is told later.
+(chunk by chunk, or in one copy). Who does not wait (the sender of something small, the first ranks
+of a small scan) is told later.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put, store64
+from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put, store64, take_line
 from gpucoll.transport import layout
 from gpucoll.transport.flags import (
     behind,
@@ -249,8 +249,14 @@ def signal_done(context):
 
 @inline
 def close_record(context):
-    """Write the end of the call into its record."""
-    put(record_of(context, get(context, SEQUENCE)), _R_STATE, DONE)
+    """Write the end of the call into its record; take the line of the next call's header.
+
+    Others have read that one: without this the next call waits for it (of a barrier's time a
+    quarter).
+    """
+    sequence = get(context, SEQUENCE)
+    put(record_of(context, sequence), _R_STATE, DONE)
+    take_line(slot_of(context, sequence + 1, get(context, RANK)))
 
 
 @inline

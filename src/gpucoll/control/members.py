@@ -18,7 +18,7 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.local import Meeting, meet
 from gpucoll.transport import layout, peer_memory, shared_memory
 from gpucoll.transport.arena import Arena, process_arena
-from gpucoll.transport.layout import SegmentLayout, Tuning
+from gpucoll.transport.layout import Envelope, SegmentLayout, Tuning
 from gpucoll.version import __version__
 
 _NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) skips
@@ -123,8 +123,8 @@ class Members:
 
     def has_message(self, receiver: int, sender: int) -> bool:
         """Return whether there is a message that the receiver has not taken."""
-        words = self.mailbox_words(receiver, sender)
-        return bool(words[layout.MAILBOX_HEAD // 8] != words[layout.MAILBOX_TAIL // 8])
+        taken = self.mailbox_words(receiver, sender)[layout.MAILBOX_TAIL // 8]
+        return bool(self.next_envelope(receiver, sender)[Envelope.NUMBER] == taken + 1)
 
     def next_envelope(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
         """Return the envelope of the next message between two ranks; there must be one."""

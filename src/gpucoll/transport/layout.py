@@ -72,9 +72,11 @@ ENQUEUED_FAILED = 8
 ENQUEUED_RECORDS = 256
 """How many calls on GPU arrays a rank may be ahead of the slowest one's looking."""
 
-# A mailbox: counters of posts written and taken, in lines of their own, then the posts.
+# A mailbox: how many posts were written, which only the sender looks at, and how many it knows to
+# be taken; how many were taken; then the posts. A post that is written says so itself.
 POSTS = 8
 MAILBOX_HEAD = 0
+MAILBOX_KNOWN_TAIL = 8
 MAILBOX_TAIL = 128
 MAILBOX_POSTS = 256
 MAILBOXES_BYTES = 32 << 20
@@ -89,15 +91,23 @@ MESSAGE_DIMENSIONS = 8
 
 
 class Envelope(IntEnum):
-    """Fields of the first post of a message, in words of 8 bytes."""
+    """Fields of a post, in words of 8 bytes; all but the number are those of a message's first.
 
-    SIZE_BYTES = 0
-    TAG = 1
-    DTYPE = 2
-    WAY = 3
-    PLACE = 4
-    DIMENSIONS = 5
-    DIMENSION = 6  # eight of them
+    What a receiver looks at shares a cache line with the data of a very small message: one transfer
+    between cores.
+    """
+
+    NUMBER = 0  # how many posts were written with this one; written last
+    SIZE_BYTES = 1
+    TAG = 2
+    DTYPE = 3
+    WAY = 4
+    PLACE = 5  # or up to SMALLEST_BYTES of data
+    DIMENSIONS = 7
+    DIMENSION = 8  # eight of them
+
+
+SMALLEST_BYTES = 16
 
 
 class Way(IntEnum):
