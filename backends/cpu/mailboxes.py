@@ -38,6 +38,8 @@ _E_NUMBER, _SMALLEST_BYTES = int(Envelope.NUMBER), layout.SMALLEST_BYTES
 _E_DIMENSIONS, _T_DIMENSIONS = int(Envelope.DIMENSIONS), int(Transfer.DIMENSIONS)
 POSTED, IN_ARENA, IN_PROCESS = int(Way.POSTED), int(Way.IN_ARENA), int(Way.IN_PROCESS)
 N_DIMENSIONS = layout.MESSAGE_DIMENSIONS
+_TAKEN_BYTES, _LINE_BYTES = 4096, 64
+"""So much of the next post is taken: beyond that it costs as much as it saves."""
 
 
 @inline
@@ -109,7 +111,8 @@ def advance_head(context, mailbox, receiver, size_bytes):
     following = post_at(context, mailbox, number)
     take_line(following)
     if size_bytes > _SMALLEST_BYTES:
-        take_line(following + ENVELOPE_BYTES)
+        for line in range(0, min(size_bytes, _TAKEN_BYTES), _LINE_BYTES):
+            take_line(following + ENVELOPE_BYTES + line)
 
 
 @inline
