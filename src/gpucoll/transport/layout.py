@@ -219,6 +219,7 @@ class State(IntEnum):
 class Context(IntEnum):
     """Fields of the context."""
 
+    # Who, and how far.
     STATE = 0
     STATUS = 1
     RANK = 2
@@ -226,73 +227,79 @@ class Context(IntEnum):
     SEQUENCE = 4
     KNOWN_DONE = 5
     UNVERIFIED = 6
-    CHUNK = 7
-    EVENT_SEEN = 8
-    SPINS = 9
-    YIELDS = 10
-    SLEEPY = 11  # waits still to come that sleep without yielding first
-    SLICE_NS = 12
+    UNVERIFIED_COUNT = 7
+    CHUNK = 8
+    PATH = 9
+    MISMATCHED = 10
+    PENDING = 11  # asynchronous calls queued, or failed without anybody knowing
+    INTERPRETER = 12  # 1: this call holds it; an address: its thread's state, having given it away
+    # Where things are in the segment, in the arenas, in this process.
     EVENT_LINE = 13
-    STATUS_LINES = 14
-    FILLED = 15
-    READ = 16
-    RECORDS = 17
-    SLOTS = 18
-    SLOT_STRIDE = 19
-    ONE_SHOT_BYTES = 20
+    EVENT_SEEN = 14
+    STATUS_LINES = 15
+    RECORDS = 16
+    SLOTS = 17
+    SLOT_STRIDE = 18
+    FILLED = 19
+    READ = 20
     STAGES = 21
-    CHUNK_BYTES = 22
-    SYMMETRIC_MIN_BYTES = 23
-    PREFETCH_BYTES = 24
-    ARENAS = 25
-    ARENA_BASE = 26
-    ARENA_BYTES = 27
-    SOURCES = 28
-    DESTINATIONS = 29
-    COPY_PLAIN = 30
-    COPY_POSTED = 31
-    COPY_IN = 32
-    COPY_OUT = 33
-    REFILL = 34
-    COPY_TAKE = 52
-    PIDS = 53
-    SINGLE_COPY = 54  # whether every rank can read every other's memory: 0 not looked yet, 1, 2 no
-    SINGLE_COPY_MIN_BYTES = 55
-    SINGLE_COPY_MAX_BYTES = 56
-    ROOTED_BYTES = 57
-    IO_VECTORS = 58  # 4 words
-    BELLS = 62
-    MAILBOXES = 63
-    MAILBOX_STRIDE = 64
-    POST_BYTES = 65  # of data behind an envelope
-    EAGER_BYTES = 69
-    UNEXPECTED = 66  # messages that Python holds: compiled receives leave the call to it
-    UNMATCHED = 67  # whose message is to be taken aside
-    MORE = 68
-    MESSAGE_ROWS = 70  # 2 rows of TRANSFER_WORDS
-    ENQUEUED_LINES = 110
-    ENQUEUED = 111  # address of the calls' records
-    ENQUEUED_COUNT = 112  # how many records a rank has
-    ENQUEUED_SEQUENCE = 113  # of the last call posted
-    ENQUEUED_SEEN = 114  # up to where all ranks have compared, when last looked at
-    ENQUEUED_LATE = 115  # who has not posted the call that is compared next, or -1
-    UNVERIFIED_COUNT = 35
-    START_NS = 36  # since when this call waits; 0 before it does
-    TIMEOUT_NS = 37
-    POLL_FDS = 38
-    LOST_RANK = 39
-    WAITED_RANK = 40
-    PATH = 41
+    ARENAS = 22
+    ARENA_BASE = 23
+    ARENA_BYTES = 24
+    SOURCES = 25
+    DESTINATIONS = 26
+    PIDS = 27
+    # Which way a call takes.
+    ONE_SHOT_BYTES = 28
+    ROOTED_BYTES = 29
+    CHUNK_BYTES = 30
+    SYMMETRIC_MIN_BYTES = 31
+    SINGLE_COPY_MIN_BYTES = 32
+    SINGLE_COPY_MAX_BYTES = 33
+    SINGLE_COPY = 34  # whether every rank can read every other's memory: 0 not looked yet, 1, 2 no
+    PREFETCH_BYTES = 35
+    # Kernels and functions, by address.
+    COPY_PLAIN = 36
+    COPY_POSTED = 37
+    COPY_IN = 38
+    COPY_OUT = 39
+    COPY_TAKE = 40
+    REFILL = 41
     WAIT_LONG = 42
-    MISMATCHED = 43
-    PENDING = 44  # asynchronous calls queued, or failed without anybody knowing
-    CLOCK = 45  # 2 words
-    FUTEX_TIMEOUT = 47  # 2 words
-    RAISED = 49  # 3 words
-    INTERPRETER = 116  # 1: this call holds it; the thread's state: given away meanwhile; 0
+    # Waiting.
+    SPINS = 43
+    YIELDS = 44
+    SLEEPY = 45  # waits still to come that sleep without yielding first
+    SLICE_NS = 46
+    START_NS = 47  # since when this call waits; 0 before it does
+    TIMEOUT_NS = 48
+    POLL_FDS = 49
+    LOST_RANK = 50
+    WAITED_RANK = 51
+    CLOCK = 52  # 2 words
+    FUTEX_TIMEOUT = 54  # 2 words
+    IO_VECTORS = 56  # 4 words
+    RAISED = 60  # 3 words
+    # Messages.
+    BELLS = 63
+    MAILBOXES = 64
+    MAILBOX_STRIDE = 65
+    POST_BYTES = 66  # of data behind an envelope
+    EAGER_BYTES = 67
+    UNEXPECTED = 68  # messages that Python holds: compiled receives leave the call to it
+    UNMATCHED = 69  # whose message is to be taken aside
+    MORE = 70
+    MESSAGE_ROWS = 71  # 2 rows of TRANSFER_WORDS
+    # Calls on GPU arrays.
+    ENQUEUED_LINES = 111
+    ENQUEUED = 112  # address of the calls' records
+    ENQUEUED_COUNT = 113  # how many records a rank has
+    ENQUEUED_SEQUENCE = 114  # of the last call posted
+    ENQUEUED_SEEN = 115  # up to where all ranks have compared, when last looked at
+    ENQUEUED_LATE = 116  # who has not posted the call that is compared next, or -1
 
 
-CONTEXT_WORDS = 120
+CONTEXT_WORDS = 117
 
 
 class Call(IntEnum):
