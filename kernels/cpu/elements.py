@@ -29,6 +29,14 @@ def _same(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """How two neighbours of 16 bits are taken from a word of 32 and put back, without shuffles."""
+
+    load: Callable[[ir.IRBuilder, ir.Value], tuple[ir.Value, ir.Value]]
+    store: Callable[[ir.IRBuilder, ir.Value, ir.Value], ir.Value]
+
+
+@dataclass(frozen=True)
 class Element:
     """One dtype in memory and in registers."""
 
@@ -38,17 +46,22 @@ class Element:
     """``b`` bool, ``i`` signed, ``u`` unsigned, ``f`` float, ``c`` complex (of `storage` parts)."""
     load: Convert = _same
     store: Convert = _same
+    pairs: Pairs | None = None
+    """For vectors in reductions, where it is faster: see `NarrowFloat.encode_pair`."""
 
     @property
     def size_bytes(self) -> int:
         """Bytes of one element in memory (of one part, for complex ones)."""
-        return _bits(self.storage) // 8
+        return bytes_of(self.storage)
 
 
-def _bits(kind: ir.Type) -> int:
+def bytes_of(kind: ir.Type) -> int:
+    """Return the size of a number or a vector of numbers."""
+    if isinstance(kind, ir.VectorType):
+        return int(kind.count) * bytes_of(kind.element)
     if isinstance(kind, ir.IntType):
-        return int(kind.width)
-    return {ir.HalfType: 16, ir.FloatType: 32, ir.DoubleType: 64}[type(kind)]
+        return int(kind.width) // 8
+    return {ir.HalfType: 2, ir.FloatType: 4, ir.DoubleType: 8}[type(kind)]
 
 
 @dataclass(frozen=True)
@@ -163,6 +176,31 @@ class NarrowFloat:
         code = builder.select(is_nan, constant(ints, self.nan_code), code)
         return builder.trunc(code, vector(self.storage, _lanes(value)))
 
+    def decode_pair(self, builder: ir.IRBuilder, words: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Widen the lower and the upper half of each word; for what has float32's range."""
+        ints, floats = words.type, vector(F32, _lanes(words))
+        lower = builder.shl(words, constant(ints, 16))
+        upper = builder.and_(words, constant(ints, 0xFFFF0000))
+        return builder.bitcast(lower, floats), builder.bitcast(upper, floats)
+
+    def encode_pair(self, builder: ir.IRBuilder, lower: ir.Value, upper: ir.Value) -> ir.Value:
+        """Round two values into the halves of a word, to nearest even; see `decode_pair`.
+
+        They must come from operations on such values alone. A NaN among them then has lower bits
+        of zero, whether it was an operand or is the processor's own: rounding does not touch it,
+        and it needs no test.
+        """
+        ints = vector(I32, _lanes(lower))
+        rounded = []
+        for value in (lower, upper):
+            bits = builder.bitcast(value, ints)
+            odd = builder.and_(builder.lshr(bits, constant(ints, 16)), constant(ints, 1))
+            rounded.append(builder.add(builder.add(bits, constant(ints, 0x7FFF)), odd))
+        return builder.or_(
+            builder.lshr(rounded[0], constant(ints, 16)),
+            builder.and_(rounded[1], constant(ints, 0xFFFF0000)),
+        )
+
 
 def _half_to_float(builder: ir.IRBuilder, raw: ir.Value) -> ir.Value:
     return builder.fpext(raw, vector(F32, _lanes(raw)))
@@ -173,7 +211,8 @@ def _float_to_half(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
 
 
 def _narrow(form: NarrowFloat) -> Element:
-    return Element(form.storage, F32, "f", form.decode, form.encode)
+    pairs = Pairs(form.decode_pair, form.encode_pair) if form.has_range_of_float32 else None
+    return Element(form.storage, F32, "f", form.decode, form.encode, pairs)
 
 
 def _float16() -> Element:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import math
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from llvmlite import ir
 
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
+    I32,
     I64,
     blocks,
     compile_function,
@@ -32,7 +34,7 @@ from gpucoll.kernels.cpu.codegen import (
     vector,
     vector_bytes,
 )
-from gpucoll.kernels.cpu.elements import Element, elements
+from gpucoll.kernels.cpu.elements import Element, bytes_of, elements
 from gpucoll.kernels.cpu.operations import OPERATIONS, Operation
 
 _UNROLL = 4
@@ -65,7 +67,8 @@ class ReduceEmitter:
             return [(1, 1)]
         accumulator = max(self.element.size_bytes, 4 if self.element.kind == "f" else 1)
         lanes = vector_bytes() // accumulator
-        return [(lanes, _UNROLL), (lanes, 1), (1, 1)]
+        pair = [(lanes, 2)] if self.element.pairs is not None else []
+        return [(lanes, _UNROLL), *pair, (lanes, 1), (1, 1)]
 
     def emit(self) -> ir.Function:
         b = self.builder
@@ -114,9 +117,9 @@ class ReduceEmitter:
         with counted_loop(b, I64(1), n_sources, I64(1), values) as (index, before, after):
             address = b.add(element_at(b, sources, index), offset)
             after[:] = self._combine(before, self._load(address, lanes, unroll, parameter))
-        results = [self._finish(value, parameter) for value in values]
+        results = self._finish(values, parameter)
         with counted_loop(b, I64(0), n_destinations, I64(1), []) as (index, _, _):
-            self._store(b.add(element_at(b, destinations, index), offset), results, lanes)
+            self._store(b.add(element_at(b, destinations, index), offset), results)
 
     def _combine(self, left: list[ir.Value], right: list[ir.Value]) -> list[ir.Value]:
         combine = self.operation.combine
@@ -135,23 +138,35 @@ class ReduceEmitter:
         self, address: ir.Value, lanes: int, unroll: int, parameter: ir.Value | None
     ) -> list[ir.Value]:
         b, element = self.builder, self.element
-        kind = vector(element.storage, lanes)
-        loaded = []
-        for place in range(unroll):
+        pairs = element.pairs if lanes > 1 and unroll % 2 == 0 else None
+        kind = vector(element.storage if pairs is None else I32, lanes)
+        loaded: list[ir.Value] = []
+        for place in range(0, unroll, 1 if pairs is None else 2):
             where = pointer(b, b.add(address, I64(place * self._step(lanes))), kind)
             raw = b.load(where, align=1, typ=kind)
-            loaded.append(self.operation.prepare(b, element, element.load(b, raw), parameter))
-        return loaded
+            loaded += [element.load(b, raw)] if pairs is None else pairs.load(b, raw)
+        return [self.operation.prepare(b, element, value, parameter) for value in loaded]
 
-    def _finish(self, value: ir.Value, parameter: ir.Value | None) -> ir.Value:
+    def _finish(self, values: list[ir.Value], parameter: ir.Value | None) -> list[ir.Value]:
+        """Return what is stored, one after the other, for fully combined values."""
         b, element = self.builder, self.element
-        return element.store(b, self.operation.finish(b, element, value, parameter))
+        finished = [self.operation.finish(b, element, value, parameter) for value in values]
+        if (
+            element.pairs is None
+            or len(values) % 2
+            or not isinstance(values[0].type, ir.VectorType)
+        ):
+            return [element.store(b, value) for value in finished]
+        return [
+            element.pairs.store(b, lower, upper)
+            for lower, upper in zip(finished[::2], finished[1::2], strict=True)
+        ]
 
-    def _store(self, address: ir.Value, results: list[ir.Value], lanes: int) -> None:
+    def _store(self, address: ir.Value, results: list[ir.Value]) -> None:
         b = self.builder
-        for place, result in enumerate(results):
-            where = b.add(address, I64(place * self._step(lanes)))
-            b.store(result, pointer(b, where, result.type), align=1)
+        for result in results:
+            b.store(result, pointer(b, address, result.type), align=1)
+            address = b.add(address, I64(bytes_of(result.type)))
 
 
 def splat(b: ir.IRBuilder, scalar: ir.Value, lanes: int) -> ir.Value:
@@ -210,7 +225,8 @@ def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
     element = elements()[dtype]
     if element.kind in "iu":
         return np.array(values, f"{element.kind}{element.size_bytes}")
-    return np.array(values, np.float64 if element.size_bytes == 8 else np.float32)
+    plain = [value if value == value else math.nan for value in values]  # see `encode_pair`
+    return np.array(plain, np.float64 if element.size_bytes == 8 else np.float32)
 
 
 def reduce_arrays(

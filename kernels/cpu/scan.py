@@ -51,8 +51,8 @@ class _ScanEmitter(ReduceEmitter):
 
         def give(values: list[ir.Value], to: ir.Value, inputs: ir.Value) -> None:
             divisor = self._divisor(inputs, lanes)
-            results = [self._finish(value, divisor) for value in values]
-            self._store(b.add(element_at(b, destinations, to), offset), results, lanes)
+            results = self._finish(values, divisor)
+            self._store(b.add(element_at(b, destinations, to), offset), results)
 
         values = source(I64(0))
         if not self.exclusive:

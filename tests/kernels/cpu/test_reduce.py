@@ -175,3 +175,14 @@ def test_subnormals_are_kept():
     reduce_arrays("sum", [out], [tiny, tiny])
 
     assert (out.view(np.uint32) == 2).all()
+
+
+def test_a_factor_that_is_any_nan_gives_nan():
+    """Rounding to bfloat16 must not carry a NaN's lower bits into its sign."""
+    factor = np.array([0x7FFF_FFFF_FFFF_FFFF], np.uint64).view(np.float64)[0]
+    x = np.ones(100, dtype_of("bfloat16"))
+    out = np.empty_like(x)
+
+    reduce_arrays("scaled_sum", [out], [x, x], factor)
+
+    assert np.isnan(out.astype(np.float32)).all()
