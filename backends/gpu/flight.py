@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpucoll.backends.gpu.signature import Signature
-
-
-class Express(NamedTuple):
-    """A call that is one signature and one function of the library's: for compiled code."""
-
-    block: int
-    """Address of the call block that is posted."""
-    function: int
-    """Its address."""
-    settings: tuple[int, ...]
-    """Its arguments between the two addresses and the communicator."""
-    settle: Callable[[int], None]
-    """Raises what a code of the function's means, once it is final."""
 
 
 @dataclass(slots=True)
@@ -106,3 +94,40 @@ class Flight:
         self.end = end
         self.begun_s = 0.0
         self.is_passed = self.is_done = False
+
+
+class Flights:
+    """The calls under way: on each stream they end in order.
+
+    Attributes
+    ----------
+    lines : dict of int to deque of Flight
+        By stream, the oldest first; no line is empty.
+    count : int
+        Of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[int, deque[Flight]] = {}
+        self.count = 0
+
+    def add(self, flight: Flight) -> None:
+        """Put a call behind those on its stream."""
+        line = self.lines.get(flight.stream)
+        if line is None:
+            self.lines[flight.stream] = deque((flight,))
+        else:
+            line.append(flight)
+        self.count += 1
+
+    @property
+    def heads(self) -> list[Flight]:
+        """The oldest call on each stream."""
+        return [line[0] for line in self.lines.values()]
+
+    def clear(self) -> list[Flight]:
+        """Forget all of them; return what was there."""
+        found = [flight for line in self.lines.values() for flight in line]
+        self.lines.clear()
+        self.count = 0
+        return found

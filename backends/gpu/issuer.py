@@ -11,16 +11,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 
-from gpucoll.backends.gpu.flight import Departure, Express, Flight
+from gpucoll.backends.gpu.flight import Departure, Flight, Flights
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.control import diagnosis
-from gpucoll.control.departure_entry import Step
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
-from gpucoll.devices import Device
+from gpucoll.devices import PER_THREAD_STREAM, Device
 from gpucoll.errors import BackendError, DeadlineError, GpucollError
 from gpucoll.transport.layout import EVENT_ABORT, Abort, Status
 
@@ -68,12 +66,11 @@ class Issuer:
         """Held while the vendor's library is called."""
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
-        self._depart = calls.departer(device)
+        self.road = calls.road(device)
+        """For calls that go in one compiled step: `gpucoll.backends.gpu.express`."""
         self._failure_of_library = failure_of_library
         self._abort_library = abort_library
-        self._flights: dict[int, deque[Flight]] = {}
-        """By stream: on each they end in order."""
-        self._n_flights = 0
+        self.flights = Flights()
         self._gone_since: dict[int, float] = {}
         self._looked_for_peers_s = 0.0
 
@@ -93,7 +90,7 @@ class Issuer:
         """
         for departure in departures:
             self.streams.check(departure.stream)
-        if self._n_flights >= MOST_FLIGHTS:
+        if self.flights.count >= MOST_FLIGHTS:
             self._make_room(self._limit_s(departures[0]))
         flights: list[Flight] = []
         before, is_enqueuing = self.calls.sequence, False
@@ -106,69 +103,16 @@ class Issuer:
                 flight.end = self.streams.record(flight.stream)
         except BaseException as error:
             if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
-                self._give_up(Abort.BACKEND, self.group.rank, None, error)
+                self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
         for flight, departure in zip(flights, departures, strict=True):
             if departure.is_captured:
                 # A graph's events are never passed: its replays belong to who launches them.
                 flight.is_passed = flight.is_done = True
             else:
-                self._watch(flight)
+                self.flights.add(flight)
         self.wake()
         return flights
-
-    def issue_express(
-        self, departure: Departure, express: Express, addresses: tuple[int, int], handle: int
-    ) -> Flight | None:
-        """Do the same in one compiled step, for the library's communicator of this handle.
-
-        The lock is held; the device need not be current. None: nothing was done, for something is
-        not as usual that `issue` will deal with.
-        """
-        stream, events = departure.stream, self.streams.events
-        if stream not in self.streams.known or len(events) < 2 or self._n_flights >= MOST_FLIGHTS:
-            return None
-        before = self.calls.sequence
-        start, end = events.pop(), events.pop()
-        block, function, settings, settle = express
-        try:
-            result = self._depart(
-                block, stream, start, end, function, *addresses, *settings, handle, stream
-            )
-            if result:
-                if result >> 32 == Step.NOTHING:
-                    self.streams.give_back(start, end)
-                    return None
-                self._finish_departure(result, settle, stream, end)
-            sequence, limit_s = self.calls.sequence, self._limit_s(departure)
-            name, keep = departure.name, departure.keep
-            flight = Flight(sequence, name, stream, limit_s, keep, start, end)
-            self._watch(flight)
-        except BaseException as error:
-            if self.calls.sequence != before:
-                self._give_up(Abort.BACKEND, self.group.rank, None, error)
-            raise
-        self.wake()
-        return flight
-
-    def _finish_departure(
-        self, result: int, settle: Callable[[int], None], stream: int, end: int
-    ) -> None:
-        """Do what the compiled step has not; raise what went wrong there."""
-        step, code = result >> 32, result & 0xFFFFFFFF
-        with self.device:
-            if step != Step.CALL:
-                self.device.check(code, "record an event")
-            settle(code)  # it may only be in progress
-            self.device.check(self.device.record_event(end, stream), "record an event")
-
-    def _watch(self, flight: Flight) -> None:
-        others = self._flights.get(flight.stream)
-        if others is None:
-            self._flights[flight.stream] = deque((flight,))
-        else:
-            others.append(flight)
-        self._n_flights += 1
 
     def _begin(self, departure: Departure) -> Flight:
         """Post a call, and mark where on the stream it begins."""
@@ -197,7 +141,7 @@ class Issuer:
             self.raise_failure()
             if status == Status.MORE and time.monotonic() - begun_s > limit_s:
                 mine, sequence = self.group.rank, self.calls.compared + 1
-                self._give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
+                self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
                 self.raise_failure()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSES_S[1])
@@ -205,14 +149,16 @@ class Issuer:
 
     def _make_room(self, limit_s: float) -> None:
         self.look()
-        if self._n_flights >= MOST_FLIGHTS:
-            longest = max(self._flights.values(), key=len)
+        if self.flights.count >= MOST_FLIGHTS:
+            longest = max(self.flights.lines.values(), key=len)
             self.synchronize(longest[len(longest) // 2], limit_s)
 
     def follow(self, stream: int, leader: int) -> None:
         """Make what comes on `stream` wait for what is on `leader` now."""
         if stream != leader:
             with self.lock, self.device:
+                if leader != PER_THREAD_STREAM:  # which can be waited for from the thread itself
+                    self.streams.check(leader)
                 self.streams.follow(stream, leader)
 
     def wait_on(self, stream: int, flight: Flight) -> None:
@@ -224,8 +170,10 @@ class Issuer:
     @property
     def own_stream(self) -> int:
         """The communicator's own stream, for what is to overlap."""
-        with self.lock, self.device:
-            return self.streams.own
+        if not self.streams.own:
+            with self.lock, self.device:
+                self.streams.make_own()
+        return self.streams.own
 
     # --- finding out ------------------------------------------------------------------------------
 
@@ -238,7 +186,7 @@ class Issuer:
     @property
     def is_busy(self) -> bool:
         """Whether calls are under way, or not compared yet."""
-        return bool(self._flights) or self.calls.has_uncompared
+        return bool(self.flights.count) or self.calls.has_uncompared
 
     def look(self) -> None:
         """Find out how far all calls are, and whether something is wrong. Does not wait."""
@@ -249,7 +197,7 @@ class Issuer:
                 with self.device:
                     self._look_at_flights()
             except BackendError as error:  # the GPU does not even become current any more
-                self._give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
+                self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
 
     def _look_for_failures(self) -> None:
         group = self.group
@@ -258,10 +206,10 @@ class Issuer:
             return
         status = self.calls.compare()
         if status == Status.MISMATCH:
-            self._give_up(Abort.ENQUEUED_MISMATCH, group.rank, self.calls.compared + 1)
+            self.give_up(Abort.ENQUEUED_MISMATCH, group.rank, self.calls.compared + 1)
         elif (error := self._failure_of_library()) is not None:
-            self._give_up(Abort.BACKEND, group.rank, self._oldest_sequence(), error)
-        elif status == Status.MORE or self._flights:
+            self.give_up(Abort.BACKEND, group.rank, self._oldest_sequence(), error)
+        elif status == Status.MORE or self.flights.count:
             self._look_for_lost_ranks(status == Status.MORE)
 
     def _look_for_lost_ranks(self, is_late: bool) -> None:
@@ -275,28 +223,28 @@ class Issuer:
         gone = {*ended, late} if late >= 0 and members.has_closed(late) else {*ended}
         for rank in gone:
             if now_s - self._gone_since.setdefault(rank, now_s) > LOST_AFTER_S:
-                self._give_up(Abort.ENQUEUED_LOST, rank, self._oldest_sequence())
+                self.give_up(Abort.ENQUEUED_LOST, rank, self._oldest_sequence())
                 return
 
     def _oldest_sequence(self) -> int:
         """Return the number of the oldest call that is under way on some stream."""
         if self.calls.has_uncompared:
             return self.calls.compared + 1
-        heads = (flights[0].sequence for flights in self._flights.values() if flights)
+        heads = (flight.sequence for flight in self.flights.heads)
         known = [sequence for sequence in heads if sequence is not None]
         return min(known, default=self.calls.sequence)
 
     def _look_at_flights(self) -> None:
         """Ask for the events of calls under way, stream by stream in order; drop what is done."""
         now_s = time.monotonic()
-        for stream, flights in list(self._flights.items()):
+        for stream, flights in list(self.flights.lines.items()):
             while flights and self._is_over(flights[0], now_s):
                 flight = flights.popleft()
                 flight.is_done = self.failure is None
                 flight.keep = None
-                self._n_flights -= 1
+                self.flights.count -= 1
             if not flights:
-                del self._flights[stream]
+                del self.flights.lines[stream]
 
     def _is_over(self, flight: Flight, now_s: float) -> bool:
         """Return whether nothing more is to be known of a call."""
@@ -326,17 +274,17 @@ class Issuer:
             try:
                 self.device.check(code, "go on: work on the GPU has failed")
             except BackendError as error:
-                self._give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
+                self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
         return True  # after an error nothing more will come of it
 
     def _look_at_deadline(self, flight: Flight, now_s: float) -> None:
         if self.failure is None and flight.begun_s and now_s - flight.begun_s > flight.timeout_s:
             if flight.sequence is None:
                 error = self._message_deadline(flight)
-                self._give_up(Abort.BACKEND, self.group.rank, None, error)
+                self.give_up(Abort.BACKEND, self.group.rank, None, error)
                 return
             code, rank = Abort.ENQUEUED_DEADLINE, self.group.rank
-            self._give_up(code, rank, flight.sequence, None, flight.timeout_s)
+            self.give_up(code, rank, flight.sequence, None, flight.timeout_s)
 
     def _message_deadline(self, flight: Flight) -> DeadlineError:
         who = f"rank {self.group.rank} of {self.group.world_size}"
@@ -347,7 +295,7 @@ class Issuer:
 
     # --- giving up --------------------------------------------------------------------------------
 
-    def _give_up(
+    def give_up(
         self,
         code: Abort,
         rank: int,
@@ -386,13 +334,13 @@ class Issuer:
             self.raise_failure()
             if flight.is_done if flight is not None else not self.is_busy:
                 return
-            oldest = flight or next((line[0] for line in self._flights.values() if line), None)
+            oldest = flight or next(iter(self.flights.heads), None)
             has_begun = oldest is None or oldest.begun_s
             is_late = time.monotonic() - begun_s > limit_s
             if is_late and timeout_s is None and (oldest is None or oldest.is_passed):
                 # This rank's part is over: only another rank's call is waited for.
                 mine, sequence = self.group.rank, self.calls.compared + 1
-                self._give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
+                self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
                 continue
             if is_late and (timeout_s is not None or not has_begun):
                 name = oldest.name if oldest else "a call on GPU arrays"
@@ -412,13 +360,10 @@ class Issuer:
     def close(self) -> None:
         """Let go of everything; what is under way is nobody's concern any more."""
         with self.lock:
-            for flights in self._flights.values():
-                for flight in flights:
-                    self.streams.give_back(*filter(None, (flight.start, flight.end)))
-                    flight.start = flight.end = 0
-                    flight.keep = None
-            self._flights.clear()
-            self._n_flights = 0
+            for flight in self.flights.clear():
+                self.streams.give_back(*filter(None, (flight.start, flight.end)))
+                flight.start = flight.end = 0
+                flight.keep = None
             self.streams.close()
 
 

@@ -6,7 +6,8 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpucoll.backends.gpu.flight import Departure, Express, Flight
+from gpucoll.backends.gpu.express import Express, Function
+from gpucoll.backends.gpu.flight import Departure, Flight
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
@@ -91,31 +92,26 @@ class Connected:
             self._look_for_capture(departure)  # refused: nothing may be asked for in a capture
         self.issuer.synchronize()
 
-    def issue_express(
-        self, departure: Departure, express: Express, addresses: tuple[int, int]
-    ) -> Flight | None:
-        """Do the same in one compiled step; None: nothing was done, it is for `issue`."""
-        issuer = self.issuer
-        with issuer.lock:
-            handle = self.backend.connection.handle
-            return issuer.issue_express(departure, express, addresses, handle) if handle else None
-
     def express(
-        self, signatures: Sequence[Signature], launches: Sequence[Launch]
+        self, name: str, signatures: Sequence[Signature], launches: Sequence[Launch]
     ) -> tuple[Express, tuple[int, int]] | None:
-        """Return a call and its addresses for `issue_express`, where there is no more to it."""
+        """Return what makes such a call in one compiled step, where there is no more to it.
+
+        And the addresses that this one is given.
+        """
         if len(signatures) != 1 or len(launches) != 1:
             return None
-        launch, block = launches[0], signatures[0].block
+        launch = launches[0]
         if launch.call is None or launch.factor is not None:
             return None
-        name, arguments = launch.call
+        symbol, arguments = launch.call
         if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
             return None
         source, destination, *settings = (int(argument or 0) for argument in arguments)
-        function, settle = self.backend.function(name)
-        express = Express(int(block.words.ctypes.data), function, tuple(settings), settle)
-        return express, (source, destination)
+        address, settle = self.backend.function(symbol)
+        function = Function(address, settings, settle)
+        made = Express(self.issuer, name, signatures[0], function, self.backend.connection)
+        return made, (source, destination)
 
     def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""

@@ -26,7 +26,7 @@ from gpucoll.errors import (
     StateError,
 )
 from gpucoll.gpu_call import GpuCall
-from gpucoll.gpu_recipes import Recipes
+from gpucoll.gpu_recipes import Recipes, Shelf
 from gpucoll.gpu_work import GpuWork
 from gpucoll.preparation import Prepared
 from gpucoll.types import Collective
@@ -254,24 +254,33 @@ class GpuCalls:
         launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
         departure = _departure(connected, call, launches, call.address)
-        found = connected.express(departure.signatures, launches)
+        found = connected.express(call.name, departure.signatures, launches)
         current_stream = streams.current_stream_of(call.template)
-        entering = self._entering
+
+        def depart(stream: int) -> Flight:
+            if found is not None:
+                express, (source, destination) = found
+                keep, limit_s = departure.keep, departure.timeout_s
+                flight: Flight | None = express.issue(
+                    source, destination, stream, stream, keep, limit_s
+                )
+                if flight is not None:
+                    return flight
+            departure.stream = stream
+            issued: Flight = connected.issue(departure)
+            return issued
 
         def run() -> int:
             if self.grouped is not None:
                 self.grouped.append(replace(call, stream=current_stream()))
                 return 0
-            if not entering.acquire(blocking=False):
+            if not self._entering.acquire(False):
                 self._refuse_second_thread()
             try:
                 self._group.check_open()
-                departure.stream = current_stream()
-                flight = connected.issue_express(departure, *found) if found else None
-                if flight is None:
-                    flight = connected.issue(departure)
+                flight = depart(current_stream())
             finally:
-                entering.release()
+                self._entering.release()
             if synchronizes:
                 connected.issuer.synchronize(flight)
             return 0
@@ -282,6 +291,7 @@ class GpuCalls:
 
     def repeat(
         self,
+        shelf: Shelf,
         collective: Collective,
         x: Any,
         given: dict[str, Any],
@@ -290,34 +300,15 @@ class GpuCalls:
     ) -> Any:
         """Make a call of a kind that was made before; None: nothing was done, it is for `call`.
 
-        `x` is of a type in `recipes.libraries`; the call is for its current stream.
+        `shelf` is the one in `recipes` for arrays of x's type; the call is for its current stream.
         """
-        connected = self._connected
-        if (
-            connected is None
-            or self.grouped is not None
-            or not (timeout_s is None or timeout_s > 0)
-        ):
+        if self.grouped is not None or not (timeout_s is None or timeout_s > 0):
             return None
-        if not self._entering.acquire(blocking=False):
+        if not self._entering.acquire(False):
             self._refuse_second_thread()
         try:
             self._group.check_open()
-            ready = self.recipes.find(collective, x, given)
-            if ready is None:
-                return None
-            name, express, addresses, template, keep, finish = ready
-            stream = template.stream
-            if async_op:
-                stream = connected.issuer.own_stream
-                connected.issuer.follow(stream, template.stream)
-            departure = Departure(name, (), (), stream, keep, True, timeout_s)
-            flight = connected.issue_express(departure, express, addresses)
-            if flight is None:
-                return None
-            if async_op:
-                return _work(connected, flight, finish, template)
-            return finish()
+            return shelf.repeat(collective, x, given, async_op, timeout_s)
         finally:
             self._entering.release()
 
@@ -385,6 +376,7 @@ class GpuCalls:
         """Wait for all calls, raise what went wrong, let go of the GPU."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
+            self.recipes = Recipes()
             self.refusal = "the communicator is closed"
             connected.close(CLOSING_S)
 
@@ -397,6 +389,7 @@ class GpuCalls:
         """Let go of everything without waiting: at the end of the process, or after an error."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
+            self.recipes = Recipes()
             if self._group.is_forked:
                 return  # the GPU is its parent's
             with contextlib.suppress(GpucollError):

@@ -141,9 +141,9 @@ def leave_works(rank):
         kit = rank.kit
         for _ in range(3000):
             comm.all_reduce(full(kit, 1, 8), async_op=True)
-        backlog = issuer_of(comm)._n_flights
+        backlog = issuer_of(comm).flights.count
         comm.check()
-        left = issuer_of(comm)._n_flights
+        left = issuer_of(comm).flights.count
     after = [rank.control.count(what) for what in ("events", "streams")]
     return backlog <= 1024, left, before == after
 
@@ -235,8 +235,9 @@ def use_another_gpus_stream(rank):
         with kit.cupy.cuda.Device(5):
             stream = kit.stream()
             elsewhere = full(kit, 1)
-        with pytest.raises(ArgumentError, match="belongs to another GPU"):
-            comm.all_reduce(full(kit, 1), stream=stream)
+        for async_op in (False, True):
+            with pytest.raises(ArgumentError, match="belongs to another GPU"):
+                comm.all_reduce(full(kit, 1), stream=stream, async_op=async_op)
         with pytest.raises(ArgumentError, match=r"lies on cuda:5, but .* is cuda:\d: one device"):
             comm.all_reduce(elsewhere)
         with pytest.raises(ArgumentError, match=r"lie on different devices"):

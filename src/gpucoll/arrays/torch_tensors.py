@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Hashable
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,17 @@ def look(x: Any, what: str) -> View:
     template = Template(tuple(x.shape), name, item_bytes, _THIS, device, stream, None, native)
     strides = None if x.is_contiguous() else tuple(step * item_bytes for step in x.stride())
     return View(template, address, x, strides)
+
+
+def glance(x: Any) -> tuple[Hashable, int] | None:
+    """Say quickly what sort of tensor x is, and where it lies; None where it must be looked at."""
+    try:
+        if x.requires_grad or x.is_nested:  # as an output, and without a shape
+            return None
+        sort = (x.shape, x.dtype, x.device, x.is_contiguous(), x.layout, x.is_conj(), x.is_neg())
+        return sort, x.data_ptr()
+    except RuntimeError:  # no memory of its own
+        return None
 
 
 def look_at_out(out: Any) -> View:

@@ -208,6 +208,7 @@ class DriverDevice:
     def addresses(self) -> dict[str, int]:
         return {
             "RECORD": address_of(self.record_event),
+            "WAIT": address_of(self.stream_wait_event),
             "IS_CAPTURING": address_of(self._stream_is_capturing),
         }
 
