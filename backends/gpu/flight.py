@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.backends.gpu.signature import Signature
+from gpucoll.backends.gpu.streams import Streams
 
 
 @dataclass(slots=True)
@@ -33,6 +34,8 @@ class Departure:
     is_captured : bool
         Whether a graph is being captured from the stream, so that nothing runs now: for the backend
         to find out.
+    is_awaited : bool
+        Whether other streams may be told to wait for it.
     """
 
     name: str
@@ -43,6 +46,7 @@ class Departure:
     is_own: bool = False
     timeout_s: float | None = None
     is_captured: bool = False
+    is_awaited: bool = False
 
 
 class Flight:
@@ -71,8 +75,8 @@ class Flight:
     """
 
     __slots__ = (
-        "begun_s", "end", "is_done", "is_passed", "keep", "name", "sequence", "start", "stream",
-        "timeout_s",
+        "__weakref__", "begun_s", "end", "is_done", "is_passed", "keep", "name", "sequence",
+        "start", "stream", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -125,9 +129,12 @@ class Flights:
         """The oldest call on each stream."""
         return [line[0] for line in self.lines.values()]
 
-    def clear(self) -> list[Flight]:
-        """Forget all of them; return what was there."""
-        found = [flight for line in self.lines.values() for flight in line]
+    def let_go(self, streams: Streams, others: Iterable[Flight] = ()) -> None:
+        """Forget all of them and others: their arrays, and their events to the pool."""
+        lines = (flight for line in self.lines.values() for flight in line)
+        for flight in (*lines, *others):
+            streams.give_back(*filter(None, (flight.start, flight.end)))
+            flight.start = flight.end = 0
+            flight.keep = None
         self.lines.clear()
         self.count = 0
-        return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from gpucoll.backends.gpu.flight import Departure, Flight, Flights
@@ -71,6 +72,8 @@ class Issuer:
         self._failure_of_library = failure_of_library
         self._abort_library = abort_library
         self.flights = Flights()
+        self._captured: weakref.WeakSet[Flight] = weakref.WeakSet()
+        """Captured calls that can still be waited for."""
         self._gone_since: dict[int, float] = {}
         self._looked_for_peers_s = 0.0
 
@@ -99,20 +102,33 @@ class Issuer:
                 flights.append(self._begin(departure))
             is_enqueuing = True
             enqueue()
-            for flight in flights:
-                flight.end = self.streams.record(flight.stream)
+            for flight, departure in zip(flights, departures, strict=True):
+                if departure.is_awaited or not departure.is_captured:
+                    flight.end = self.streams.record(flight.stream)
         except BaseException as error:
             if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
                 self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
         for flight, departure in zip(flights, departures, strict=True):
             if departure.is_captured:
-                # A graph's events are never passed: its replays belong to who launches them.
-                flight.is_passed = flight.is_done = True
+                self._leave_to_graph(flight)
             else:
                 self.flights.add(flight)
         self.wake()
         return flights
+
+    def _leave_to_graph(self, flight: Flight) -> None:
+        """Watch a captured call no further: its replays belong to who launches them.
+
+        Its events are never passed. Streams of the capture can be told to wait for its end as long
+        as somebody has the call; then the event is as good as any other.
+        """
+        flight.is_passed = flight.is_done = True
+        if flight.end:
+            self._captured.add(flight)
+            # May be called by the garbage collector anywhere: it only appends to a list.
+            giving_back = weakref.finalize(flight, self.streams.give_back, flight.end)
+            giving_back.atexit = False
 
     def _begin(self, departure: Departure) -> Flight:
         """Post a call, and mark where on the stream it begins."""
@@ -360,10 +376,7 @@ class Issuer:
     def close(self) -> None:
         """Let go of everything; what is under way is nobody's concern any more."""
         with self.lock:
-            for flight in self.flights.clear():
-                self.streams.give_back(*filter(None, (flight.start, flight.end)))
-                flight.start = flight.end = 0
-                flight.keep = None
+            self.flights.let_go(self.streams, self._captured)
             self.streams.close()
 
 

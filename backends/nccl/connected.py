@@ -12,6 +12,7 @@ from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
 from gpucoll.backends.nccl import connecting
+from gpucoll.backends.nccl.abandoned import Estate, end_all, watch_over
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.connection import Connection
 from gpucoll.backends.nccl.launch import Launch, Place
@@ -20,7 +21,15 @@ from gpucoll.control.channel import ControlChannel
 from gpucoll.control.departure_entry import MOST_ARGUMENTS
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
-from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError
+from gpucoll.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+)
+
+GIVING_UP_S = 5.0
+"""How long giving up waits for a thread that is in the driver or in the vendor's library."""
 
 
 class Connected:
@@ -54,6 +63,12 @@ class Connected:
         )
         self._signatures = Signatures(calls, *place)
         self._watcher = Watcher(self.issuer, exits=exits)
+        backend, issuer = self.backend, self.issuer
+        estate = Estate(
+            connection, backend.registrations, backend.scratch, issuer.streams, issuer.flights
+        )
+        self._dropped = watch_over(self, estate)
+        end_all()
 
     def launches(
         self, requests: Sequence[Request], messages: Sequence[MessageRequest]
@@ -165,15 +180,29 @@ class Connected:
         if self._group.was_told:
             self.give_up()
             return
+        self._stop_watching()  # from here on this thread looks itself
         try:
             if issuer.is_busy:  # else all is known to be well, whatever the others did since
                 issuer.synchronize()
         except BaseException:
             self.give_up()
             raise
-        self._watcher.stop()
+        self._dropped.detach()
+        end_all()
         self.backend.close(limit_s)
         issuer.close()
+
+    def _stop_watching(self) -> None:
+        """End the watcher's thread; DeadlineError where it does not end."""
+        group = self._group
+        if not self._watcher.stop(group.timeout_s):
+            group.is_in_use = True
+            raise DeadlineError(
+                f"rank {group.rank} of {group.world_size} waited {group.timeout_s:g} s at close "
+                f"for the thread that watches {self.device.label}: the driver or "
+                f"{self.backend.name.upper()} does not return. What the communicator has on the "
+                "GPU stays there: end the process"
+            )
 
     def note_abort(self) -> None:
         """Give up on the GPU what this rank itself has just given up."""
@@ -181,8 +210,14 @@ class Connected:
         self._group.was_told = True
 
     def give_up(self) -> None:
-        """Let go of everything without waiting."""
-        self._watcher.stop()
-        with self.issuer.lock, contextlib.suppress(GpucollError):
-            self.backend.abort()
-            self.issuer.close()
+        """Let go of everything without waiting for other ranks."""
+        if not self._watcher.stop(GIVING_UP_S) or not self.issuer.lock.acquire(timeout=GIVING_UP_S):
+            self._group.is_in_use = True
+            return  # a thread hangs in the driver or the library: nothing there can be ended
+        self._dropped.detach()
+        try:
+            with contextlib.suppress(GpucollError):
+                self.backend.abort()
+                self.issuer.close()
+        finally:
+            self.issuer.lock.release()

@@ -78,6 +78,11 @@ class GpuCalls:
         """Whether calls are under way."""
         return self._connected is not None and bool(self._connected.issuer.is_busy)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether some thread is making a call at this moment."""
+        return self._entering.locked()
+
     # --- connecting -------------------------------------------------------------------------------
 
     def connect(self, number: int | None, timeout_s: float | None = None) -> None:
@@ -211,14 +216,18 @@ class GpuCalls:
         """Issue on the communicator's own stream, after what is on the caller's now."""
         issuer = connected.issuer
         issuer.follow(issuer.own_stream, call.address)
-        flight = self._issue(connected, call, launches, issuer.own_stream)
+        flight = self._issue(connected, call, launches, issuer.own_stream, is_awaited=True)
         return _work(connected, flight, call.finish, call.template)
 
-    def _issue(self, connected: Any, call: GpuCall, launches: Any, stream: int) -> Any:
+    def _issue(
+        self, connected: Any, call: GpuCall, launches: Any, stream: int, *, is_awaited: bool = False
+    ) -> Any:
         """Issue one call on a stream, behind what its memory was made on."""
         if not call.is_own:
             connected.issuer.follow(stream, call.template.stream)
-        return connected.issue(_departure(connected, call, launches, stream))
+        departure = _departure(connected, call, launches, stream)
+        departure.is_awaited = is_awaited
+        return connected.issue(departure)
 
     def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
         """Make the calls of a group as one group of the library's."""
@@ -251,24 +260,9 @@ class GpuCalls:
     def prepare_plan(self, call: GpuCall) -> Callable[[], int]:
         """Return what makes a call again and again on the current stream; returns 0."""
         connected = self._prepared(call)
-        launches = connected.launches(call.requests, ())
         synchronizes = not streams.is_stream_ordered(call.template.library)
-        departure = _departure(connected, call, launches, call.address)
-        found = connected.express(call.name, departure.signatures, launches)
+        depart = self._departing(connected, call)
         current_stream = streams.current_stream_of(call.template)
-
-        def depart(stream: int) -> Flight:
-            if found is not None:
-                express, (source, destination) = found
-                keep, limit_s = departure.keep, departure.timeout_s
-                flight: Flight | None = express.issue(
-                    source, destination, stream, stream, keep, limit_s
-                )
-                if flight is not None:
-                    return flight
-            departure.stream = stream
-            issued: Flight = connected.issue(departure)
-            return issued
 
         def run() -> int:
             if self.grouped is not None:
@@ -286,6 +280,32 @@ class GpuCalls:
             return 0
 
         return run
+
+    def _departing(self, connected: Any, call: GpuCall) -> Callable[[int], Flight]:
+        """Return what issues a call again and again, on the stream that it is given."""
+        launches = connected.launches(call.requests, ())
+        departure = _departure(connected, call, launches, call.address)
+        found = connected.express(call.name, departure.signatures, launches)
+        made_on = call.template.stream
+        following: set[int] | None = None if call.is_own else {made_on}
+        """Streams that come behind what was there when the plan's memory was made."""
+
+        def depart(stream: int) -> Flight:
+            leader = stream if following is None or stream in following else made_on
+            flight: Flight | None = None
+            if found is not None:
+                express, addresses = found
+                keep, limit_s = departure.keep, departure.timeout_s
+                flight = express.issue(*addresses, stream, leader, keep, limit_s)
+            if flight is None:
+                connected.issuer.follow(stream, leader)
+                departure.stream = stream
+                flight = connected.issue(departure)
+            if following is not None:
+                following.add(stream)
+            return flight
+
+        return depart
 
     # --- calling again ----------------------------------------------------------------------------
 

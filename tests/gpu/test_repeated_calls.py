@@ -227,6 +227,44 @@ def test_an_asynchronous_call_again_follows_its_stream(gpus):
     assert gpus.call_ranks(2, follow_the_stream) == [expected] * 2
 
 
+def plan_on_another_stream(rank):
+    """A plan's own output may have been somebody's whose work is still on the stream."""
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        first, second = kit.stream(), kit.stream()
+        results = []
+        for stream in (first, second):  # so that both are known
+            with stream:
+                comm.all_reduce(full(kit, 0))
+        comm.check()
+        for is_known in (False, True):
+            x, y, z = full(kit, 1, 77), full(kit, 5, 77), full(kit, 0, 77)
+            rank.control.driver_set("delay_us", 5000)
+            with first:
+                for _ in range(20):
+                    z.copy_from(y)
+                address = z.data.ptr
+                del z
+                plan = comm.plan_all_reduce(x)
+            assert plan.out.data.ptr == address, "the pool gives other memory: nothing is tested"
+            with second:
+                plan()
+                if is_known:
+                    plan()
+                second.synchronize()
+                rank.control.driver_set("delay_us", 0)
+                first.synchronize()
+            comm.check()
+            results.append(plan.out.get()[0])
+            del plan
+        return results
+
+
+def test_a_plan_follows_the_stream_on_which_its_output_was_made(gpus):
+    assert gpus.call_ranks(2, plan_on_another_stream) == [[2.0, 2.0]] * 2
+
+
 class Foreign:
     """An array that only says where it lies, and whether it may be written."""
 
