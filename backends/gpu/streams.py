@@ -40,8 +40,9 @@ class Streams:
             )
         if not self._device.owns_stream(stream):
             raise ArgumentError(
-                f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "
-                f"are on {self._device.label}"
+                f"the stream {stream:#x} belongs to another GPU; this communicator's is "
+                f"{self._device.label}. Give one that was made while {self._device.label} was the "
+                "current device, or leave stream= out"
             )
         if len(self.known) >= _KNOWN_STREAMS:
             self.known.clear()

@@ -122,9 +122,11 @@ class GpuCalls:
             )
         kind, _, number = template.device.partition(":")
         if kind != KINDS[self.pick.backend]:
+            served = KINDS[self.pick.backend]
             raise BackendUnavailableError(
                 f"x lies on {template.device}, but this communicator's backend for GPU arrays is "
-                f"{self.pick.backend}, for {KINDS[self.pick.backend]} devices ({self.pick.reason})"
+                f"{self.pick.backend}, for {served} devices ({self.pick.reason}): copy it to the "
+                "host first"
             )
         if self._connected is None:
             if not call.requests:
@@ -160,8 +162,8 @@ class GpuCalls:
             if label != device.label:
                 raise ArgumentError(
                     f"{name}: an array lies on {label}, but this communicator's GPU is "
-                    f"{device.label}: one device per communicator. Copy it there, or make another "
-                    "communicator (duplicate)"
+                    f"{device.label}: one device per communicator. Copy it there, or make a "
+                    "communicator for it (gpucoll.init(device=...), on every rank)"
                 )
 
     # --- calling ----------------------------------------------------------------------------------
