@@ -17,13 +17,13 @@ VENDORS = pytest.mark.parametrize("vendor", ["nccl", "rccl"])
 
 TELL = """
 import json, sys, ctypes
-from gpucoll.backends.nccl import library
+from gpucoll.backends.nccl import finding, library
 from gpucoll.errors import GpucollError
 for path in sys.argv[2:]:
     ctypes.CDLL(path)
 try:
-    found = library.load(sys.argv[1])
-    assert library.load(sys.argv[1]) is found
+    found = finding.load(sys.argv[1])
+    assert finding.load(sys.argv[1]) is found
     said = [found.path, found.reason, found.version, found.notes(), list(found.absent)]
 except GpucollError as error:
     said = [type(error).__name__, str(error)]
@@ -78,11 +78,11 @@ def test_the_loader_comes_last(doubles, vendor):
     double = doubles.double(vendor)
     code = f"""
 import sys
-from gpucoll.backends.nccl import library
+from gpucoll.backends.nccl import finding, library
 sys.path = [folder for folder in sys.path if "site-packages" not in folder]  # no wheels
-found = list(library.candidates(library.vendor_of({vendor!r})))
+found = list(finding.candidates(finding.vendor_of({vendor!r})))
 path, reason = found[0]
-print(reason, library.Library(library.vendor_of({vendor!r}), found[0]).path)
+print(reason, library.Library(finding.vendor_of({vendor!r}), found[0]).path)
 """
     said = run_python(code, GPUCOLL_CPU_ONLY="0", **double.search_path)
     assert said.strip() == f"the system's loader finds it {double.library}"
@@ -180,10 +180,10 @@ def test_cpu_only():
 
 def use(seat, double):
     double.load()
-    from gpucoll.backends.nccl import library
+    from gpucoll.backends.nccl import finding, library
     from gpucoll.errors import BackendUnavailableError
 
-    found = library.load(double.vendor)
+    found = finding.load(double.vendor)
     assert str(found.functions.ncclGetErrorString(4)).startswith("b'invalid argument")
     first, second = found.unique_id(), found.unique_id()
     assert len(first) == 128
@@ -221,7 +221,7 @@ def test_each_function_stands_once_in_the_table():
 def test_nothing_is_loaded_by_importing():
     code = """
 import sys
-import gpucoll.backends.nccl.library, gpucoll.backends.rccl.vendor, gpucoll.devices
+import gpucoll.backends.nccl.finding, gpucoll.backends.rccl.vendor, gpucoll.devices
 from gpucoll.foreign_library import loaded_copies
 print(loaded_copies("lib(nccl|rccl|cuda|amdhip).*"), "cupy" in sys.modules)
 """
