@@ -70,7 +70,11 @@ class Express:
         )
         self._keep = signature, words
         self._words, self._group, self._flights = calls.words, issuer.group, issuer.flights
-        self._lock, self._streams = issuer.lock, issuer.streams
+        self._lock, self._events, self._known = (
+            issuer.lock,
+            issuer.streams.events,
+            issuer.streams.known,
+        )
 
     def issue(
         self,
@@ -99,8 +103,7 @@ class Express:
             How long it may take from its start on; None: the communicator's default.
         """
         with self._lock:
-            streams, handle = self._streams, self._connection.handle
-            events, known = streams.events, streams.known
+            events, known, handle = self._events, self._known, self._connection.handle
             if (
                 stream not in known
                 or leader not in known

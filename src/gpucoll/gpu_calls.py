@@ -154,22 +154,21 @@ class GpuCalls(GpuConnection):
         launches = connected.launches(call.requests, ())
         departure = _departure(connected, call, launches, call.address)
         found = connected.express(call.name, departure.signatures, launches)
-        made_on = call.template.stream
+        express, (source, destination) = found or (None, (0, 0))
+        keep, limit_s, made_on = departure.keep, departure.timeout_s, call.template.stream
         following: set[int] | None = None if call.is_own else {made_on}
         """Streams that come behind what was there when the plan's memory was made."""
 
         def depart(stream: int) -> Flight:
             leader = stream if following is None or stream in following else made_on
             flight: Flight | None = None
-            if found is not None:
-                express, addresses = found
-                keep, limit_s = departure.keep, departure.timeout_s
-                flight = express.issue(*addresses, stream, leader, keep, limit_s)
+            if express is not None:
+                flight = express.issue(source, destination, stream, leader, keep, limit_s)
             if flight is None:
                 connected.issuer.follow(stream, leader)
                 departure.stream = stream
                 flight = connected.issue(departure)
-            if following is not None:
+            if leader != stream and following is not None:
                 following.add(stream)
             return flight
 

@@ -60,30 +60,58 @@ class Shelf:
         self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
     ) -> None:
         """Keep a recipe of a call that has gone the long way, if there can be one."""
-        request, out = made.request, given.get("out")
-        seen = self._glance(x)
+        found = self._look(collective, x, given)
+        if found is None or found[0] in self._kept:
+            return
+        request, template, recipe = made.request, made.template, None
         source, destination = request.source, request.destination
-        out_sort = None if out is None or out is x else self._glance(out)
         assert source is not None  # see `Recipes.learn`
         assert destination is not None
-        if seen is None or (out is not None and out is not x and out_sort is None):
-            return
-        key = _key(collective, given, seen[0], out is x or (out_sort and out_sort[0]))
-        if key in self._kept:
-            return
-        addresses = source.address, destination.address
-        sizes = source.size_bytes, destination.size_bytes
-        recipe, template = None, made.template
+        if (
+            given.get("out") is not x
+            and source.address < destination.address + destination.size_bytes
+            and destination.address < source.address + source.size_bytes
+        ):
+            return  # in place as a block, which may be done otherwise
         signatures = connected.signatures([request])
         launches = connected.launches([request], ())
-        found = connected.express(collective.spelled, signatures, launches)
-        if found is not None and found[1] == addresses:
+        express = connected.express(collective.spelled, signatures, launches)
+        if express is not None and express[1] == (source.address, destination.address):
             make = partial(template.library.new, template, destination.shape)
-            current_stream = streams.current_stream_of(template)
-            recipe = Recipe(found[0], current_stream, *sizes, make if out is None else None)
+            recipe = Recipe(
+                express[0],
+                streams.current_stream_of(template),
+                source.size_bytes,
+                destination.size_bytes,
+                make if given.get("out") is None else None,
+            )
         if len(self._kept) >= _MOST:
             self._kept.clear()
-        self._kept[key] = recipe
+        self._kept[found[0]] = recipe
+
+    def _look(
+        self, collective: Collective, x: Any, given: dict[str, Any]
+    ) -> tuple[Hashable, int, int] | None:
+        """Return what kind of call this is, and the addresses of x and of `out` (0: there is none).
+
+        None where the arrays must be looked at in full.
+        """
+        seen, out = self._glance(x), given.get("out")
+        if seen is None:
+            return None
+        sort, source = seen
+        out_sort: Hashable = None
+        destination = 0
+        if out is x:
+            out_sort, destination = True, source
+        elif out is not None:
+            if type(out) is not type(x) or (seen := self._glance(out)) is None:
+                return None
+            out_sort, destination = seen
+        root = given.get("root")  # and its type, for False is 0
+        counts = given.get("counts"), given.get("receive_counts")  # with some, it is no recipe's
+        key = collective, given.get("op"), root, type(root), counts, sort, out_sort
+        return key, source, destination
 
     def repeat(
         self,
@@ -94,30 +122,21 @@ class Shelf:
         timeout_s: float | None,
     ) -> Any:
         """Make a call of a known kind; None: nothing was done, it has to go the long way."""
-        glance, out = self._glance, given.get("out")
-        seen = glance(x)
-        if seen is None:
+        found = self._look(collective, x, given)
+        if found is None:
             return None
-        sort, source = seen
-        out_sort: Hashable = None
-        destination = source
-        if out is x:
-            out_sort = True
-        elif out is not None:
-            if type(out) is not type(x) or (seen := glance(out)) is None:
-                return None
-            out_sort, destination = seen
+        key, source, destination = found
         try:
-            recipe = self._kept.get(_key(collective, given, sort, out_sort))
+            recipe = self._kept.get(key)
         except TypeError:  # something that cannot be a key is no argument either
             return None
         if recipe is None:
             return None
         express, current_stream, source_bytes, destination_bytes, make = recipe
-        made = None
+        out, made = given.get("out"), None
         if make is not None:
             made = make()
-            destination = made.buffer.address
+            destination, out = made.buffer.address, made.buffer.owner
         elif (
             out is not x
             and source < destination + destination_bytes
@@ -126,13 +145,12 @@ class Shelf:
             return None  # in place, or an error
         if not source or not destination:
             return None
-        if self._device is not None and not self._are_there(source, destination):
+        if self._device is not None and not _are_there(self._device, source, destination):
             return None
         stream = leader = current_stream()
         if async_op:
             stream = express.issuer.own_stream
-        keep = x, out if made is None else made.buffer.owner
-        flight = express.issue(source, destination, stream, leader, keep, timeout_s)
+        flight = express.issue(source, destination, stream, leader, (x, out), timeout_s)
         if flight is None:
             return None
         if async_op:
@@ -146,11 +164,6 @@ class Shelf:
     def _finish(self, out: Any) -> Any:
         self._complete(out, None)
         return out
-
-    def _are_there(self, *addresses: int) -> bool:
-        device = self._device
-        assert device is not None
-        return all(device.device_of(address) == device.number for address in addresses)
 
 
 class Recipes(dict[type, Shelf]):
@@ -176,10 +189,6 @@ class Recipes(dict[type, Shelf]):
         self[type(x)].learn(collective, x, given, made, connected)
 
 
-def _key(
-    collective: Collective, given: dict[str, Any], sort: Hashable, out_sort: Hashable
-) -> Hashable:
-    """Return what kind of call this is; that of one with counts is no recipe's."""
-    root = given.get("root")  # and its type, for False is 0
-    counts = given.get("counts"), given.get("receive_counts")
-    return collective, given.get("op"), root, type(root), counts, sort, out_sort
+def _are_there(device: Device, *addresses: int) -> bool:
+    """Return whether these are addresses of memory on a device."""
+    return all(device.device_of(address) == device.number for address in addresses)

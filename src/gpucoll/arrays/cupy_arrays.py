@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import cupy
@@ -73,10 +73,10 @@ def adopt(array: Any, template: Template) -> Any:
     return cupy.ndarray(array.shape, dtype, pointer)
 
 
-def current_stream(template: Template) -> int:
-    """Return the address of the stream on which CuPy works now."""
-    address: int = cupy.cuda.get_current_stream(template.native[1]).ptr
-    return address
+def current_stream_of(template: Template) -> Callable[[], int]:
+    """Return what tells the address of the stream on which CuPy works now."""
+    number, ask = template.native[1], cupy.cuda.get_current_stream
+    return lambda: ask(number).ptr
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
@@ -134,9 +134,12 @@ def adopt(array: Any, template: Template) -> Any:
     return torch.from_dlpack(array)
 
 
-def current_stream(template: Template) -> int:
-    """Return the address of the stream on which PyTorch works now."""
-    return _place(template.native[1])[1]
+def current_stream_of(template: Template) -> Callable[[], int]:
+    """Return what tells the address of the stream on which PyTorch works now."""
+    device = template.native[1]
+    if device.type != "cuda":
+        return lambda: 0
+    return lambda: torch.cuda.current_stream(device).cuda_stream
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
