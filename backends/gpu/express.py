@@ -122,8 +122,7 @@ class Express:
                         return None
                     self._finish(result, stream, end)
                 limit_s = self._group.timeout_s if timeout_s is None else timeout_s
-                sequence = self._words[SEQUENCE]
-                flight = Flight(sequence, self._name, stream, limit_s, keep, start, end)
+                flight = Flight(before + 1, self._name, stream, limit_s, keep, start, end)
                 self._flights.add(flight)
             except BaseException as error:
                 if self._words[SEQUENCE] != before:

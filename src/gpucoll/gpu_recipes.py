@@ -21,8 +21,9 @@ from gpucoll.backends.gpu.express import Express
 from gpucoll.devices import Device
 from gpucoll.gpu_work import GpuWork
 from gpucoll.preparation import Prepared
-from gpucoll.types import Collective
+from gpucoll.types import WITH_COUNTS, Collective
 
+_WITH_COUNTS = frozenset(WITH_COUNTS)
 _MOST = 1024
 """How many are kept for a type of array, as of signatures."""
 
@@ -94,10 +95,10 @@ class Shelf:
     ) -> tuple[Hashable, int, int] | None:
         """Return what kind of call this is, and the addresses of x and of `out` (0: there is none).
 
-        None where the arrays must be looked at in full.
+        None where the arrays must be looked at in full, or their rows are counted.
         """
         seen, out = self._glance(x), given.get("out")
-        if seen is None:
+        if seen is None or (collective in _WITH_COUNTS and _has_counts(given)):
             return None
         sort, source = seen
         out_sort: Hashable = None
@@ -109,8 +110,7 @@ class Shelf:
                 return None
             out_sort, destination = seen
         root = given.get("root")  # and its type, for False is 0
-        counts = given.get("counts"), given.get("receive_counts")  # with some, it is no recipe's
-        key = collective, given.get("op"), root, type(root), counts, sort, out_sort
+        key = collective, given.get("op"), root, type(root), sort, out_sort
         return key, source, destination
 
     def repeat(
@@ -164,6 +164,10 @@ class Shelf:
     def _finish(self, out: Any) -> Any:
         self._complete(out, None)
         return out
+
+
+def _has_counts(given: dict[str, Any]) -> bool:
+    return given.get("counts") is not None or given.get("receive_counts") is not None
 
 
 class Recipes(dict[type, Shelf]):
