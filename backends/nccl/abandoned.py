@@ -43,24 +43,24 @@ class Estate(NamedTuple):
             self.registrations.collect()
 
 
-_left: deque[Estate] = deque()
+_left: deque[tuple[int, Estate]] = deque()
+"""With the process whose it is: a forked child has copies, and must not touch its parent's GPU."""
 
 
-def watch_over(owner: object, estate: Estate) -> weakref.finalize[[Estate, int], Any]:
-    """Queue what the owner has when it is dropped; `detach` the finalizer where it was closed."""
-    finalizer = weakref.finalize(owner, _leave, estate, os.getpid())
+def watch_over(owner: object, estate: Estate) -> weakref.finalize[[tuple[int, Estate]], Any]:
+    """Queue what the owner has when it is dropped; `detach` the finalizer where it was closed.
+
+    The garbage collector calls it, anywhere: appending to a deque takes no lock.
+    """
+    finalizer = weakref.finalize(owner, _left.append, (os.getpid(), estate))
     finalizer.atexit = False  # the process takes everything with it
     return finalizer
 
 
-def _leave(estate: Estate, process: int) -> None:
-    """Queue an estate. The garbage collector calls it, anywhere: appending takes no lock."""
-    if process == os.getpid():  # not in a forked child: the GPU is the parent's
-        _left.append(estate)
-
-
 def end_all() -> None:
-    """End what dropped communicators have left. Not from a garbage collection."""
+    """End what dropped communicators of this process have left. Not from a garbage collection."""
     with contextlib.suppress(IndexError):
         while True:
-            _left.popleft().end()
+            process, estate = _left.popleft()
+            if process == os.getpid():
+                estate.end()

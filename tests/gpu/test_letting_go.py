@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
 import warnings
 import weakref
@@ -172,3 +173,24 @@ def test_what_a_forgotten_communicator_leaves(rank_server, gpus, connects):
         arguments = gpus.double, forget_one, (connects,)
         found = pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables)
     assert found == [((1, 0, True), (True, True), 3.0, True)]
+
+
+def forget_and_fork(rank):
+    """A forked child has a copy of the queue, and touches nothing of its parent's GPU."""
+    forget(rank)
+    aborts = rank.control.calls("ncclCommAbort")
+    child = os.fork()
+    if not child:
+        abandoned.end_all()
+        os._exit(rank.control.calls("ncclCommAbort") - aborts)
+    _, status = os.waitpid(child, 0)
+    in_child = os.waitstatus_to_exitcode(status), len(abandoned._left)
+    abandoned.end_all()
+    return in_child, rank.control.communicators
+
+
+def test_what_is_left_is_not_a_forked_childs(rank_server, gpus):
+    with rank_server.fork(1) as pool:
+        arguments = gpus.double, forget_and_fork, ()
+        found = pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables)
+    assert found == [((0, 1), 0)]

@@ -153,6 +153,26 @@ def test_nothing_is_taken_for_what_it_is_not(gpus):
         assert results == [True] * len(results)
 
 
+def count_the_rows(comm, kit):
+    """A call with counts is no call of the kind without, whatever else they have in common."""
+    size, results = comm.world_size, []
+    counted, x = warm(comm, kit), full(kit, comm.rank)
+    for place in range(3):
+        comm.check()
+        counted.take()
+        found = comm.all_gather(x)
+        results.append((kit.read(found).shape, counted.take() == (place > 0)))
+        found = comm.all_gather(x, counts=[COUNT] * size)
+        results.append((kit.read(found).shape, counted.take() == 0))
+        with pytest.raises(ArgumentError, match="counts"):
+            comm.all_gather(x, counts=[COUNT - 1] * size)
+    return results
+
+
+def test_counts_are_not_overlooked(gpus):
+    assert gpus.call(2, count_the_rows) == [[((2 * COUNT,), True)] * 6] * 2
+
+
 # --- bad input stays bad --------------------------------------------------------------------------
 
 
