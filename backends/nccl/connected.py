@@ -67,7 +67,8 @@ class Connected:
         estate = Estate(
             connection, backend.registrations, backend.scratch, issuer.streams, issuer.flights
         )
-        self._dropped = watch_over(self, estate)
+        # Works and plans have the issuer, too: as long as somebody has one, its call goes on.
+        self._dropped = watch_over(issuer, estate)
         end_all()
 
     def launches(

@@ -175,6 +175,35 @@ def test_what_a_forgotten_communicator_leaves(rank_server, gpus, connects):
     assert found == [((1, 0, True), (True, True), 3.0, True)]
 
 
+def keep_a_work(rank):
+    """A Work keeps what its call needs, whatever becomes of the communicator's own object."""
+    kit, control = rank.kit, rank.control
+    comm = rank.init(device=rank.rank, on_async_error="raise")
+    comm.all_reduce(full(kit, 1))
+    comm.check()
+    with control.held():
+        work = comm.all_reduce(full(kit, 3), async_op=True)
+        del comm
+        gc.collect()
+        abandoned.end_all()
+        between = control.communicators
+    work.synchronize()
+    value = kit.read(work.wait())[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del work
+        until(lambda: gc.collect() >= 0 and len(abandoned._left) == 1)
+    abandoned.end_all()
+    return between, value, control.communicators
+
+
+def test_a_work_outlives_a_forgotten_communicator(rank_server, gpus):
+    with rank_server.fork(1) as pool:
+        arguments = gpus.double, keep_a_work, ()
+        found = pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables)
+    assert found == [(1, 3.0, 0)]
+
+
 def forget_and_fork(rank):
     """A forked child has a copy of the queue, and touches nothing of its parent's GPU."""
     forget(rank)
