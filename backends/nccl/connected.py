@@ -104,8 +104,7 @@ class Connected:
         The driver waits for them, too, but without a deadline: the watcher could not end what hangs
         there while this thread is in the driver and holds the lock.
         """
-        with self.device:
-            self._look_for_capture(departure)  # refused: nothing may be asked for in a capture
+        self.refuse_capture(departure)  # where nothing may be asked for
         self.issuer.synchronize()
 
     def express(
@@ -146,6 +145,11 @@ class Connected:
     def _check_groupable(self, departure: Departure) -> None:
         for launch in departure.launches:
             self.backend.check_groupable(launch, departure.name)
+
+    def refuse_capture(self, departure: Departure) -> None:
+        """Raise where a graph is captured that this cannot be part of: before anything joins it."""
+        with self.device:
+            self._look_for_capture(departure)
 
     def _look_for_capture(self, departure: Departure) -> None:
         """Note whether a graph is being captured; refuse what cannot be part of one."""

@@ -47,6 +47,8 @@ class GpuCalls(GpuConnection):
         with self._alone():
             connected = self._prepared(call)
             launches = connected.launches(call.requests, call.messages)
+            if async_op or not call.is_own:  # then other streams come into it
+                connected.refuse_capture(_departure(connected, call, launches, call.address))
             if async_op:
                 return self._issue_beside(connected, call, launches)
             flight = self._issue(connected, call, launches, call.address)

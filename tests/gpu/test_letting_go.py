@@ -14,7 +14,7 @@ from tests.faults.test_ends import until
 from tests.gpu.conftest import in_rank
 
 from gpucoll.backends.nccl import abandoned
-from gpucoll.errors import DeadlineError, StateError
+from gpucoll.errors import ArgumentError, DeadlineError, StateError
 
 
 def full(kit, value, count=1000):
@@ -60,6 +60,33 @@ def leave_captures(rank):
 
 def test_captured_calls_leave_no_events(gpus):
     assert gpus.call_ranks(2, leave_captures) == [(True, 2.0, 0)] * 2
+
+
+def refuse_in_a_capture(rank):
+    """What cannot be captured draws no other stream into the capture: it would end in an error."""
+    with rank.init() as comm:
+        kit = rank.kit
+        x, out, stream = full(kit, 1), full(kit, 0), kit.stream()
+        comm.all_reduce(x, async_op=True).wait()
+        comm.check()
+        issuer = comm._gpu._connected.issuer
+        calls = (
+            lambda: comm.all_reduce(x, async_op=True),
+            lambda: comm.scan(x, out=out, async_op=True),
+            lambda: comm.all_reduce(x),
+        )
+        with stream, rank.control.captured(stream.ptr) as graph:
+            for call in calls:
+                with pytest.raises(ArgumentError, match="captured graph"):
+                    call()
+            with issuer.device:
+                drawn_in = issuer.device.is_capturing(issuer.own_stream)
+        graph.close()
+        return drawn_in, kit.read(comm.all_reduce(x))[0]
+
+
+def test_what_is_refused_leaves_a_capture_alone(gpus):
+    assert gpus.call_ranks(2, refuse_in_a_capture) == [(False, 2.0)] * 2
 
 
 # --- threads --------------------------------------------------------------------------------------

@@ -332,6 +332,8 @@ def capture(rank):
                 lambda: comm.all_reduce(x),
                 lambda: comm.scan(x, out=out),
                 lambda: comm.all_reduce([x]),
+                lambda: comm.all_reduce(x, async_op=True),
+                lambda: comm.scan(x, out=out, async_op=True),
             ):
                 with pytest.raises(ArgumentError, match="captured graph"):
                     refused()
