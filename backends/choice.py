@@ -94,8 +94,11 @@ def _for_gpus(seen: Sequence[Seen]) -> Pick:
     for rank, item in enumerate(seen):
         by_kind[item.kind].append(rank)
     if without := by_kind.pop("", []):
-        where = "" if len(without) == len(seen) else f" on {_ranks(without)}"
-        return Pick("", f"no GPU{where}: {seen[without[0]].reason}")
+        reason = seen[without[0]].reason
+        if len(without) == len(seen):
+            return Pick("", f"no GPU: {reason}")
+        remedy = "start ranks only where there are GPUs, or copy to the host"
+        return Pick("", f"no GPU on {_ranks(without)}: {reason}; {remedy}")
     if len(by_kind) > 1:
         kinds = ", ".join(f"{kind} on {_ranks(ranks)}" for kind, ranks in sorted(by_kind.items()))
         return Pick(

@@ -27,8 +27,8 @@ import gpucoll
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.bench.argument_types import count, size
 from gpucoll.bench.environment import cpu_model, version_of
+from gpucoll.kernels.block_message import BLOCK
 from gpucoll.kernels.cpu import pack, quantise
-from gpucoll.kernels.cpu.block_codes import BLOCK
 from gpucoll.kernels.cpu.convert import convert_kernel
 from gpucoll.types import COMPRESSIONS
 from gpucoll.version import __version__

@@ -24,8 +24,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.kernels.block_message import message_bytes
 from gpucoll.kernels.gpu.pack import cast, prepare_pack, prepare_unpack
-from gpucoll.kernels.gpu.quantise import dequantise, message_bytes, quantise
+from gpucoll.kernels.gpu.quantise import dequantise, quantise
 from gpucoll.kernels.gpu.reduce import reduce_arrays, ring_step
 from gpucoll.types import ReduceOp
 

@@ -82,6 +82,7 @@ def calls_of_gpucoll(comm: Any, cupy: Any) -> Rows:
     yield PLAN, comm.plan_all_reduce(x, out=x)
     yield CALL, lambda: comm.all_reduce(x, out=x)
     yield "all_reduce(x, out=y)", lambda: comm.all_reduce(x, out=y)
+    yield "the library's empty(), alone", lambda: cupy.empty((COUNT,), "float32")
     yield "all_reduce(x)", lambda: comm.all_reduce(x)
     yield "all_reduce(x, out=y, async_op=True)", lambda: comm.all_reduce(x, out=y, async_op=True)
 

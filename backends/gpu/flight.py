@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpucoll.backends.gpu.signature import Signature
-
-
-class Express(NamedTuple):
-    """A call that is one signature and one function of the library's: for compiled code."""
-
-    block: int
-    """Address of the call block that is posted."""
-    function: int
-    """Its address."""
-    settings: tuple[int, ...]
-    """Its arguments between the two addresses and the communicator."""
-    settle: Callable[[int], None]
-    """Raises what a code of the function's means, once it is final."""
+from gpucoll.backends.gpu.streams import Streams
 
 
 @dataclass(slots=True)
@@ -45,6 +34,8 @@ class Departure:
     is_captured : bool
         Whether a graph is being captured from the stream, so that nothing runs now: for the backend
         to find out.
+    is_awaited : bool
+        Whether other streams may be told to wait for it.
     """
 
     name: str
@@ -55,6 +46,7 @@ class Departure:
     is_own: bool = False
     timeout_s: float | None = None
     is_captured: bool = False
+    is_awaited: bool = False
 
 
 class Flight:
@@ -83,8 +75,8 @@ class Flight:
     """
 
     __slots__ = (
-        "begun_s", "end", "is_done", "is_passed", "keep", "name", "sequence", "start", "stream",
-        "timeout_s",
+        "__weakref__", "begun_s", "end", "is_done", "is_passed", "keep", "name", "sequence",
+        "start", "stream", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -106,3 +98,43 @@ class Flight:
         self.end = end
         self.begun_s = 0.0
         self.is_passed = self.is_done = False
+
+
+class Flights:
+    """The calls under way: on each stream they end in order.
+
+    Attributes
+    ----------
+    lines : dict of int to deque of Flight
+        By stream, the oldest first; no line is empty.
+    count : int
+        Of all of them.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[int, deque[Flight]] = {}
+        self.count = 0
+
+    def add(self, flight: Flight) -> None:
+        """Put a call behind those on its stream."""
+        line = self.lines.get(flight.stream)
+        if line is None:
+            self.lines[flight.stream] = deque((flight,))
+        else:
+            line.append(flight)
+        self.count += 1
+
+    @property
+    def heads(self) -> list[Flight]:
+        """The oldest call on each stream."""
+        return [line[0] for line in self.lines.values()]
+
+    def let_go(self, streams: Streams, others: Iterable[Flight] = ()) -> None:
+        """Forget all of them and others: their arrays, and their events to the pool."""
+        lines = (flight for line in self.lines.values() for flight in line)
+        for flight in (*lines, *others):
+            streams.give_back(*filter(None, (flight.start, flight.end)))
+            flight.start = flight.end = 0
+            flight.keep = None
+        self.lines.clear()
+        self.count = 0

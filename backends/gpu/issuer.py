@@ -1,81 +1,36 @@
-"""Puts calls on streams, and finds out beside them how they end.
+"""Puts calls on streams.
 
-The caller pays for a record in shared memory and two events. Everything else is looked at later, by
-the watcher's thread or by whoever asks for certainty (`Issuer.look`): whether all ranks made the
-same call, whether it is done, late, or will never be, whether the vendor's library has failed. Then
-the communicator is given up: for the other ranks by the segment's abort word, and on this GPU by
-the backend's `abort`, which ends what hangs there.
+The caller pays for a record in shared memory and two events. Everything else is looked at later:
+`gpucoll.backends.gpu.lookout`.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections import deque
+import weakref
 from collections.abc import Callable, Sequence
+from typing import Any
 
-from gpucoll.backends.gpu.flight import Departure, Express, Flight
-from gpucoll.backends.gpu.streams import Streams
-from gpucoll.control import diagnosis
-from gpucoll.control.departure_entry import Step
-from gpucoll.control.enqueued import EnqueuedCalls
-from gpucoll.control.group import HostGroup
-from gpucoll.devices import Device
-from gpucoll.errors import BackendError, DeadlineError, GpucollError
-from gpucoll.transport.layout import EVENT_ABORT, Abort, Status
+from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.lookout import PAUSES_S, Lookout
+from gpucoll.devices import PER_THREAD_STREAM
+from gpucoll.transport.layout import Abort, Status
 
 MOST_FLIGHTS = 1024
 """How many calls may be under way; a GPU's own queue holds about as many."""
-LOST_AFTER_S = 0.03
-"""How long a call may go on after a rank has ended: it may have done its part."""
-_PAUSES_S = (20e-6, 2e-3)
-_LOOK_FOR_PEERS_S = 0.01
 
 
-class Issuer:
-    """The calls of one rank on one GPU.
+class Issuer(Lookout):
+    """The calls of one rank on one GPU; made as a `Lookout`."""
 
-    Parameters
-    ----------
-    group : HostGroup
-        The ranks.
-    calls : EnqueuedCalls
-        Where calls are posted and compared.
-    device : Device
-        This rank's GPU.
-    failure_of_library : callable
-        Returns what the vendor's library has to report, or None. Must not wait.
-    abort_library : callable
-        Ends what runs on the GPU for this communicator.
-    """
-
-    def __init__(
-        self,
-        group: HostGroup,
-        calls: EnqueuedCalls,
-        device: Device,
-        failure_of_library: Callable[[], GpucollError | None],
-        abort_library: Callable[[], None],
-    ) -> None:
-        self.group = group
-        self.calls = calls
-        self.device = device
-        self.streams = Streams(device)
-        self.failure: GpucollError | None = None
-        """Why the communicator was given up."""
-        self.failed_at_s = 0.0
-        self.lock = threading.RLock()
-        """Held while the vendor's library is called."""
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
-        self._depart = calls.departer(device)
-        self._failure_of_library = failure_of_library
-        self._abort_library = abort_library
-        self._flights: dict[int, deque[Flight]] = {}
-        """By stream: on each they end in order."""
-        self._n_flights = 0
-        self._gone_since: dict[int, float] = {}
-        self._looked_for_peers_s = 0.0
+        self.road = self.calls.road(self.device)
+        """For calls that go in one compiled step: `gpucoll.backends.gpu.express`."""
+        self._captured: weakref.WeakSet[Flight] = weakref.WeakSet()
+        """Captured calls that can still be waited for."""
 
     # --- issuing ----------------------------------------------------------------------------------
 
@@ -93,7 +48,7 @@ class Issuer:
         """
         for departure in departures:
             self.streams.check(departure.stream)
-        if self._n_flights >= MOST_FLIGHTS:
+        if self.flights.count >= MOST_FLIGHTS:
             self._make_room(self._limit_s(departures[0]))
         flights: list[Flight] = []
         before, is_enqueuing = self.calls.sequence, False
@@ -102,73 +57,33 @@ class Issuer:
                 flights.append(self._begin(departure))
             is_enqueuing = True
             enqueue()
-            for flight in flights:
-                flight.end = self.streams.record(flight.stream)
+            for flight, departure in zip(flights, departures, strict=True):
+                if departure.is_awaited or not departure.is_captured:
+                    flight.end = self.streams.record(flight.stream)
         except BaseException as error:
             if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
-                self._give_up(Abort.BACKEND, self.group.rank, None, error)
+                self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
         for flight, departure in zip(flights, departures, strict=True):
             if departure.is_captured:
-                # A graph's events are never passed: its replays belong to who launches them.
-                flight.is_passed = flight.is_done = True
+                self._leave_to_graph(flight)
             else:
-                self._watch(flight)
+                self.flights.add(flight)
         self.wake()
         return flights
 
-    def issue_express(
-        self, departure: Departure, express: Express, addresses: tuple[int, int], handle: int
-    ) -> Flight | None:
-        """Do the same in one compiled step, for the library's communicator of this handle.
+    def _leave_to_graph(self, flight: Flight) -> None:
+        """Watch a captured call no further: its replays belong to who launches them.
 
-        The lock is held; the device need not be current. None: nothing was done, for something is
-        not as usual that `issue` will deal with.
+        Its events are never passed. Streams of the capture can be told to wait for its end as long
+        as somebody has the call; then the event is as good as any other.
         """
-        stream, events = departure.stream, self.streams.events
-        if stream not in self.streams.known or len(events) < 2 or self._n_flights >= MOST_FLIGHTS:
-            return None
-        before = self.calls.sequence
-        start, end = events.pop(), events.pop()
-        block, function, settings, settle = express
-        try:
-            result = self._depart(
-                block, stream, start, end, function, *addresses, *settings, handle, stream
-            )
-            if result:
-                if result >> 32 == Step.NOTHING:
-                    self.streams.give_back(start, end)
-                    return None
-                self._finish_departure(result, settle, stream, end)
-            sequence, limit_s = self.calls.sequence, self._limit_s(departure)
-            name, keep = departure.name, departure.keep
-            flight = Flight(sequence, name, stream, limit_s, keep, start, end)
-            self._watch(flight)
-        except BaseException as error:
-            if self.calls.sequence != before:
-                self._give_up(Abort.BACKEND, self.group.rank, None, error)
-            raise
-        self.wake()
-        return flight
-
-    def _finish_departure(
-        self, result: int, settle: Callable[[int], None], stream: int, end: int
-    ) -> None:
-        """Do what the compiled step has not; raise what went wrong there."""
-        step, code = result >> 32, result & 0xFFFFFFFF
-        with self.device:
-            if step != Step.CALL:
-                self.device.check(code, "record an event")
-            settle(code)  # it may only be in progress
-            self.device.check(self.device.record_event(end, stream), "record an event")
-
-    def _watch(self, flight: Flight) -> None:
-        others = self._flights.get(flight.stream)
-        if others is None:
-            self._flights[flight.stream] = deque((flight,))
-        else:
-            others.append(flight)
-        self._n_flights += 1
+        flight.is_passed = flight.is_done = True
+        if flight.end:
+            self._captured.add(flight)
+            # May be called by the garbage collector anywhere: it only appends to a list.
+            giving_back = weakref.finalize(flight, self.streams.give_back, flight.end)
+            giving_back.atexit = False
 
     def _begin(self, departure: Departure) -> Flight:
         """Post a call, and mark where on the stream it begins."""
@@ -187,7 +102,7 @@ class Issuer:
 
     def _post_late(self, post: Callable[[], int], status: int, limit_s: float) -> None:
         """Post what could not be posted at once; where the ring is full, wait for the slowest."""
-        begun_s, pause_s = time.monotonic(), _PAUSES_S[0]
+        begun_s, pause_s = time.monotonic(), PAUSES_S[0]
         while status:
             if status == Status.NOT_RUN:
                 self.group.check_usable(limit_s)
@@ -197,22 +112,24 @@ class Issuer:
             self.raise_failure()
             if status == Status.MORE and time.monotonic() - begun_s > limit_s:
                 mine, sequence = self.group.rank, self.calls.compared + 1
-                self._give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
+                self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
                 self.raise_failure()
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
+            pause_s = min(2 * pause_s, PAUSES_S[1])
             status = post()
 
     def _make_room(self, limit_s: float) -> None:
         self.look()
-        if self._n_flights >= MOST_FLIGHTS:
-            longest = max(self._flights.values(), key=len)
+        if self.flights.count >= MOST_FLIGHTS:
+            longest = max(self.flights.lines.values(), key=len)
             self.synchronize(longest[len(longest) // 2], limit_s)
 
     def follow(self, stream: int, leader: int) -> None:
         """Make what comes on `stream` wait for what is on `leader` now."""
         if stream != leader:
             with self.lock, self.device:
+                if leader != PER_THREAD_STREAM:  # which can be waited for from the thread itself
+                    self.streams.check(leader)
                 self.streams.follow(stream, leader)
 
     def wait_on(self, stream: int, flight: Flight) -> None:
@@ -224,201 +141,17 @@ class Issuer:
     @property
     def own_stream(self) -> int:
         """The communicator's own stream, for what is to overlap."""
-        with self.lock, self.device:
-            return self.streams.own
+        if not self.streams.own:
+            with self.lock, self.device:
+                self.streams.make_own()
+        return self.streams.own
 
-    # --- finding out ------------------------------------------------------------------------------
-
-    def raise_failure(self) -> None:
-        """Raise why the communicator was given up, if it was."""
-        if self.failure is not None:
-            self.group.was_told = True
-            raise self.failure.with_traceback(None)
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether calls are under way, or not compared yet."""
-        return bool(self._flights) or self.calls.has_uncompared
-
-    def look(self) -> None:
-        """Find out how far all calls are, and whether something is wrong. Does not wait."""
-        with self.lock:
-            if self.failure is None:
-                self._look_for_failures()
-            try:
-                with self.device:
-                    self._look_at_flights()
-            except BackendError as error:  # the GPU does not even become current any more
-                self._give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
-
-    def _look_for_failures(self) -> None:
-        group = self.group
-        if group.members.event_words()[EVENT_ABORT // 8]:
-            self._note_abort()
-            return
-        status = self.calls.compare()
-        if status == Status.MISMATCH:
-            self._give_up(Abort.ENQUEUED_MISMATCH, group.rank, self.calls.compared + 1)
-        elif (error := self._failure_of_library()) is not None:
-            self._give_up(Abort.BACKEND, group.rank, self._oldest_sequence(), error)
-        elif status == Status.MORE or self._flights:
-            self._look_for_lost_ranks(status == Status.MORE)
-
-    def _look_for_lost_ranks(self, is_late: bool) -> None:
-        now_s = time.monotonic()
-        if now_s - self._looked_for_peers_s < _LOOK_FOR_PEERS_S:
-            return
-        self._looked_for_peers_s = now_s
-        members = self.group.members
-        late = self.calls.late_rank if is_late else -1
-        ended = [rank for rank in members.ended_ranks() if not members.has_closed(rank)]
-        gone = {*ended, late} if late >= 0 and members.has_closed(late) else {*ended}
-        for rank in gone:
-            if now_s - self._gone_since.setdefault(rank, now_s) > LOST_AFTER_S:
-                self._give_up(Abort.ENQUEUED_LOST, rank, self._oldest_sequence())
-                return
-
-    def _oldest_sequence(self) -> int:
-        """Return the number of the oldest call that is under way on some stream."""
-        if self.calls.has_uncompared:
-            return self.calls.compared + 1
-        heads = (flights[0].sequence for flights in self._flights.values() if flights)
-        known = [sequence for sequence in heads if sequence is not None]
-        return min(known, default=self.calls.sequence)
-
-    def _look_at_flights(self) -> None:
-        """Ask for the events of calls under way, stream by stream in order; drop what is done."""
-        now_s = time.monotonic()
-        for stream, flights in list(self._flights.items()):
-            while flights and self._is_over(flights[0], now_s):
-                flight = flights.popleft()
-                flight.is_done = self.failure is None
-                flight.keep = None
-                self._n_flights -= 1
-            if not flights:
-                del self._flights[stream]
-
-    def _is_over(self, flight: Flight, now_s: float) -> bool:
-        """Return whether nothing more is to be known of a call."""
-        if not flight.is_passed and not self._is_passed(flight, now_s):
-            self._look_at_deadline(flight, now_s)
-            return False
-        if flight.sequence is None or self.failure is not None:
-            return True
-        return self.calls.is_compared(flight.sequence)
-
-    def _is_passed(self, flight: Flight, now_s: float) -> bool:
-        """Return whether a call's work on the stream has ended; give its events back then."""
-        if not flight.begun_s and self._is_reached(flight.start):
-            flight.begun_s = now_s
-        if not flight.begun_s or not self._is_reached(flight.end):
-            return False
-        self.streams.give_back(flight.start, flight.end)
-        flight.start = flight.end = 0
-        flight.is_passed = True
-        return True
-
-    def _is_reached(self, event: int) -> bool:
-        code = self.device.query_event(event)
-        if code == self.device.not_ready:
-            return False
-        if code and self.failure is None:
-            try:
-                self.device.check(code, "go on: work on the GPU has failed")
-            except BackendError as error:
-                self._give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
-        return True  # after an error nothing more will come of it
-
-    def _look_at_deadline(self, flight: Flight, now_s: float) -> None:
-        if self.failure is None and flight.begun_s and now_s - flight.begun_s > flight.timeout_s:
-            if flight.sequence is None:
-                error = self._message_deadline(flight)
-                self._give_up(Abort.BACKEND, self.group.rank, None, error)
-                return
-            code, rank = Abort.ENQUEUED_DEADLINE, self.group.rank
-            self._give_up(code, rank, flight.sequence, None, flight.timeout_s)
-
-    def _message_deadline(self, flight: Flight) -> DeadlineError:
-        who = f"rank {self.group.rank} of {self.group.world_size}"
-        return DeadlineError(
-            f"{who} waited {flight.timeout_s:g} s in {flight.name} on the GPU: the other rank did "
-            "not make the matching call, or another size. The communicator is broken: close it"
-        )
-
-    # --- giving up --------------------------------------------------------------------------------
-
-    def _give_up(
-        self,
-        code: Abort,
-        rank: int,
-        sequence: int | None,
-        error: BaseException | None = None,
-        waited_s: float | None = None,
-    ) -> None:
-        """Break the communicator for all ranks, and on this GPU."""
-        if self.failure is not None:
-            return
-        self.group.abort(code, rank, self.calls.sequence if sequence is None else sequence)
-        self._note_abort(error, waited_s)
-
-    def _note_abort(
-        self, error: BaseException | None = None, waited_s: float | None = None
-    ) -> None:
-        """Keep why the communicator is broken, and end what hangs on this GPU."""
-        own = error if isinstance(error, GpucollError) else None
-        word = int(self.group.members.event_words()[EVENT_ABORT // 8])
-        self.failure = self.group.fail(own or diagnosis.abort_error(self.group, word, waited_s))
-        self.failed_at_s = time.monotonic()
-        self._abort_library()
-
-    # --- certainty --------------------------------------------------------------------------------
-
-    def synchronize(self, flight: Flight | None = None, timeout_s: float | None = None) -> None:
-        """Wait until a call has succeeded; by default all that were issued. Raise what went wrong.
-
-        Work that does not even start, because something before it on the stream does not end, is a
-        DeadlineError that breaks nothing.
-        """
-        limit_s = self.group.timeout_s if timeout_s is None else timeout_s
-        begun_s, pause_s = time.monotonic(), _PAUSES_S[0]
-        while True:
-            self.look()
-            self.raise_failure()
-            if flight.is_done if flight is not None else not self.is_busy:
-                return
-            oldest = flight or next((line[0] for line in self._flights.values() if line), None)
-            has_begun = oldest is None or oldest.begun_s
-            is_late = time.monotonic() - begun_s > limit_s
-            if is_late and timeout_s is None and (oldest is None or oldest.is_passed):
-                # This rank's part is over: only another rank's call is waited for.
-                mine, sequence = self.group.rank, self.calls.compared + 1
-                self._give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
-                continue
-            if is_late and (timeout_s is not None or not has_begun):
-                name = oldest.name if oldest else "a call on GPU arrays"
-                raise DeadlineError(
-                    f"rank {self.group.rank} of {self.group.world_size} waited {limit_s:g} s for "
-                    f"{name}, which "
-                    + (
-                        "has not ended; it goes on"
-                        if has_begun
-                        else "has not even begun: what is "
-                        "before it on the stream does not end; it goes on"
-                    )
-                )
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _PAUSES_S[1])
+    # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Let go of everything; what is under way is nobody's concern any more."""
         with self.lock:
-            for flights in self._flights.values():
-                for flight in flights:
-                    self.streams.give_back(*filter(None, (flight.start, flight.end)))
-                    flight.start = flight.end = 0
-                    flight.keep = None
-            self._flights.clear()
-            self._n_flights = 0
+            self.flights.let_go(self.streams, self._captured)
             self.streams.close()
 
 

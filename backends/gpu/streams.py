@@ -25,7 +25,8 @@ class Streams:
         """Events that nobody asks for any more."""
         self.known: set[int] = set()
         """Streams that were found to be of this device."""
-        self._own = 0
+        self.own = 0
+        """The communicator's own stream, for what is to overlap; 0 before `make_own`."""
 
     def check(self, stream: int) -> None:
         """Raise ArgumentError unless calls can run on a stream; who passed is remembered."""
@@ -39,19 +40,17 @@ class Streams:
             )
         if not self._device.owns_stream(stream):
             raise ArgumentError(
-                f"the stream {stream:#x} belongs to another GPU; the arrays and this communicator "
-                f"are on {self._device.label}"
+                f"the stream {stream:#x} belongs to another GPU; this communicator's is "
+                f"{self._device.label}. Give one that was made while {self._device.label} was the "
+                "current device, or leave stream= out"
             )
         if len(self.known) >= _KNOWN_STREAMS:
             self.known.clear()
         self.known.add(stream)
 
-    @property
-    def own(self) -> int:
-        """The communicator's own stream, for what is to overlap."""
-        if not self._own:
-            self._own = self._device.create_stream(is_urgent=True)
-        return self._own
+    def make_own(self) -> None:
+        """Make the communicator's own stream."""
+        self.own = self._device.create_stream(is_urgent=True)
 
     def record(self, stream: int) -> int:
         """Return an event that is reached when all that is on the stream now is done."""
@@ -79,6 +78,6 @@ class Streams:
         """Destroy events and the own stream; what is on it still runs."""
         while self.events:
             self._device.destroy_event(self.events.pop())
-        if self._own:
-            self._device.destroy_stream(self._own)
-            self._own = 0
+        if self.own:
+            self._device.destroy_stream(self.own)
+            self.own = 0

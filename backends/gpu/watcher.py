@@ -50,12 +50,17 @@ class Watcher:
             self._pause_s = PAUSES_S[0]
             self._event.set()
 
-    def stop(self) -> None:
-        """End the thread."""
+    def stop(self, limit_s: float) -> bool:
+        """End the thread; return whether it has ended, or will when it returns from here.
+
+        It has not after `limit_s` where the driver or the vendor's library does not return.
+        """
         self._is_stopping = True
         self._event.set()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
 
     def _run(self) -> None:
         first = self._issuer()

@@ -55,8 +55,9 @@ class NcclBackend:
         self._place = place
         self._new_watch = new_watch
         self._functions = self.library.functions
-        self._scratch = Scratch(self.device)
-        self._registrations: Registrations | None = None
+        self.scratch = Scratch(self.device)
+        self.registrations = Registrations(self.library, self.device, connection.handle)
+        """What the library knows of memory on this communicator."""
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -89,11 +90,11 @@ class NcclBackend:
 
     def outgrows_scratch(self, launch: Launch) -> bool:
         """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
-        return self._scratch.is_outgrown_by(launch.scratch_bytes)
+        return self.scratch.is_outgrown_by(launch.scratch_bytes)
 
     def reserve(self, launch: Launch) -> None:
         """Allocate what a launch needs, before anybody is told of it; MemoryError."""
-        self._scratch.reserve(launch.scratch_bytes)
+        self.scratch.reserve(launch.scratch_bytes)
 
     # --- enqueuing --------------------------------------------------------------------------------
 
@@ -105,7 +106,7 @@ class NcclBackend:
                 self._check(code, name)
             return
         operation = self._operation(launch)
-        scratch = self._scratch.take(stream) if launch.scratch_bytes else 0
+        scratch = self.scratch.take(stream) if launch.scratch_bytes else 0
         for phase in launch.phases(scratch):
             self._move(phase.before, stream)
             if len(phase.calls) == 1:
@@ -117,7 +118,7 @@ class NcclBackend:
                 )
             self._move(phase.after, stream)
         if launch.scratch_bytes:
-            self._scratch.give_back(stream)
+            self.scratch.give_back(stream)
         if launch.factor is not None:
             self.connection.forget_old_operations()
 
@@ -183,16 +184,6 @@ class NcclBackend:
             else:
                 self.device.fill(*step, stream)
 
-    # --- memory -----------------------------------------------------------------------------------
-
-    @property
-    def registrations(self) -> Registrations:
-        """What the library knows of memory on this communicator."""
-        if self._registrations is None:
-            connection = self.connection
-            self._registrations = Registrations(self.library, self.device, connection.handle)
-        return self._registrations
-
     # --- the rest ---------------------------------------------------------------------------------
 
     def failure(self) -> GpucollError | None:
@@ -201,12 +192,10 @@ class NcclBackend:
 
     def abort(self) -> None:
         """End what runs for this communicator on the GPU."""
-        if self._registrations is not None:
-            self._registrations.close(is_aborting=True)
+        self.registrations.close(is_aborting=True)
         self.connection.abort()
-        if self._registrations is not None:
-            with contextlib.suppress(GpucollError):  # a GPU that has failed keeps its memory
-                self._registrations.collect()
+        with contextlib.suppress(GpucollError):  # a GPU that has failed keeps its memory
+            self.registrations.collect()
 
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""
@@ -235,12 +224,10 @@ class NcclBackend:
             if time.monotonic() > due_s:
                 raise TimeoutError
 
-        if self._registrations is not None:
-            self._registrations.close()
+        self.registrations.close()
         try:
             self.connection.close(watch)
         except TimeoutError:  # the other ranks are not closing: it was ended by force
             pass
-        self._scratch.close()
-        if self._registrations is not None:
-            self._registrations.collect()
+        self.scratch.close()
+        self.registrations.collect()

@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpucoll.backends.gpu.flight import Departure, Express, Flight
+from gpucoll.backends.gpu.express import Express, Function
+from gpucoll.backends.gpu.flight import Departure, Flight
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.gpu.watcher import Watcher
 from gpucoll.backends.nccl import connecting
+from gpucoll.backends.nccl.abandoned import Estate, end_all, watch_over
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.connection import Connection
 from gpucoll.backends.nccl.launch import Launch, Place
@@ -19,7 +21,15 @@ from gpucoll.control.channel import ControlChannel
 from gpucoll.control.departure_entry import MOST_ARGUMENTS
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
-from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError
+from gpucoll.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+)
+
+GIVING_UP_S = 5.0
+"""How long giving up waits for a thread that is in the driver or in the vendor's library."""
 
 
 class Connected:
@@ -53,6 +63,13 @@ class Connected:
         )
         self._signatures = Signatures(calls, *place)
         self._watcher = Watcher(self.issuer, exits=exits)
+        backend, issuer = self.backend, self.issuer
+        estate = Estate(
+            connection, backend.registrations, backend.scratch, issuer.streams, issuer.flights
+        )
+        # Works and plans have the issuer, too: as long as somebody has one, its call goes on.
+        self._dropped = watch_over(issuer, estate)
+        end_all()
 
     def launches(
         self, requests: Sequence[Request], messages: Sequence[MessageRequest]
@@ -87,35 +104,29 @@ class Connected:
         The driver waits for them, too, but without a deadline: the watcher could not end what hangs
         there while this thread is in the driver and holds the lock.
         """
-        with self.device:
-            self._look_for_capture(departure)  # refused: nothing may be asked for in a capture
+        self.refuse_capture(departure)  # where nothing may be asked for
         self.issuer.synchronize()
 
-    def issue_express(
-        self, departure: Departure, express: Express, addresses: tuple[int, int]
-    ) -> Flight | None:
-        """Do the same in one compiled step; None: nothing was done, it is for `issue`."""
-        issuer = self.issuer
-        with issuer.lock:
-            handle = self.backend.connection.handle
-            return issuer.issue_express(departure, express, addresses, handle) if handle else None
-
     def express(
-        self, signatures: Sequence[Signature], launches: Sequence[Launch]
+        self, name: str, signatures: Sequence[Signature], launches: Sequence[Launch]
     ) -> tuple[Express, tuple[int, int]] | None:
-        """Return a call and its addresses for `issue_express`, where there is no more to it."""
+        """Return what makes such a call in one compiled step, where there is no more to it.
+
+        And the addresses that this one is given.
+        """
         if len(signatures) != 1 or len(launches) != 1:
             return None
-        launch, block = launches[0], signatures[0].block
+        launch = launches[0]
         if launch.call is None or launch.factor is not None:
             return None
-        name, arguments = launch.call
+        symbol, arguments = launch.call
         if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
             return None
         source, destination, *settings = (int(argument or 0) for argument in arguments)
-        function, settle = self.backend.function(name)
-        express = Express(int(block.words.ctypes.data), function, tuple(settings), settle)
-        return express, (source, destination)
+        address, settle = self.backend.function(symbol)
+        function = Function(address, settings, settle)
+        made = Express(self.issuer, name, signatures[0], function, self.backend.connection)
+        return made, (source, destination)
 
     def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
         """Put several calls on their streams as one group of the library's."""
@@ -134,6 +145,11 @@ class Connected:
     def _check_groupable(self, departure: Departure) -> None:
         for launch in departure.launches:
             self.backend.check_groupable(launch, departure.name)
+
+    def refuse_capture(self, departure: Departure) -> None:
+        """Raise where a graph is captured that this cannot be part of: before anything joins it."""
+        with self.device:
+            self._look_for_capture(departure)
 
     def _look_for_capture(self, departure: Departure) -> None:
         """Note whether a graph is being captured; refuse what cannot be part of one."""
@@ -169,15 +185,29 @@ class Connected:
         if self._group.was_told:
             self.give_up()
             return
+        self._stop_watching()  # from here on this thread looks itself
         try:
             if issuer.is_busy:  # else all is known to be well, whatever the others did since
                 issuer.synchronize()
         except BaseException:
             self.give_up()
             raise
-        self._watcher.stop()
+        self._dropped.detach()
+        end_all()
         self.backend.close(limit_s)
         issuer.close()
+
+    def _stop_watching(self) -> None:
+        """End the watcher's thread; DeadlineError where it does not end."""
+        group = self._group
+        if not self._watcher.stop(group.timeout_s):
+            group.is_in_use = True
+            raise DeadlineError(
+                f"rank {group.rank} of {group.world_size} waited {group.timeout_s:g} s at close "
+                f"for the thread that watches {self.device.label}: the driver or "
+                f"{self.backend.name.upper()} does not return. What the communicator has on the "
+                "GPU stays there: end the process"
+            )
 
     def note_abort(self) -> None:
         """Give up on the GPU what this rank itself has just given up."""
@@ -185,8 +215,14 @@ class Connected:
         self._group.was_told = True
 
     def give_up(self) -> None:
-        """Let go of everything without waiting."""
-        self._watcher.stop()
-        with self.issuer.lock, contextlib.suppress(GpucollError):
-            self.backend.abort()
-            self.issuer.close()
+        """Let go of everything without waiting for other ranks."""
+        if not self._watcher.stop(GIVING_UP_S) or not self.issuer.lock.acquire(timeout=GIVING_UP_S):
+            self._group.is_in_use = True
+            return  # a thread hangs in the driver or the library: nothing there can be ended
+        self._dropped.detach()
+        try:
+            with contextlib.suppress(GpucollError):
+                self.backend.abort()
+                self.issuer.close()
+        finally:
+            self.issuer.lock.release()

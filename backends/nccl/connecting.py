@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucoll import config
 from gpucoll.backends.choice import KINDS, Found, obstacle
-from gpucoll.backends.nccl import library as libraries
+from gpucoll.backends.nccl import finding
 from gpucoll.backends.nccl.connection import Connection
 from gpucoll.control import diagnosis
 from gpucoll.control.channel import ControlChannel
@@ -22,6 +22,7 @@ from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import device_count, open_device
 from gpucoll.errors import BackendUnavailableError, DeadlineError
+from gpucoll.topology.default_gpu import default_number
 from gpucoll.transport.layout import Abort
 from gpucoll.types import Collective
 
@@ -33,8 +34,10 @@ def look(backend: str, number: int | None, rank: int) -> Found:
     """Load what this rank needs; what is missing becomes a `Found.problem`."""
     kind = KINDS[backend]
     try:
-        library = libraries.load(backend)
-        device = open_device(kind, _default_number(kind, rank) if number is None else number)
+        library = finding.load(backend)
+        if number is None:  # by its place on the host; without a launcher all ranks are on one
+            number = default_number(config.local_rank(rank), device_count(kind)) or 0
+        device = open_device(kind, number)
     except BackendUnavailableError as error:
         return Found(str(error))
     except ImportError as error:
@@ -47,15 +50,6 @@ def look(backend: str, number: int | None, rank: int) -> Found:
         library.version,
         config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
     )
-
-
-def _default_number(kind: str, rank: int) -> int:
-    """Return the GPU of a rank that has named none: by its place on the host.
-
-    Without a launcher that is its rank, as all ranks are on one host. Modulo their number: batch
-    systems show each rank only its own.
-    """
-    return config.local_rank(rank) % max(device_count(kind), 1)
 
 
 def connect(
@@ -86,7 +80,7 @@ def connect(
     mine: dict[str, Any] = {_FOUND_KEY: found}
     if group.rank == 0 and not found.problem:
         try:
-            mine[_ID_KEY] = libraries.load(backend).unique_id().hex()
+            mine[_ID_KEY] = finding.load(backend).unique_id().hex()
         except BackendUnavailableError as problem:
             mine[_FOUND_KEY] = found._replace(problem=str(problem))
     everyone = _exchange(channel, mine, timeout_s)
@@ -99,7 +93,7 @@ def connect(
     connection, error = None, ""
     try:
         connection = Connection.join(
-            libraries.load(backend),
+            finding.load(backend),
             device,
             bytes.fromhex(everyone[0][_ID_KEY]),
             group.world_size,

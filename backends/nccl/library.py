@@ -1,21 +1,9 @@
-"""Finds the vendor's library, binds it, and makes errors of its codes.
-
-The library is looked for in this order, and the first one found is used or refused; a worse one is
-never taken quietly instead:
-
-1. the copy that this process has loaded already (PyTorch's, CuPy's): two copies of NCCL in one
-   process share neither communicators nor memory, and are a known source of crashes;
-2. the path in ``GPUCOLL_NCCL_LIBRARY`` (``GPUCOLL_RCCL_LIBRARY``);
-3. the vendor's wheel, wherever it lies on Python's path;
-4. what the system's loader finds.
-"""
+"""One copy of the vendor's library: its functions, and errors of its codes."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from gpucoll import config, devices
@@ -28,11 +16,10 @@ from gpucoll.errors import (
     GpucollError,
     PeerLostError,
 )
-from gpucoll.foreign_library import bind, files_of_wheels, loaded_copies, open_library
+from gpucoll.foreign_library import bind, loaded_copies, open_library
 
-__all__ = ["Candidate", "Functions", "Library", "candidates", "load", "vendor_of"]
+__all__ = ["IN_PROGRESS", "Candidate", "Functions", "Library", "is_same_file"]
 
-FOUND_BY_LOADER = "the system's loader finds it"
 IN_PROGRESS = int(ncclResult_t.ncclInProgress)
 
 _ERRORS: dict[int, type[GpucollError]] = {
@@ -51,23 +38,8 @@ class Candidate(NamedTuple):
     """Why this one: the sentence that the doctor prints."""
 
 
-def candidates(vendor: Vendor) -> Iterator[Candidate]:
-    """Yield the copies of a vendor's library, best first."""
-    wanted = config.variable(vendor.variable)
-    loaded = loaded_copies(vendor.pattern)
-    if wanted and any(_is_same_file(path, wanted) for path in loaded):
-        loaded = [wanted]
-    for path in loaded:
-        yield Candidate(path, "this process had loaded it already")
-    if wanted:
-        yield Candidate(wanted, f"{vendor.variable} names it")
-    for path in files_of_wheels(vendor.wheels):
-        yield Candidate(path, "the wheel on Python's path")
-    for name in vendor.file_names:
-        yield Candidate(name, FOUND_BY_LOADER)
-
-
-def _is_same_file(path: str, other: str) -> bool:
+def is_same_file(path: str, other: str) -> bool:
+    """Return whether both are there, and one file."""
     try:
         return os.path.samefile(path, other)
     except OSError:
@@ -167,7 +139,7 @@ class Library:
     def others(self) -> tuple[str, ...]:
         """Paths of other copies that are in this process now."""
         copies = loaded_copies(self.vendor.pattern)
-        return tuple(path for path in copies if not _is_same_file(path, self.path))
+        return tuple(path for path in copies if not is_same_file(path, self.path))
 
     def has(self, name: str) -> bool:
         """Return whether this copy has a function of the table."""
@@ -183,7 +155,7 @@ class Library:
                 "registered memory of one are nothing to the other; install one version only"
             )
         wanted = config.variable(self.vendor.variable)
-        if wanted and not _is_same_file(wanted, self.path):
+        if wanted and not is_same_file(wanted, self.path):
             found.append(
                 f"{self.vendor.variable}={wanted} was not followed, since {self.reason}: "
                 f"{self.path}. Preload the wanted copy, or import gpucoll first"
@@ -266,48 +238,3 @@ def _version_of(vendor: Vendor, candidate: Candidate, bound: dict[str, Any]) -> 
     if code < 10_000:  # up to 2.8: major * 1000
         return code // 1000, code // 100 % 10, code % 100
     return code // 10_000, code // 100 % 100, code % 100
-
-
-@functools.cache
-def load(vendor_name: str) -> Library:
-    """Return the vendor's library: one copy for the whole process, found when first asked for.
-
-    Parameters
-    ----------
-    vendor_name : str
-        ``"nccl"`` or ``"rccl"``.
-
-    Raises
-    ------
-    BackendUnavailableError
-        There is none, or it cannot serve: cause and remedy. It is looked for again next time.
-    """
-    vendor = vendor_of(vendor_name)
-    if config.cpu_only():
-        raise BackendUnavailableError(
-            f"{vendor.name} is not loaded: {config.CPU_ONLY} keeps this process to the CPU"
-        )
-    problems = []
-    for candidate in candidates(vendor):
-        if candidate.reason == FOUND_BY_LOADER:
-            try:
-                open_library(candidate.path)
-            except OSError as error:
-                problems.append(str(error))
-                continue
-        return Library(vendor, candidate)
-    raise BackendUnavailableError(
-        f"{vendor.name} is not found: no wheel on Python's path, no {vendor.variable}, and "
-        f"{'; '.join(problems)}. What to do: {vendor.remedy}"
-    )
-
-
-def vendor_of(name: str) -> Vendor:
-    """Return the record of ``"nccl"`` or ``"rccl"``."""
-    if name == "rccl":
-        from gpucoll.backends.rccl.vendor import RCCL
-
-        return RCCL
-    from gpucoll.backends.nccl.vendor import NCCL
-
-    return NCCL

@@ -24,11 +24,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.arrays.device_array import DeviceArray
+from gpucoll.backends.nccl.allocation import give_back, take, whole_pages
 from gpucoll.backends.nccl.library import Library
-from gpucoll.backends.nccl.prototypes import (
-    NCCL_WIN_COLL_SYMMETRIC,
-    NCCL_WIN_REQUIRED_ALIGNMENT,
-)
+from gpucoll.backends.nccl.prototypes import NCCL_WIN_COLL_SYMMETRIC
 from gpucoll.devices import Device
 from gpucoll.errors import GpucollError, StateError
 
@@ -122,8 +120,8 @@ class Registrations:
             The communicator is closed.
         """
         self._check_open("allocate memory")
-        size_bytes = _whole_pages(size_bytes)
-        address = self._allocate(size_bytes)
+        size_bytes = whole_pages(size_bytes)
+        address = take(self.library, self.device, size_bytes)
         memory = Memory(self.device, address, size_bytes)
         # A reference to `memory` itself would keep it alive.
         finalizer = weakref.finalize(memory, self._bury, address, memory.held, os.getpid())
@@ -131,28 +129,6 @@ class Registrations:
         if is_registered:
             self.register_memory(memory)
         return memory
-
-    def _allocate(self, size_bytes: int) -> int:
-        if not self.library.has("ncclMemFree"):
-            return self.device.allocate(size_bytes)
-        made = ctypes.c_void_p()
-        with self.device:
-            code = self.library.functions.ncclMemAlloc(ctypes.byref(made), size_bytes)
-        if code:
-            free, total = self.device.memory_bytes()
-            error = self.library.error(code, f"ncclMemAlloc of {size_bytes} bytes")
-            if free < size_bytes:
-                text = f"{self.device.label}: {error}; {free} of {total} bytes are free"
-                raise MemoryError(text) from None
-            raise error
-        return made.value or 0
-
-    def _free(self, address: int) -> None:
-        if not self.library.has("ncclMemFree"):
-            self.device.free(address)
-            return
-        with self.device:
-            self.library.check(self.library.functions.ncclMemFree(address), "ncclMemFree")
 
     def _bury(self, address: int, held: list[Registration], process: int) -> None:
         """Take over memory whose last user is gone; called by the garbage collector, anywhere."""
@@ -191,7 +167,7 @@ class Registrations:
             for address, held in dead:
                 for registration in held:
                     self.end(registration)
-                self._free(address)
+                give_back(self.library, self.device, address)
 
     def _take_dead(self) -> list[tuple[int, list[Registration]]]:
         """Return what nobody uses any more; another thread may be taking some of it, too."""
@@ -303,9 +279,3 @@ class Registrations:
     def _check_open(self, what: str) -> None:
         if self._is_closed:
             raise StateError(f"cannot {what}: the communicator is closed")
-
-
-def _whole_pages(size_bytes: int) -> int:
-    """Return the size as windows need it: their beginning and their size are whole pages."""
-    page = NCCL_WIN_REQUIRED_ALIGNMENT
-    return max(-(-size_bytes // page), 1) * page

@@ -2,7 +2,7 @@
 
 Source: ``nccl.h`` of NCCL 2.32.3, and the versions that brought each function. RCCL has the same
 enumerations and prototypes; a CUDA stream and a HIP stream are opaque pointers alike, so that one
-table serves both. What only RCCL has is in `gpucoll.backends.rccl.vendor`.
+table serves both. What RCCL calls otherwise is in `gpucoll.backends.rccl.vendor`.
 """
 
 from __future__ import annotations
@@ -156,16 +156,7 @@ PROTOTYPES: Final = (
     Prototype("ncclCommDestroy", (_communicator,)),
     Prototype("ncclCommAbort", (_communicator,)),
     Prototype("ncclCommSplit", (_communicator, c_int, c_int, _handle_out, _config)),
-    Prototype(
-        "ncclCommShrink",
-        (_communicator, _int_out, c_int, _handle_out, _config, c_int),
-        since="2.27",
-    ),
-    Prototype("ncclCommRevoke", (_communicator, c_int), since="2.28.9"),
     Prototype("ncclCommGetAsyncError", (_communicator, _int_out)),
-    Prototype("ncclCommCount", (_communicator, _int_out)),
-    Prototype("ncclCommCuDevice", (_communicator, _int_out)),
-    Prototype("ncclCommUserRank", (_communicator, _int_out)),
     # --- memory ---
     Prototype("ncclMemAlloc", (_handle_out, c_size_t), since="2.19"),
     Prototype("ncclMemFree", (c_void_p,), since="2.19"),

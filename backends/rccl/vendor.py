@@ -6,24 +6,11 @@ compared with those of the `rocm-bindings-systems` wheel.
 
 from __future__ import annotations
 
-from ctypes import POINTER, c_int, c_size_t, c_void_p
 from types import MappingProxyType
-from typing import Final
 
 from gpucoll import config
 from gpucoll.backends.nccl.prototypes import PROTOTYPES
 from gpucoll.backends.nccl.vendor import BLOCKING, Vendor
-from gpucoll.foreign_library import Prototype
-
-_counts = POINTER(c_size_t)
-
-ALL_TO_ALL_V: Final = Prototype(
-    "ncclAllToAllv",
-    # send buffer, counts, displacements; receive buffer, counts, displacements; type, ...
-    (c_void_p, _counts, _counts, c_void_p, _counts, _counts, c_int, c_void_p, c_void_p),
-    since="ROCm 4",
-)
-"""Counts and displacements in elements, on the host; NCCL has no such function."""
 
 RCCL = Vendor(
     name="RCCL",
@@ -34,13 +21,8 @@ RCCL = Vendor(
     file_names=("librccl.so.1", "/opt/rocm/lib/librccl.so.1"),
     # RCCL numbers its versions as the NCCL that it follows: 2.18 came with ROCm 6.0.
     minimum=(2, 18, 0),
-    prototypes=(*PROTOTYPES, ALL_TO_ALL_V),
-    spellings=MappingProxyType(
-        {
-            "ncclAlltoAll": ("ncclAlltoAll", "ncclAllToAll"),
-            "ncclAllToAllv": ("ncclAllToAllv", "ncclAlltoAllv"),
-        }
-    ),
+    prototypes=PROTOTYPES,
+    spellings=MappingProxyType({"ncclAlltoAll": ("ncclAlltoAll", "ncclAllToAll")}),
     remedy="it comes with ROCm (package rccl), or name a copy in " + config.RCCL_LIBRARY,
     variables_to_mention=MappingProxyType({config.NCCL_COMM_BLOCKING: BLOCKING}),
     variables_to_set=MappingProxyType(

@@ -12,8 +12,6 @@ from llvmlite import ir
 from gpucoll.kernels.cpu.codegen import F32, I8, I32, constant, vector
 from gpucoll.kernels.cpu.elements import NarrowFloat, elements
 
-BLOCK = 256
-"""Elements that share a scale."""
 _CHANCES = 65536  # a fraction is a chance of this many
 _MAGNITUDE = 0x7FFFFFFF
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.cast import HALF_TYPES
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I64,
@@ -28,8 +27,6 @@ from gpucoll.kernels.cpu.codegen import (
 from gpucoll.kernels.cpu.elements import elements
 from gpucoll.kernels.cpu.reduce import compile_lock, splat
 
-CONVERTIBLE = ("float32", *HALF_TYPES)
-"""Dtypes that are cast into each other."""
 _UNROLL = 4
 _AHEAD_ELEMENTS = 1024
 

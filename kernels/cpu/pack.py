@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
+from gpucoll.kernels.conversion import check_conversion
 from gpucoll.kernels.cpu.codegen import (
     I8,
     I64,
@@ -29,7 +30,7 @@ from gpucoll.kernels.cpu.codegen import (
     vector,
     vector_bytes,
 )
-from gpucoll.kernels.cpu.convert import CONVERTIBLE, convert_kernel
+from gpucoll.kernels.cpu.convert import convert_kernel
 from gpucoll.kernels.cpu.copy import CopyKind, copy_kernel, streaming_copy_kernel
 from gpucoll.kernels.cpu.elements import elements
 from gpucoll.kernels.cpu.reduce import compile_lock
@@ -68,18 +69,6 @@ def layout(sizes_bytes: Sequence[int], alignment_bytes: int = ALIGNMENT_BYTES) -
     for size_bytes in sizes_bytes:
         offsets.append((offsets[-1] + size_bytes + alignment_bytes - 1) & -alignment_bytes)
     return offsets
-
-
-def check_conversion(source_dtype: str, dtype: str, scale: float | None) -> None:
-    """Raise TypeError unless elements can be converted so."""
-    if source_dtype == dtype and (scale is None or dtype == "float64"):
-        return
-    if source_dtype not in CONVERTIBLE or dtype not in CONVERTIBLE:
-        scaled = "" if scale is None else " with a scale"
-        raise TypeError(
-            f"{source_dtype} cannot be packed as {dtype}{scaled}: only "
-            f"{', '.join(CONVERTIBLE)} convert into each other"
-        )
 
 
 def emit_pack() -> ir.Function:

@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.kernels.cpu.block_codes import BLOCK, FORMATS
+from gpucoll.kernels import block_message
+from gpucoll.kernels.block_message import BLOCK
+from gpucoll.kernels.cpu.block_codes import FORMATS
 from gpucoll.kernels.cpu.codegen import compile_function
 from gpucoll.kernels.cpu.convert import convert_kernel
 from gpucoll.kernels.cpu.quantise_kernels import emit_dequantise, emit_quantise
@@ -22,7 +24,6 @@ from gpucoll.kernels.cpu.reduce import compile_lock
 
 HALVES = ("float16", "bfloat16")
 WIRE_FORMATS = (*FORMATS, *HALVES)
-_ALIGNMENT_BYTES = 16
 
 Bytes = npt.NDArray[np.uint8]
 Float32s = npt.NDArray[np.float32]
@@ -32,7 +33,7 @@ def scales_bytes(blocks: int, wire_format: str = "int8") -> int:
     """Return where the codes of a message of so many blocks begin."""
     if wire_format in HALVES:
         return 0
-    return -(-4 * blocks // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return block_message.scales_bytes(blocks)
 
 
 def codes_bytes(blocks: int, wire_format: str = "int8") -> int:

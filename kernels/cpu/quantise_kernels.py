@@ -11,7 +11,8 @@ from typing import Any
 
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.block_codes import BLOCK, FORMATS, BlockFormat
+from gpucoll.kernels.block_message import BLOCK
+from gpucoll.kernels.cpu.block_codes import FORMATS, BlockFormat
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     F32,

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import library_of
+from gpucoll.arrays.streams import address_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels.gpu.source import Kernel
 
@@ -130,19 +131,8 @@ def target_of(buffers: Sequence[Buffer], stream: Any = None) -> Target:
     if len(devices) > 1:
         raise ArgumentError(f"all arrays must lie on one device; they are on {', '.join(devices)}")
     kind, _, number = devices[0].partition(":")
-    address = buffers[0].stream if stream is None else stream_address(stream)
+    address = buffers[0].stream if stream is None else address_of(stream)
     return Target(kind, int(number or 0), address)
-
-
-def stream_address(stream: Any) -> int:
-    """Return the address of a stream: of CuPy, PyTorch, Numba, or already an address."""
-    for name in ("ptr", "cuda_stream", "handle"):
-        found = getattr(stream, name, None)
-        if found is not None:
-            return int(getattr(found, "value", found) or 0)
-    if isinstance(stream, int):
-        return stream
-    raise ArgumentTypeError(f"stream must be a stream or its address; got {type(stream).__name__}")
 
 
 def struct(dtype: np.dtype[Any], **values: Any) -> npt.NDArray[Any]:

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.errors import ArgumentError
+from gpucoll.kernels.conversion import CONVERTIBLE, check_conversion
 from gpucoll.kernels.gpu.launch import Target, buffer_of, buffers_of, struct, target_of
 from gpucoll.kernels.gpu.reduce import ELEMENTS
 from gpucoll.kernels.gpu.source import TILE_BYTES, TILE_ELEMENTS, Kernel
@@ -29,8 +30,6 @@ ARGUMENTS = np.dtype(
 )
 """``PackArguments`` of ``pack.cu``."""
 
-CONVERTIBLE = ("float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""They convert into each other; a dtype's place is its number in ``pack.cu``."""
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
 _INTO_BUFFER, _HAS_SCALE = 1, 2
 _ALIGNMENT_BYTES = 16
@@ -143,7 +142,7 @@ def cast(source: Any, destination: Any, *, scale: float | None = None, stream: A
     given, written = buffer_of(source, "source"), buffer_of(destination, "destination")
     if given.count != written.count:
         raise ArgumentError(f"destination has {written.count} elements, source {given.count}")
-    _check_conversion(given.dtype, written.dtype, scale)
+    check_conversion(given.dtype, written.dtype, scale)
     target = target_of([written, given], stream)
     if given.count == 0:
         return
@@ -151,17 +150,6 @@ def cast(source: Any, destination: Any, *, scale: float | None = None, stream: A
     segments = [_Segment(given, 0, 0)]
     launch = _launch_of(segments, written, written.dtype, scale, target, is_pack=True)
     target.launch(launch.kernel, launch.tiles, [launch.arguments])
-
-
-def _check_conversion(array_dtype: str, buffer_dtype: str, scale: float | None) -> None:
-    if array_dtype == buffer_dtype and (scale is None or array_dtype == "float64"):
-        return
-    if array_dtype not in CONVERTIBLE or buffer_dtype not in CONVERTIBLE:
-        scaled = "" if scale is None else " with a scale"
-        raise ArgumentTypeError(
-            f"{array_dtype} cannot be converted to {buffer_dtype}{scaled}: only "
-            f"{', '.join(CONVERTIBLE)} convert into each other"
-        )
 
 
 def _prepare(
@@ -179,7 +167,7 @@ def _prepare(
     for part, segment in zip(parts, _segments(parts, whole, offsets, dtype), strict=True):
         held = dtype or part.dtype
         ends = (part.dtype, held) if is_pack else (held, part.dtype)
-        _check_conversion(*ends, scale)
+        check_conversion(*ends, scale)
         if segment.array.count or segment.padding:
             groups.setdefault(held if dtype or scale is not None else "", []).append(segment)
     target = target_of([whole, *parts], stream)

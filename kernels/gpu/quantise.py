@@ -9,11 +9,10 @@ import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.kernels.block_message import BLOCK, message_bytes
 from gpucoll.kernels.gpu.launch import buffer_of, struct, target_of
 from gpucoll.kernels.gpu.source import THREADS, Kernel
 
-BLOCK = 256
-"""Elements that share a scale."""
 FORMATS = {
     "int8": "BlockInt8",
     "float8_e4m3fn": "BlockFloat8E4m3fn",
@@ -26,16 +25,6 @@ ARGUMENTS = np.dtype([(name, "u8") for name in (*_WORDS, "seed", "sequence", "fi
 """``QuantiseArguments`` of ``quantise.cu``."""
 _WARP = 32
 _WORD = 1 << 64
-
-
-def scales_bytes(blocks: int) -> int:
-    """Return the bytes of a message's scales, a multiple of 16: where its codes begin."""
-    return -(-4 * blocks // 16) * 16
-
-
-def message_bytes(blocks: int) -> int:
-    """Return the bytes of a message: the scales, then a byte for each element."""
-    return scales_bytes(blocks) + BLOCK * blocks
 
 
 def block_kernel(which: str, block_format: str, is_stochastic: bool = False) -> Kernel:

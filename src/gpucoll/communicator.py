@@ -285,7 +285,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         """
         if self._group.is_closed or self._group.is_forked:
             return
-        if self._group.is_running and not self._queue.is_busy:
+        if self._gpu.is_running or (self._group.is_running and not self._queue.is_busy):
             raise StateError(
                 f"rank {self.rank} of {self.world_size} is in a call on this communicator in "
                 "another thread: close it after that, or abort it"

@@ -21,9 +21,9 @@ from gpucoll.arrays.arguments import Arguments as Arrays
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import PartOf, Request
 from gpucoll.compression import Compression
+from gpucoll.kernels.block_message import BLOCK
 from gpucoll.types import COMPRESSIONS, Collective, ReduceOp, dtype_code
 
-BLOCK = 256
 _BLOCK_BYTES = 4 * BLOCK
 _LEAST_TIMEOUT_S = 1e-3
 

@@ -2,9 +2,10 @@
 
 A training step makes the same few kinds of call again and again: collective, op, root, dtype,
 shape, device. The first of a kind goes the long way, with all its checks and errors, and leaves a
-`Recipe` where it came down to one function of the library's. The next one only looks at its arrays;
-whatever is not exactly as it was then goes the long way again. Nothing ever has to be forgotten: a
-recipe holds no array's address and no stream, and the communicator's state is looked at each time.
+`Recipe` where it came down to one function of the library's. The next one only glances at its
+arrays; whatever is not exactly as it was then goes the long way again. Nothing ever has to be
+forgotten: a recipe holds no array's address and no stream, and the communicator's state is looked
+at each time.
 """
 
 from __future__ import annotations
@@ -14,156 +15,184 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from gpucoll.arrays import streams
-from gpucoll.arrays.library import Library, Template
-from gpucoll.backends.gpu.flight import Express
-from gpucoll.errors import GpucollError
+from gpucoll.arrays.glance import glance_of
+from gpucoll.arrays.library import Destination, Library
+from gpucoll.backends.gpu.express import Express
+from gpucoll.devices import Device
+from gpucoll.gpu_work import GpuWork
 from gpucoll.preparation import Prepared
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import WITH_COUNTS, Collective
 
+_WITH_COUNTS = frozenset(WITH_COUNTS)
 _MOST = 1024
-"""How many are kept, as of signatures."""
-_SIMPLE_OPS = (str, ReduceOp, type(None))
-_SIMPLE_ROOTS = (int, type(None))
+"""How many are kept for a type of array, as of signatures."""
 
 
 class Recipe(NamedTuple):
     """What all calls of a kind have in common."""
 
-    name: str
-    """What the user called."""
     express: Express
-    signatures: Any
-    """What `express` posts: to be kept."""
-    shape: tuple[int, ...]
-    """Of the result."""
+    current_stream: Callable[[], int]
     source_bytes: int
     destination_bytes: int
+    make: Callable[[], Destination] | None
+    """Makes what the result goes to, where the user gives nothing."""
 
 
-class Ready(NamedTuple):
-    """A call that only has to be put on a stream."""
+class Shelf:
+    """The recipes for arrays of one type.
 
-    name: str
-    express: Express
-    addresses: tuple[int, int]
-    template: Template
-    keep: tuple[Any, Any]
-    """The memory's owners."""
-    finish: Callable[[], Any]
+    Parameters
+    ----------
+    library : Library
+        What serves such arrays.
+    device : Device
+        The communicator's.
+    """
 
-
-class _Target(NamedTuple):
-    """Where a result goes."""
-
-    address: int
-    owner: Any
-    finish: Callable[[], Any]
-
-
-class Recipes:
-    """The recipes of a communicator's calls."""
-
-    def __init__(self) -> None:
+    def __init__(self, library: Library, device: Device) -> None:
+        self._glance = glance_of(library)
+        self._complete = library.complete
+        self._device = device if streams.forgets_freed_memory(library) else None
+        """Asked whether the memory is still there."""
         self._kept: dict[Hashable, Recipe | None] = {}
-        self.libraries: dict[type, Library] = {}
-        """Type of an array that there are recipes for -> what serves it."""
+
+    def learn(
+        self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
+    ) -> None:
+        """Keep a recipe of a call that has gone the long way, if there can be one."""
+        found = self._look(collective, x, given)
+        if found is None or found[0] in self._kept:
+            return
+        request, template, recipe = made.request, made.template, None
+        source, destination = request.source, request.destination
+        assert source is not None  # see `Recipes.learn`
+        assert destination is not None
+        if (
+            given.get("out") is not x
+            and source.address < destination.address + destination.size_bytes
+            and destination.address < source.address + source.size_bytes
+        ):
+            return  # in place as a block, which may be done otherwise
+        signatures = connected.signatures([request])
+        launches = connected.launches([request], ())
+        express = connected.express(collective.spelled, signatures, launches)
+        if express is not None and express[1] == (source.address, destination.address):
+            make = partial(template.library.new, template, destination.shape)
+            recipe = Recipe(
+                express[0],
+                streams.current_stream_of(template),
+                source.size_bytes,
+                destination.size_bytes,
+                make if given.get("out") is None else None,
+            )
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        self._kept[found[0]] = recipe
+
+    def _look(
+        self, collective: Collective, x: Any, given: dict[str, Any]
+    ) -> tuple[Hashable, int, int] | None:
+        """Return what kind of call this is, and the addresses of x and of `out` (0: there is none).
+
+        None where the arrays must be looked at in full, or their rows are counted.
+        """
+        seen, out = self._glance(x), given.get("out")
+        if seen is None or (collective in _WITH_COUNTS and _has_counts(given)):
+            return None
+        sort, source = seen
+        out_sort: Hashable = None
+        destination = 0
+        if out is x:
+            out_sort, destination = True, source
+        elif out is not None:
+            if type(out) is not type(x) or (seen := self._glance(out)) is None:
+                return None
+            out_sort, destination = seen
+        root = given.get("root")  # and its type, for False is 0
+        key = collective, given.get("op"), root, type(root), sort, out_sort
+        return key, source, destination
+
+    def repeat(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Make a call of a known kind; None: nothing was done, it has to go the long way."""
+        found = self._look(collective, x, given)
+        if found is None:
+            return None
+        key, source, destination = found
+        try:
+            recipe = self._kept.get(key)
+        except TypeError:  # something that cannot be a key is no argument either
+            return None
+        if recipe is None:
+            return None
+        express, current_stream, source_bytes, destination_bytes, make = recipe
+        out, made = given.get("out"), None
+        if make is not None:
+            made = make()
+            destination, out = made.buffer.address, made.buffer.owner
+        elif (
+            out is not x
+            and source < destination + destination_bytes
+            and destination < source + source_bytes
+        ):
+            return None  # in place, or an error
+        if not source or not destination:
+            return None
+        if self._device is not None and not _are_there(self._device, source, destination):
+            return None
+        stream = leader = current_stream()
+        if async_op:
+            stream = express.issuer.own_stream
+        flight = express.issue(source, destination, stream, leader, (x, out), timeout_s)
+        if flight is None:
+            return None
+        if async_op:
+            finish = partial(self._finish, out) if made is None else made.finish
+            return GpuWork(express.issuer, flight, finish, current_stream, must_complete=False)
+        if made is not None:
+            return made.finish()
+        self._complete(out, None)
+        return out
+
+    def _finish(self, out: Any) -> Any:
+        self._complete(out, None)
+        return out
+
+
+def _has_counts(given: dict[str, Any]) -> bool:
+    return given.get("counts") is not None or given.get("receive_counts") is not None
+
+
+class Recipes(dict[type, Shelf]):
+    """The recipes of a communicator's calls, by the type of the array that is read."""
 
     def learn(
         self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
     ) -> None:
         """Keep a recipe of a call that has gone the long way, if there can be one."""
         request, library = made.request, made.template.library
-        source, destination = request.source, request.destination
-        key = _key(collective, x, given, made.template)
         if (
-            key is None
-            or key in self._kept
-            or source is None
-            or destination is None
+            request.source is None
+            or request.destination is None
+            or request.counts is not None
             or made.is_packed
             or made.lasting is None
             or not streams.is_stream_ordered(library)
-            or streams.forgets_freed_memory(library)  # whose addresses are asked for each time
+            or (given.get("out") is None and streams.forgets_freed_memory(library))
         ):
             return
-        addresses = source.address, destination.address
-        sizes = source.size_bytes, destination.size_bytes
-        if given.get("out") is not x and not _are_apart(addresses, *sizes):
-            return
-        recipe = None
-        signatures = connected.signatures([request])
-        found = connected.express(signatures, connected.launches([request], ()))
-        if found is not None and found[1] == addresses:
-            recipe = Recipe(collective.spelled, found[0], signatures, destination.shape, *sizes)
-        if len(self._kept) >= _MOST:
-            self._kept.clear()
-        self._kept[key] = recipe
-        self.libraries[type(x)] = library
-
-    def find(self, collective: Collective, x: Any, given: dict[str, Any]) -> Ready | None:
-        """Return a call of a known kind; None where it has to go the long way."""
-        library, out = self.libraries[type(x)], given.get("out")
-        try:
-            template, address, owner, strides = (
-                library.look_at_out(x) if out is x else library.look(x, "x")
-            )
-            key = _key(collective, x, given, template)
-            recipe = self._kept.get(key) if strides is None and address else None
-            if recipe is None:
-                return None
-            if out is x:
-                target: _Target | None = _Target(address, owner, partial(_finish, library, out))
-            else:
-                target = _target_of(recipe, template, x, out)
-        except GpucollError:
-            return None  # the long way says it in its own words
-        if target is None:
-            return None
-        addresses = address, target.address
-        sizes = recipe.source_bytes, recipe.destination_bytes
-        if out is not x and not _are_apart(addresses, *sizes):
-            return None
-        name, express, keep = recipe.name, recipe.express, (owner, target.owner)
-        return Ready(name, express, addresses, template, keep, target.finish)
+        if type(x) not in self:
+            self[type(x)] = Shelf(library, connected.device)
+        self[type(x)].learn(collective, x, given, made, connected)
 
 
-def _target_of(recipe: Recipe, template: Template, x: Any, out: Any) -> _Target | None:
-    """Return a new array, or `out` where it is just like one."""
-    library = template.library
-    if out is None:
-        made = library.new(template, recipe.shape)
-        return _Target(made.buffer.address, made.buffer.owner, made.finish)
-    if type(out) is not type(x):
-        return None
-    like, address, owner, strides = library.look_at_out(out)
-    is_alike = (like.shape, like.dtype, like.device) == (
-        recipe.shape,
-        template.dtype,
-        template.device,
-    )
-    if not is_alike or strides is not None or not address:
-        return None
-    return _Target(address, owner, partial(_finish, library, out))
-
-
-def _finish(library: Library, out: Any) -> Any:
-    library.complete(out, None)
-    return out
-
-
-def _are_apart(addresses: tuple[int, int], source_bytes: int, destination_bytes: int) -> bool:
-    source, destination = addresses
-    return source + source_bytes <= destination or destination + destination_bytes <= source
-
-
-def _key(
-    collective: Collective, x: Any, given: dict[str, Any], template: Template
-) -> Hashable | None:
-    """Return what kind of call this is; None for one that is never of a known kind."""
-    op, root, out = given.get("op"), given.get("root"), given.get("out")
-    if type(op) not in _SIMPLE_OPS or type(root) not in _SIMPLE_ROOTS:
-        return None
-    if given.get("counts") is not None or given.get("receive_counts") is not None:
-        return None
-    shape, dtype, _, _, device, _, _, _ = template
-    return collective, op, root, out is x, out is None, type(x), shape, dtype, device
+def _are_there(device: Device, *addresses: int) -> bool:
+    """Return whether these are addresses of memory on a device."""
+    return all(device.device_of(address) == device.number for address in addresses)

@@ -76,6 +76,8 @@ class Collective(IntEnum):
     COMPRESSED_ALL_REDUCE = 23
     CONNECT = 24
 
+    __hash__ = int.__hash__  # an enumeration's own is that of the name, by Python code
+
     @property
     def spelled(self) -> str:
         """The method's name."""

@@ -13,10 +13,10 @@ from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.types import Collective, ReduceOp
 
 FEW = {"GPUCOLL_CPU_TUNING": "enqueued_records=4"}
-STREAM, START, END = 0x10, 0x20, 0x30
-ADDRESS = 0x7FFF_1234_5678
-ARGUMENTS = (ADDRESS, ADDRESS + 64, 16, 7, 0, 3, 0x40)
-"""Of a function; behind them comes the stream."""
+STREAM, LEADER, START, END = 0x10, 0x18, 0x20, 0x30
+ADDRESSES = (0x7FFF_1234_5678, 0x7FFF_1234_5678 + 64)
+SETTINGS = (16, 7, 0, 3)
+HANDLE = 0x40
 
 
 class Recorded:
@@ -35,9 +35,10 @@ class Recorded:
             self.calls.append((name, *(argument or 0 for argument in arguments)))
             if name in ("is_capturing", "get"):
                 place = arguments[name == "is_capturing"]
-                value = self.failing == "capture" if name == "is_capturing" else self._current
+                value = self.failing == ("capture", arguments[0])
+                value = value if name == "is_capturing" else self._current
                 ctypes.c_int.from_address(place).value = value
-                self.calls[-1] = (name,)
+                self.calls[-1] = (name, *arguments[:-1])
             if name == "pop":
                 self.calls[-1] = (name,)
             if name == "set":
@@ -52,6 +53,7 @@ class Recorded:
         both = {
             "RECORD": self._function("record", 2),
             "IS_CAPTURING": self._function("is_capturing", 2),
+            "WAIT": self._function("wait", 3),
         }
         if self._kind == "rocm":
             entering = {
@@ -66,23 +68,30 @@ class Recorded:
 ENTERED: dict[str, list[tuple]] = {"cuda": [("push", 0x99)], "rocm": [("get",), ("set", 2)]}
 LEFT: dict[str, list[tuple]] = {"cuda": [("pop",)], "rocm": [("set", 5)]}
 WORK: list[tuple] = [
-    ("is_capturing",),
+    ("is_capturing", STREAM),
     ("record", START, STREAM),
-    ("call", *ARGUMENTS, STREAM),
+    ("call", *ADDRESSES, *SETTINGS, HANDLE, STREAM),
     ("record", END, STREAM),
+]
+FOLLOWING: list[tuple] = [
+    ("is_capturing", STREAM),
+    ("is_capturing", LEADER),
+    ("record", END, LEADER),
+    ("wait", STREAM, END, 0),
+    *WORK[1:],
 ]
 
 
-def depart(comm, kind, failing):
+def depart(comm, kind, failing, leader=STREAM):
     """Return what a departure returned, what it called, and whether it was posted."""
     calls = EnqueuedCalls(comm._group)
     block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
     block.set_arrays((16,), 0, 0)
     calls.poster(block)
     recorded: Any = Recorded(kind, failing)
-    given = block.words.ctypes.data, STREAM, START, END, recorded.library, *ARGUMENTS, STREAM
-    before = calls.sequence
-    result = calls.departer(recorded)(*given)
+    road, before = calls.road(recorded), calls.sequence
+    go, _words = calls.departer(road, block, recorded.library, SETTINGS)
+    result = go(*ADDRESSES, HANDLE, STREAM, leader, START, END)
     return result, recorded.calls, calls.sequence - before
 
 
@@ -91,7 +100,7 @@ def depart(comm, kind, failing):
     ("failing", "step", "code", "n_done", "posted"),
     [
         (None, 0, 0, 4, 1),
-        ("capture", Step.NOTHING, 0, 1, 0),
+        (("capture", STREAM), Step.NOTHING, 0, 1, 0),
         (("is_capturing", 1), Step.NOTHING, 0, 1, 0),
         (("record", 1), Step.START, 77, 2, 1),
         (("call", 1), Step.CALL, 77, 3, 1),
@@ -101,6 +110,26 @@ def depart(comm, kind, failing):
 def test_how_far_it_gets(ranks, kind, failing, step, code, n_done, posted):
     (found,) = ranks.call(1, depart, kind, failing, environment=FEW)
     expected = [*ENTERED[kind], *WORK[:n_done], *LEFT[kind]]
+    assert found == ((step << 32) | code, expected, posted)
+
+
+@pytest.mark.parametrize(
+    ("failing", "step", "code", "n_done", "posted"),
+    [
+        (None, 0, 0, 7, 1),
+        (("capture", STREAM), Step.NOTHING, 0, 1, 0),
+        (("capture", LEADER), Step.NOTHING, 0, 2, 0),
+        (("is_capturing", 2), Step.NOTHING, 0, 2, 0),
+        (("record", 1), Step.NOTHING, 0, 3, 0),
+        (("wait", 1), Step.NOTHING, 0, 4, 0),
+        (("record", 2), Step.START, 77, 5, 1),
+        (("call", 1), Step.CALL, 77, 6, 1),
+        (("record", 3), Step.END, 77, 7, 1),
+    ],
+)
+def test_how_far_one_gets_that_follows_another_stream(ranks, failing, step, code, n_done, posted):
+    (found,) = ranks.call(1, depart, "cuda", failing, LEADER, environment=FEW)
+    expected = [*ENTERED["cuda"], *FOLLOWING[:n_done], *LEFT["cuda"]]
     assert found == ((step << 32) | code, expected, posted)
 
 

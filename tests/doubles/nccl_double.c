@@ -436,22 +436,4 @@ DOUBLE_API int ncclGroupEnd(void)
 #ifndef WITHOUT_ncclAllToAll
 COLLECTIVE(ncclAllToAll, ALL_TO_ALL, 0, 0, void *comm)
 #endif
-#ifndef WITHOUT_ncclAllToAllv
-DOUBLE_API int ncclAllToAllv(const void *send, const size_t *send_counts, const size_t *send_at, void *recv,
-                             const size_t *recv_counts, const size_t *recv_at, int type, void *comm, void *stream)
-{
-    READY_COMM(ncclAllToAllv)
-    if (type < 0 || type >= TYPES)
-        return fail(InvalidArgument, "AllToAllv : invalid type %d", type);
-    group_depth++;
-    for (int r = 0; r < c->n; r++) {
-        size_t size = SIZES[type];
-        struct operation s = {SEND, type, 0, r, 0, "", (const char *)send + send_at[r] * size, NULL, send_counts[r], stream};
-        struct operation t = {RECV, type, 0, r, 0, "", NULL, (char *)recv + recv_at[r] * size, recv_counts[r], stream};
-        issue(c, s, "AllToAllv");
-        issue(c, t, "AllToAllv");
-    }
-    return --group_depth ? group_error : end_group();
-}
-#endif
 #endif

@@ -239,34 +239,6 @@ def test_sends_and_receives_in_a_group(doubles, rank_server, count):
         assert pool.call(send_around, double, count, **options) == [True] * 3
 
 
-def all_to_all_v(seat, double):
-    with communicator(seat, double) as comm:
-        n, rank = comm.world_size, comm.rank
-        send_counts = np.array([rank + 1] * n, np.uint64)
-        recv_counts = np.arange(1, n + 1, dtype=np.uint64)
-        send_at, recv_at = (
-            np.cumsum(send_counts) - send_counts,
-            np.cumsum(recv_counts) - recv_counts,
-        )
-        source = comm.memory(np.arange(send_counts.sum(), dtype=np.float32) + 100 * rank)
-        target = comm.memory(np.zeros(int(recv_counts.sum()), np.float32))
-        as_counts = [
-            array.ctypes.data_as(ctypes.POINTER(ctypes.c_size_t))
-            for array in (send_counts, send_at, recv_counts, recv_at)
-        ]
-        first, second = as_counts[:2], as_counts[2:]
-        code = comm.call("ncclAllToAllv", source.address, *first, target.address, *second, FLOAT32)
-        assert code == 0
-        comm.synchronize()
-        return target.array.tolist()
-
-
-def test_all_to_all_v_of_rccl(gpu_ranks, doubles):
-    double = doubles.double("rccl")
-    expected = [[0.0, 100.0, 101.0], [1.0, 102.0, 103.0]]
-    assert run(gpu_ranks, double, 2, all_to_all_v) == expected
-
-
 # --- manners --------------------------------------------------------------------------------------
 
 
@@ -393,7 +365,7 @@ def split_apart(seat, double, is_blocking):
                 pass
             x = comm.memory(np.array([10**comm.rank], np.int64))
             rank = ctypes.c_int()
-            comm.functions.ncclCommUserRank(child.value, ctypes.byref(rank))
+            comm.control.library.ncclCommUserRank(child, ctypes.byref(rank))
             with comm.device:
                 reduce = comm.functions.ncclAllReduce
                 assert reduce(x.address, x.address, 1, 4, SUM, child.value, comm.stream) == 0

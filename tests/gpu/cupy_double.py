@@ -130,7 +130,7 @@ class ndarray:  # noqa: N801
         self.shape, self.dtype, self.strides = host.shape, host.dtype, host.strides
         self.flags = SimpleNamespace(c_contiguous=host.flags.c_contiguous)
         self.device = SimpleNamespace(id=memory.key[1])
-        self.data = SimpleNamespace(ptr=host.ctypes.data)
+        self.data = SimpleNamespace(ptr=host.ctypes.data, device_id=memory.key[1])
 
     def __getitem__(self, where: Any) -> ndarray:
         return ndarray(self.host[where], self._memory)

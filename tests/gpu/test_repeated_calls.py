@@ -32,17 +32,22 @@ def full(kit, value, count=COUNT, dtype="float32"):
 
 
 class Counted:
-    """How many calls went in one compiled step since this was made."""
+    """How many calls of kinds that are learnt from now on went in one compiled step."""
 
     def __init__(self, comm):
-        self._issuer = comm._gpu._connected.issuer
-        self._whole, self._depart = 0, self._issuer._depart
-        self._issuer._depart = self._call
+        calls = comm._gpu._connected.issuer.calls
+        self._whole, self._departer = 0, calls.departer
+        calls.departer = self._counting
 
-    def _call(self, *arguments):
-        result = self._depart(*arguments)
-        self._whole += result == 0
-        return result
+    def _counting(self, *given):
+        depart, keep = self._departer(*given)
+
+        def call(*arguments):
+            result = depart(*arguments)
+            self._whole += result == 0
+            return result
+
+        return call, keep
 
     def take(self):
         """Return it, and begin again."""
@@ -52,11 +57,13 @@ class Counted:
 
 def warm(comm, kit, times=8):
     """Make the events and the recipe of an all_reduce that many calls at once need."""
-    x = full(kit, 0)
+    comm.all_reduce(full(kit, 0, 3, "int32"), "max")  # connects
+    counted, x = Counted(comm), full(kit, 0)
     for _ in range(times):
         comm.all_reduce(x, out=x)
     comm.check()
-    return Counted(comm)
+    counted.take()
+    return counted
 
 
 # --- the results are those of the long way --------------------------------------------------------
@@ -146,6 +153,26 @@ def test_nothing_is_taken_for_what_it_is_not(gpus):
         assert results == [True] * len(results)
 
 
+def count_the_rows(comm, kit):
+    """A call with counts is no call of the kind without, whatever else they have in common."""
+    size, results = comm.world_size, []
+    counted, x = warm(comm, kit), full(kit, comm.rank)
+    for place in range(3):
+        comm.check()
+        counted.take()
+        found = comm.all_gather(x)
+        results.append((kit.read(found).shape, counted.take() == (place > 0)))
+        found = comm.all_gather(x, counts=[COUNT] * size)
+        results.append((kit.read(found).shape, counted.take() == 0))
+        with pytest.raises(ArgumentError, match="counts"):
+            comm.all_gather(x, counts=[COUNT - 1] * size)
+    return results
+
+
+def test_counts_are_not_overlooked(gpus):
+    assert gpus.call(2, count_the_rows) == [[((2 * COUNT,), True)] * 6] * 2
+
+
 # --- bad input stays bad --------------------------------------------------------------------------
 
 
@@ -189,6 +216,113 @@ def give_bad_arguments(comm, kit):
 def test_bad_arguments_are_refused_as_the_first_time(gpus):
     size = gpus.world(2)
     assert gpus.call(2, give_bad_arguments) == [((COUNT, 1), float(size))] * size
+
+
+def follow_the_stream(rank):
+    """An asynchronous call again comes after what is on the caller's stream, and `wait` orders."""
+    with rank.init() as comm:
+        kit = rank.kit
+        counted = warm(comm, kit)
+        streams = [kit.stream() for _ in range(2)]
+        results = []
+        for place in range(4):
+            x, y, later = full(kit, 0), full(kit, place), full(kit, 0)
+            out = full(kit, 0)
+            comm.check()
+            counted.take()
+            with streams[place % 2], rank.control.held():
+                x.copy_from(y)
+                work = comm.all_reduce(x, out=out, async_op=True)
+                done = work.done()
+                assert work.wait() is out
+                later.copy_from(out)
+            streams[place % 2].synchronize()
+            results.append((kit.read(later)[0], done, counted.take()))
+        return results
+
+
+def test_an_asynchronous_call_again_follows_its_stream(gpus):
+    # The first is of a new kind; the second's stream is not known yet to be the device's.
+    expected = [(2.0 * place, False, int(place > 1)) for place in range(4)]
+    assert gpus.call_ranks(2, follow_the_stream) == [expected] * 2
+
+
+def plan_on_another_stream(rank):
+    """A plan's own output may have been somebody's whose work is still on the stream."""
+    with rank.init() as comm:
+        kit = rank.kit
+        warm(comm, kit)
+        first, second = kit.stream(), kit.stream()
+        results = []
+        for stream in (first, second):  # so that both are known
+            with stream:
+                comm.all_reduce(full(kit, 0))
+        comm.check()
+        for is_known in (False, True):
+            x, y, z = full(kit, 1, 77), full(kit, 5, 77), full(kit, 0, 77)
+            rank.control.driver_set("delay_us", 5000)
+            with first:
+                for _ in range(20):
+                    z.copy_from(y)
+                address = z.data.ptr
+                del z
+                plan = comm.plan_all_reduce(x)
+            assert plan.out.data.ptr == address, "the pool gives other memory: nothing is tested"
+            with second:
+                plan()
+                if is_known:
+                    plan()
+                second.synchronize()
+                rank.control.driver_set("delay_us", 0)
+                first.synchronize()
+            comm.check()
+            results.append(plan.out.get()[0])
+            del plan
+        return results
+
+
+def test_a_plan_follows_the_stream_on_which_its_output_was_made(gpus):
+    assert gpus.call_ranks(2, plan_on_another_stream) == [[2.0, 2.0]] * 2
+
+
+class Foreign:
+    """An array that only says where it lies, and whether it may be written."""
+
+    def __init__(self, array, is_read_only=False):
+        self.array, self.address, self.is_read_only = array, array.data.ptr, is_read_only
+
+    @property
+    def __cuda_array_interface__(self):
+        data = {"data": (self.address, self.is_read_only), "version": 3}
+        return {"shape": self.array.shape, "typestr": "<f4", **data}
+
+
+def use_foreign_arrays(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        counted, results = warm(comm, kit), []
+        for place in range(3):
+            x, out = Foreign(full(kit, place)), Foreign(full(kit, 0))
+            comm.check()
+            counted.take()
+            assert comm.all_reduce(x, out=out) is out
+            results.append((kit.read(out.array)[0], counted.take()))
+        device = comm._gpu._connected.issuer.device
+        freed = Foreign(full(kit, 1))
+        freed.address = device.allocate(4000)
+        device.free(freed.address)
+        for arrays in ((freed, out), (x, freed)):
+            with pytest.raises(ArgumentError, match="is not memory of a GPU of this process"):
+                comm.all_reduce(arrays[0], out=arrays[1])
+        with pytest.raises(ArgumentError, match="out is read-only"):
+            comm.all_reduce(x, out=Foreign(out.array, is_read_only=True))
+        with pytest.raises(ArgumentError, match="give out="):
+            comm.all_reduce(x)
+        return results
+
+
+def test_arrays_known_by_their_interface_alone(gpus):
+    assert gpus.call_ranks(2, use_foreign_arrays) == [[(0.0, 0), (2.0, 1), (4.0, 1)]] * 2
 
 
 def give_freed_memory(comm, kit):

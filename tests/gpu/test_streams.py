@@ -13,7 +13,12 @@ from tests.faults.test_ends import until
 from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 from gpucoll import devices
-from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DeadlineError,
+)
 
 
 def full(kit, value, count=1000):
@@ -141,9 +146,9 @@ def leave_works(rank):
         kit = rank.kit
         for _ in range(3000):
             comm.all_reduce(full(kit, 1, 8), async_op=True)
-        backlog = issuer_of(comm)._n_flights
+        backlog = issuer_of(comm).flights.count
         comm.check()
-        left = issuer_of(comm)._n_flights
+        left = issuer_of(comm).flights.count
     after = [rank.control.count(what) for what in ("events", "streams")]
     return backlog <= 1024, left, before == after
 
@@ -235,9 +240,12 @@ def use_another_gpus_stream(rank):
         with kit.cupy.cuda.Device(5):
             stream = kit.stream()
             elsewhere = full(kit, 1)
-        with pytest.raises(ArgumentError, match="belongs to another GPU"):
-            comm.all_reduce(full(kit, 1), stream=stream)
-        with pytest.raises(ArgumentError, match=r"lies on cuda:5, but .* is cuda:\d: one device"):
+        for async_op in (False, True):
+            with pytest.raises(ArgumentError, match=r"another GPU; this .* is cuda:\d\. Give"):
+                comm.all_reduce(full(kit, 1), stream=stream, async_op=async_op)
+        with pytest.raises(
+            ArgumentError, match=r"lies on cuda:5, but .* is cuda:\d: one .* make a"
+        ):
             comm.all_reduce(elsewhere)
         with pytest.raises(ArgumentError, match=r"lie on different devices"):
             comm.all_reduce([full(kit, 1), elsewhere])
@@ -258,6 +266,29 @@ class Foreign:
     def __cuda_array_interface__(self):
         data = {"data": (self.address, False), "version": 3}
         return {"shape": (self.count,), "typestr": "<f4", **data}
+
+
+class Rocm(Foreign):
+    """One that says that it lies on an AMD GPU."""
+
+    def __dlpack_device__(self):
+        return 10, 0
+
+
+def use_another_vendors_array(rank):
+    with rank.init() as comm:
+        x = full(rank.kit, 2)
+        for _ in range(2):
+            comm.all_reduce(x)
+            with pytest.raises(
+                BackendUnavailableError, match=r"x lies on rocm:0, .* is nccl, .* h"
+            ):
+                comm.all_reduce(Rocm(x.data.ptr, 1000), out=Rocm(x.data.ptr, 1000))
+        return rank.kit.read(comm.all_reduce(x))[0]
+
+
+def test_arrays_of_another_vendor(gpus):
+    assert gpus.call_ranks(2, use_another_vendors_array) == [4.0] * 2
 
 
 def use_foreign_arrays(rank):
@@ -301,6 +332,8 @@ def capture(rank):
                 lambda: comm.all_reduce(x),
                 lambda: comm.scan(x, out=out),
                 lambda: comm.all_reduce([x]),
+                lambda: comm.all_reduce(x, async_op=True),
+                lambda: comm.scan(x, out=out, async_op=True),
             ):
                 with pytest.raises(ArgumentError, match="captured graph"):
                     refused()

@@ -31,11 +31,11 @@ def test_it_runs_without_a_gpu(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     rows = json.loads((tmp_path / "cost.json").read_text())
-    assert len(rows) == 7
+    assert len(rows) == 8
     assert all(row["wall_us"] > 0 and row["cpu_us"] > 0 for row in rows)
     *lines, last = done.stdout.splitlines()
     assert [line.startswith(row["name"]) for line, row in zip(lines, rows, strict=True)] == [
         True
-    ] * 7
+    ] * 8
     assert last.startswith("a plan's call and a plain one: ")
     assert last.endswith("us to raw")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import cupy
@@ -28,6 +29,12 @@ def look(x: Any, what: str) -> View:
     return View(template, x.data.ptr, x, None if x.flags.c_contiguous else x.strides)
 
 
+def glance(x: Any) -> tuple[Hashable, int]:
+    """Say quickly what sort of array x is, and where it lies."""
+    memory = x.data
+    return (x.shape, x.dtype, memory.device_id, x.flags.c_contiguous), memory.ptr
+
+
 def look_at_out(out: Any) -> View:
     """Say the same of an array that will be written."""
     return look(out, "out")
@@ -43,8 +50,11 @@ def pack(x: Any, template: Template) -> View:
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
     """Make a new array."""
     _, name, item_bytes, _, device, stream, _, (dtype, number) = template
-    with cupy.cuda.Device(number):
+    if cupy.cuda.runtime.getDevice() == number:
         result = cupy.empty(shape, dtype)
+    else:
+        with cupy.cuda.Device(number):
+            result = cupy.empty(shape, dtype)
     buffer = Buffer(result.data.ptr, shape, name, item_bytes, result, device, stream)
     return Destination(buffer, lambda: result, result)
 
@@ -63,10 +73,10 @@ def adopt(array: Any, template: Template) -> Any:
     return cupy.ndarray(array.shape, dtype, pointer)
 
 
-def current_stream(template: Template) -> int:
-    """Return the address of the stream on which CuPy works now."""
-    address: int = cupy.cuda.get_current_stream(template.native[1]).ptr
-    return address
+def current_stream_of(template: Template) -> Callable[[], int]:
+    """Return what tells the address of the stream on which CuPy works now."""
+    number, ask = template.native[1], cupy.cuda.get_current_stream
+    return lambda: ask(number).ptr
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:

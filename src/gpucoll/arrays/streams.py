@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from gpucoll.arrays.library import Library, Template, kind_of
@@ -43,8 +42,10 @@ def current_stream(template: Template) -> int:
 
 def current_stream_of(template: Template) -> Callable[[], int]:
     """Return what finds that out, again and again."""
-    ask = getattr(template.library, "current_stream", None)
-    return (lambda: template.stream) if ask is None else partial(ask, template)
+    ask: Callable[[Template], Callable[[], int]] | None = getattr(
+        template.library, "current_stream_of", None
+    )
+    return (lambda: template.stream) if ask is None else ask(template)
 
 
 def is_stream_ordered(library: Library) -> bool:

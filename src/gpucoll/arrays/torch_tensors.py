@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable, Hashable
 from typing import Any, cast
 
 import torch
@@ -47,6 +48,17 @@ def look(x: Any, what: str) -> View:
     template = Template(tuple(x.shape), name, item_bytes, _THIS, device, stream, None, native)
     strides = None if x.is_contiguous() else tuple(step * item_bytes for step in x.stride())
     return View(template, address, x, strides)
+
+
+def glance(x: Any) -> tuple[Hashable, int] | None:
+    """Say quickly what sort of tensor x is, and where it lies; None where it must be looked at."""
+    try:
+        if x.requires_grad or x.is_nested:  # as an output, and without a shape
+            return None
+        sort = (x.shape, x.dtype, x.device, x.is_contiguous(), x.layout, x.is_conj(), x.is_neg())
+        return sort, x.data_ptr()
+    except RuntimeError:  # no memory of its own
+        return None
 
 
 def look_at_out(out: Any) -> View:
@@ -122,9 +134,12 @@ def adopt(array: Any, template: Template) -> Any:
     return torch.from_dlpack(array)
 
 
-def current_stream(template: Template) -> int:
-    """Return the address of the stream on which PyTorch works now."""
-    return _place(template.native[1])[1]
+def current_stream_of(template: Template) -> Callable[[], int]:
+    """Return what tells the address of the stream on which PyTorch works now."""
+    device = template.native[1]
+    if device.type != "cuda":
+        return lambda: 0
+    return lambda: torch.cuda.current_stream(device).cuda_stream
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:

@@ -18,7 +18,7 @@ from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_words, get, put
 from gpucoll.transport.layout import Call
 
-__all__ = ["MOST_ARGUMENTS", "ROAD_WORDS", "Road", "Step", "depart_call"]
+__all__ = ["MOST_ARGUMENTS", "ROAD_WORDS", "TICKET_WORDS", "Road", "Step", "Ticket", "depart_call"]
 
 MOST_ARGUMENTS = 8
 """Of a library's function, communicator and stream included."""
@@ -37,19 +37,38 @@ class Road(IntEnum):
     NUMBER = 5
     IS_CAPTURING = 6
     RECORD = 7
-    ANSWER = 8
+    WAIT = 8
+    ANSWER = 9
     """Where these functions write."""
-    ARGUMENTS = 9
 
 
-ROAD_WORDS = int(Road.ARGUMENTS) + MOST_ARGUMENTS
+ROAD_WORDS = int(Road.ANSWER) + 1
+
+
+class Ticket(IntEnum):
+    """Words of what is the same for all calls of a kind."""
+
+    ROAD = 0
+    CALL = 1
+    """The call block that is posted."""
+    FUNCTION = 2
+    """The library's."""
+    N_SETTINGS = 3
+    """How many of its arguments lie between the two addresses and the communicator."""
+    ARGUMENTS = 4
+    """All of them; the settings are filled in when the ticket is made."""
+
+
+SETTINGS_AT = 2
+"""Place of the first setting among the arguments."""
+TICKET_WORDS = int(Ticket.ARGUMENTS) + MOST_ARGUMENTS
 
 
 class Step(IntEnum):
     """How far a departure got that did not succeed: the upper half of what it returns."""
 
     NOTHING = 1
-    """Nothing was posted or enqueued: it is for Python to do, or to refuse."""
+    """Nothing was posted and no work enqueued: it is for Python to do, or to refuse."""
     START = 2
     """Posted, but the first event could not be recorded."""
     CALL = 3
@@ -62,10 +81,13 @@ _PUSH, _CONTEXT, _POP = int(Road.PUSH), int(Road.CONTEXT), int(Road.POP)
 _GET_DEVICE, _SET_DEVICE = int(Road.GET_DEVICE), int(Road.SET_DEVICE)
 _NUMBER = int(Road.NUMBER)
 _IS_CAPTURING, _RECORD = int(Road.IS_CAPTURING), int(Road.RECORD)
-_ANSWER, _ARGUMENTS = int(Road.ANSWER), int(Road.ARGUMENTS)
+_WAIT, _ANSWER = int(Road.WAIT), int(Road.ANSWER)
+_ROAD, _CALL_BLOCK, _FUNCTION = int(Ticket.ROAD), int(Ticket.CALL), int(Ticket.FUNCTION)
+_N_SETTINGS, _ARGUMENTS = int(Ticket.N_SETTINGS), int(Ticket.ARGUMENTS)
+_SETTINGS_AT = SETTINGS_AT
 _NOTHING, _START, _CALL, _END = map(int, Step)
 _CALL_CONTEXT = int(Call.CONTEXT)
-_FIXED = 5
+_N_ARGUMENTS = 7
 
 _i64 = types.int64
 _save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
@@ -91,21 +113,40 @@ def _result(step, code):
 
 
 @inline
-def _put_on_stream(road, call, stream, start, end, function):
-    """Do it all, with the context current."""
-    answer = road + 8 * _ANSWER
+def _is_capturing(road, stream):
+    """Return whether a graph is being captured from a stream, or that cannot be told."""
     put(road, _ANSWER, 0)
-    if _call(get(road, _IS_CAPTURING), stream, answer) or get(road, _ANSWER):
+    code = _call(get(road, _IS_CAPTURING), stream, road + 8 * _ANSWER)
+    return code != 0 or get(road, _ANSWER) != 0
+
+
+@inline
+def _follow(road, stream, leader, event):
+    """Make what comes on a stream wait for what is on its leader now; return a code."""
+    code = _call(get(road, _RECORD), event, leader)
+    if code:
+        return code
+    return _code(call_words(get(road, _WAIT), stream, event, 0, 0, 0, 0, 0, 0))
+
+
+@inline
+def _put_on_stream(ticket, stream, leader, start, end):
+    """Do it all, with the context current."""
+    road, call = get(ticket, _ROAD), get(ticket, _CALL_BLOCK)
+    if _is_capturing(road, stream):
+        return _result(_NOTHING, 0)
+    # Once the wait is enqueued, its event may be recorded again.
+    if leader != stream and (_is_capturing(road, leader) or _follow(road, stream, leader, end)):
         return _result(_NOTHING, 0)
     if post(get(call, _CALL_CONTEXT), call):
         return _result(_NOTHING, 0)
     code = _call(get(road, _RECORD), start, stream)
     if code:
         return _result(_START, code)
-    given = road + 8 * _ARGUMENTS
+    given = ticket + 8 * _ARGUMENTS
     code = _code(
         call_words(
-            function,
+            get(ticket, _FUNCTION),
             get(given, 0),
             get(given, 1),
             get(given, 2),
@@ -146,23 +187,29 @@ def _leave(road, before):
 
 @compiled(_i64(_i64, _i64, _i64))
 def depart_call(self, arguments, n_arguments):
-    """Built-in of ``(call block, stream, start, end, function, *its arguments)``, all integers.
+    """Built-in of ``(source, destination, communicator, stream, leader, start, end)``, integers.
 
-    `self` is a capsule of a road; two threads must not be in it at once. Returns 0, or a `Step` and
-    a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling conventions of
-    x86-64 and arm64 it does not see those beyond its own.
+    `self` is a capsule of a ticket; two threads must not be on its road at once. What comes on the
+    stream waits for what is on the leader now, which may be the stream itself. Returns 0, or a
+    `Step` and a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling
+    conventions of x86-64 and arm64 it does not see those beyond its own.
     """
-    road = capsule_pointer(self, 0)
-    given = road + 8 * _ARGUMENTS
-    for place in range(n_arguments - _FIXED):
-        put(given, place, _as_integer(get(arguments, _FIXED + place)))
-    call, stream = _as_integer(get(arguments, 0)), _as_integer(get(arguments, 1))
-    start, end = _as_integer(get(arguments, 2)), _as_integer(get(arguments, 3))
-    function = _as_integer(get(arguments, 4))
+    ticket = capsule_pointer(self, 0)
+    if n_arguments != _N_ARGUMENTS:
+        return new_integer(_result(_NOTHING, 0))
+    given = ticket + 8 * _ARGUMENTS
+    last = given + 8 * (_SETTINGS_AT + get(ticket, _N_SETTINGS))
+    put(given, 0, _as_integer(get(arguments, 0)))
+    put(given, 1, _as_integer(get(arguments, 1)))
+    put(last, 0, _as_integer(get(arguments, 2)))
+    stream, leader = _as_integer(get(arguments, 3)), _as_integer(get(arguments, 4))
+    put(last, 1, stream)
+    start, end = _as_integer(get(arguments, 5)), _as_integer(get(arguments, 6))
+    road = get(ticket, _ROAD)
     thread = _save_thread()
     before, result = _enter(road), _result(_NOTHING, 0)
     if before >= 0:
-        result = _put_on_stream(road, call, stream, start, end, function)
+        result = _put_on_stream(ticket, stream, leader, start, end)
         _leave(road, before)
     _restore_thread(thread)
     return new_integer(result)

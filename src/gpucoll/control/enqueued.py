@@ -6,13 +6,21 @@ or who asks for certainty, compares later.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll.control.call import CallBlock
-from gpucoll.control.departure_entry import ROAD_WORDS, Road, depart_call
+from gpucoll.control.departure_entry import (
+    ROAD_WORDS,
+    SETTINGS_AT,
+    TICKET_WORDS,
+    Road,
+    Ticket,
+    depart_call,
+)
 from gpucoll.control.diagnosis import difference
 from gpucoll.control.enqueued_entry import compare_calls, post_call
 from gpucoll.control.group import HostGroup
@@ -20,7 +28,11 @@ from gpucoll.devices import Device
 from gpucoll.transport.builtins import METH_FASTCALL, METH_NOARGS, builtin, capsule
 from gpucoll.transport.layout import ENQUEUED_FAILED, Call, Context, Status
 
-_SEQUENCE = int(Context.ENQUEUED_SEQUENCE)
+Words: TypeAlias = npt.NDArray[np.int64]
+"""What compiled code reads by address."""
+
+SEQUENCE = int(Context.ENQUEUED_SEQUENCE)
+"""Place in `EnqueuedCalls.words` of the number of the last call that this rank posted."""
 
 
 class EnqueuedCalls:
@@ -35,13 +47,13 @@ class EnqueuedCalls:
     def __init__(self, group: HostGroup) -> None:
         self._group = group
         self._context = group.context
-        self._roads: list[Any] = []
-        self._words = group.context.data  # an item of it is an int, in half the time
+        self.words = group.context.data
+        """Of the group's context: an item of it is an int, in half the time."""
 
     @property
     def sequence(self) -> int:
         """The number of the last call that this rank posted."""
-        return self._words[_SEQUENCE]
+        return self.words[SEQUENCE]
 
     @property
     def compared(self) -> int:
@@ -65,19 +77,43 @@ class EnqueuedCalls:
         )
         return post
 
-    def departer(self, device: Device) -> Callable[..., int]:
-        """Return the built-in that posts a call and enqueues it on this GPU: `departure_entry`.
-
-        One thread at a time may call it.
-        """
+    def road(self, device: Device) -> Words:
+        """Return the road of this GPU: what `departer` needs to know of its driver."""
         words = np.zeros(ROAD_WORDS, np.int64)
         for place, address in device.addresses().items():
             words[Road[place]] = address
-        self._roads.append(words)
+        return words
+
+    def departer(
+        self, road: Words, block: CallBlock, function: int, settings: Sequence[int]
+    ) -> tuple[Callable[..., int], Words]:
+        """Return the built-in that posts a call and enqueues it, and the words it stands on.
+
+        See `departure_entry`. One thread at a time may be on the road. The caller keeps the block,
+        and the words.
+
+        Parameters
+        ----------
+        road : array
+            Of `road`.
+        block : CallBlock
+            What is posted; made for this ring by `poster`.
+        function : int
+            Address of the library's function.
+        settings : sequence of int
+            Its arguments between the two addresses and the communicator.
+        """
+        words = np.zeros(TICKET_WORDS, np.int64)
+        words[Ticket.ROAD] = road.ctypes.data
+        words[Ticket.CALL] = block.words.ctypes.data
+        words[Ticket.FUNCTION] = function
+        words[Ticket.N_SETTINGS] = len(settings)
+        first = Ticket.ARGUMENTS + SETTINGS_AT
+        words[first : first + len(settings)] = settings
         depart: Callable[..., int] = builtin(
             depart_call.address, METH_FASTCALL, capsule(words.ctypes.data)
         )
-        return depart
+        return depart, words
 
     def compare(self) -> Status:
         """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""

@@ -61,6 +61,8 @@ class HostGroup:
         """Whether that was raised to somebody."""
         self.is_closed = False
         self._is_forked = False
+        self.is_in_use = False
+        """Whether a thread that cannot be ended may still look at what is shared."""
         self._tables = np.zeros((2, self.world_size), np.int64)
         # Not NumPy's memory: that may be shared with a forked child, who writes here.
         words = bytearray(8 * layout.CONTEXT_WORDS)
@@ -272,7 +274,8 @@ class HostGroup:
     def close(self) -> None:
         """Say that this rank takes part no more, and let go of everything shared.
 
-        Under a call that still runs in another thread the memory stays until the process ends.
+        Under a call that still runs in another thread, and where the group `is_in_use`, the memory
+        stays until the process ends.
         """
         if self.is_closed or self._is_forked:
             return
@@ -286,7 +289,8 @@ class HostGroup:
         words = self.members.status_words(self.rank)
         words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]
         event_store.ctypes(self.members.status_address(self.rank) + layout.STATUS_CLOSED, 1)
-        self.members.close()
+        if not self.is_in_use:
+            self.members.close()
 
     def __del__(self) -> None:
         if not getattr(self, "is_closed", True) and not self._is_forked:

@@ -13,7 +13,8 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from typing import Final
 
 from gpucoll.devices import driver
-from gpucoll.devices.driver import DEFAULT_STREAMS, Driver, DriverDevice, Vendor
+from gpucoll.devices.driver import Driver, Vendor
+from gpucoll.devices.driver_device import DEFAULT_STREAMS, DriverDevice
 from gpucoll.foreign_library import Prototype, address_of
 
 _PROTOTYPES = (

@@ -10,7 +10,8 @@ from typing import cast
 
 from gpucoll import config, devices
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.devices.driver import Driver, DriverDevice
+from gpucoll.devices.driver import Driver
+from gpucoll.devices.driver_device import DriverDevice
 from gpucoll.doctor.facts import DriverFound, GpuFound, Gpus
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 

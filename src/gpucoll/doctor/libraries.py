@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TypedDict
 
-from gpucoll.backends.nccl import library
+from gpucoll.backends.nccl import finding, library
 from gpucoll.backends.nccl.vendor import NCCL, Vendor
 from gpucoll.backends.rccl.vendor import RCCL
 from gpucoll.doctor.facts import LibraryFound
@@ -66,7 +66,7 @@ def candidates() -> list[Candidate]:
     for name, vendor in _VENDORS.items():
         found += [
             Candidate(name=name, path=copy.path, source=copy.reason)
-            for copy in library.candidates(vendor)
+            for copy in finding.candidates(vendor)
             # Places to try are no copies yet; a path that the user names is one, there or not.
             if copy.path not in vendor.file_names or _is_name(copy.path) or Path(copy.path).exists()
         ]

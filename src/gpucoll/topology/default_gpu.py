@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from gpucoll import config
 
-__all__ = ["DefaultGpu", "default_gpu", "visible_gpus"]
+__all__ = ["DefaultGpu", "default_gpu", "default_number", "visible_gpus"]
 
 
 class DefaultGpu(NamedTuple):
@@ -73,12 +73,18 @@ def _chosen(gpus: list[str], text: str | None) -> list[str]:
     return chosen
 
 
+def default_number(local_rank: int, visible_count: int) -> int | None:
+    """Return which of the GPUs that a rank sees it takes; None where it sees none.
+
+    Where a host has more ranks than GPUs, ranks share: rank 8 of eight GPUs takes the first one.
+    """
+    return local_rank % visible_count if visible_count else None
+
+
 def default_gpu(
     local_rank: int, vendor: str, gpu_count: int, variables: Mapping[str, str]
 ) -> DefaultGpu | None:
-    """Return the GPU that a rank takes; None where it sees none.
-
-    Where a host has more ranks than GPUs, ranks share: rank 8 of eight GPUs takes the first one.
+    """Return the GPU that a rank takes (`default_number`), and which of the host's it is.
 
     Parameters
     ----------
@@ -88,7 +94,5 @@ def default_gpu(
         As for `visible_gpus`.
     """
     visible = visible_gpus(vendor, gpu_count, variables)
-    if not visible:
-        return None
-    number = local_rank % len(visible)
-    return DefaultGpu(number, visible[number])
+    number = default_number(local_rank, len(visible))
+    return None if number is None else DefaultGpu(number, visible[number])

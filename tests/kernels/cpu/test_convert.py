@@ -9,8 +9,9 @@ from tests.dtypes import HALF_TYPES, any_values, assert_same, dtype_of
 from tests.guarded import Guarded
 
 from gpucoll.kernels import reference_compression as reference
+from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import convert, elements
-from gpucoll.kernels.cpu.convert import CONVERTIBLE, cast
+from gpucoll.kernels.cpu.convert import cast
 
 COUNTS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 1000)
 

@@ -17,9 +17,10 @@ import llvmlite.binding as llvm
 import pytest
 from tests.dtypes import ALLOWED, covering
 
+from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import copy, elements, pack, reduce
 from gpucoll.kernels.cpu.block_codes import FORMATS
-from gpucoll.kernels.cpu.convert import CONVERTIBLE, emit_convert
+from gpucoll.kernels.cpu.convert import emit_convert
 from gpucoll.kernels.cpu.operations import OPERATIONS
 from gpucoll.kernels.cpu.quantise import WIRE_FORMATS
 from gpucoll.kernels.cpu.quantise_kernels import emit_dequantise, emit_quantise

@@ -11,8 +11,8 @@ from tests.dtypes import any_values, assert_same, dtype_of
 from tests.guarded import Guarded
 
 from gpucoll.kernels import reference_compression as reference
+from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import pack
-from gpucoll.kernels.cpu.convert import CONVERTIBLE
 from gpucoll.types import DTYPES
 
 COUNTS = (0, 1, 3, 16, 17, 0, 100, 255, 256, 257, 1000, 5)

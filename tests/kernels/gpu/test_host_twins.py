@@ -7,6 +7,7 @@ import pytest
 from tests.dtypes import HALF_TYPES, any_values, assert_same, dtype_of
 from tests.guarded import Guarded
 
+from gpucoll.kernels.block_message import BLOCK, message_bytes
 from gpucoll.kernels.cpu import convert as host_convert
 from gpucoll.kernels.cpu import quantise as host_quantise
 from gpucoll.kernels.gpu import pack, quantise
@@ -20,10 +21,10 @@ OPTIONS = {"blocks": BLOCKS, "sequence": 9, "first_block": 77}
 @pytest.mark.parametrize("seed", [None, 1 << 60], ids=["nearest", "stochastic"])
 @pytest.mark.parametrize("block_format", quantise.FORMATS)
 def test_quantise(block_format, seed):
-    x = any_values("float32", quantise.BLOCK * BLOCKS, 1)
+    x = any_values("float32", BLOCK * BLOCKS, 1)
     x[~np.isfinite(x)] = 3
     x[5] = np.nan
-    ours, theirs = (Guarded(quantise.message_bytes(BLOCKS), np.uint8).array for _ in range(2))
+    ours, theirs = (Guarded(message_bytes(BLOCKS), np.uint8).array for _ in range(2))
     quantise.quantise(x, ours, block_format, seed=seed, **OPTIONS)
     host_quantise.quantise(x, theirs, block_format, seed=seed, **OPTIONS)
     assert_same(ours, theirs)

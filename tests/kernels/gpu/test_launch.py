@@ -14,10 +14,11 @@ import pytest
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels import gpu
+from gpucoll.kernels.block_message import message_bytes
 from gpucoll.kernels.gpu import launch
-from gpucoll.kernels.gpu.launch import BLOCKS_PER_MULTIPROCESSOR, CompiledKernel, stream_address
+from gpucoll.kernels.gpu.launch import BLOCKS_PER_MULTIPROCESSOR, CompiledKernel
 from gpucoll.kernels.gpu.pack import cast, prepare_pack
-from gpucoll.kernels.gpu.quantise import message_bytes, quantise
+from gpucoll.kernels.gpu.quantise import quantise
 from gpucoll.kernels.gpu.reduce import reduce_arrays, ring_step
 from gpucoll.kernels.gpu.source import MAX_RANKS, THREADS, TILE_BYTES, source_of
 from gpucoll.types import ReduceOp
@@ -263,15 +264,6 @@ def test_host_arrays_are_refused():
     x = np.zeros(3)
     with pytest.raises(ArgumentTypeError, match="arrays of a GPU; got one on cpu"):
         reduce_arrays("sum", [x], [x])
-
-
-def test_streams():
-    assert stream_address(5) == 5
-    assert stream_address(SimpleNamespace(ptr=6)) == 6
-    assert stream_address(SimpleNamespace(cuda_stream=7)) == 7
-    assert stream_address(SimpleNamespace(handle=SimpleNamespace(value=None))) == 0
-    with pytest.raises(ArgumentTypeError, match="its address; got str"):
-        stream_address("x")
 
 
 def test_sources_include_nothing():

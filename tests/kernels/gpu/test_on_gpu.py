@@ -14,8 +14,10 @@ from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
 from tests.kernels.gpu.device import Bench, HostBench
 
 from gpucoll.kernels import reference, reference_compression
-from gpucoll.kernels.gpu.pack import CONVERTIBLE, cast, prepare_pack, prepare_unpack
-from gpucoll.kernels.gpu.quantise import FORMATS, dequantise, message_bytes, quantise, requantise
+from gpucoll.kernels.block_message import message_bytes
+from gpucoll.kernels.conversion import CONVERTIBLE
+from gpucoll.kernels.gpu.pack import cast, prepare_pack, prepare_unpack
+from gpucoll.kernels.gpu.quantise import FORMATS, dequantise, quantise, requantise
 from gpucoll.kernels.gpu.reduce import reduce_arrays, ring_step
 from gpucoll.kernels.gpu.source import TILE_BYTES
 from gpucoll.types import DTYPES, ReduceOp

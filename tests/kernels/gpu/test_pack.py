@@ -11,7 +11,8 @@ from tests.guarded import Guarded
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels import reference_compression as reference
-from gpucoll.kernels.gpu.pack import CONVERTIBLE, cast, prepare_pack, prepare_unpack
+from gpucoll.kernels.conversion import CONVERTIBLE
+from gpucoll.kernels.gpu.pack import cast, prepare_pack, prepare_unpack
 from gpucoll.kernels.gpu.source import TILE_BYTES, TILE_ELEMENTS
 
 pytestmark = pytest.mark.usefixtures("on_host")

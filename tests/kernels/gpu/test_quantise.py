@@ -9,15 +9,8 @@ from tests.guarded import Guarded
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels import reference_compression as reference
-from gpucoll.kernels.gpu.quantise import (
-    BLOCK,
-    FORMATS,
-    dequantise,
-    message_bytes,
-    quantise,
-    requantise,
-    scales_bytes,
-)
+from gpucoll.kernels.block_message import BLOCK, message_bytes, scales_bytes
+from gpucoll.kernels.gpu.quantise import FORMATS, dequantise, quantise, requantise
 
 pytestmark = pytest.mark.usefixtures("on_host")
 

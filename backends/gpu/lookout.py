@@ -1,0 +1,251 @@
+"""Finds out beside the streams how calls on GPU arrays end.
+
+Nobody waits for such a call. The watcher's thread, or whoever asks for certainty, looks
+(`Lookout.look`): whether all ranks made the same call, whether it is done, late, or will never be,
+whether the vendor's library has failed. Then the communicator is given up: for the other ranks by
+the segment's abort word, and on this GPU by the backend's `abort`, which ends what hangs there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from gpucoll.backends.gpu.flight import Flight, Flights
+from gpucoll.backends.gpu.streams import Streams
+from gpucoll.control import diagnosis
+from gpucoll.control.enqueued import EnqueuedCalls
+from gpucoll.control.group import HostGroup
+from gpucoll.devices import Device
+from gpucoll.errors import BackendError, DeadlineError, GpucollError
+from gpucoll.transport.layout import EVENT_ABORT, Abort, Status
+
+LOST_AFTER_S = 0.03
+"""How long a call may go on after a rank has ended: it may have done its part."""
+PAUSES_S = (20e-6, 2e-3)
+"""First and longest pause between two looks of who waits."""
+_LOOK_FOR_PEERS_S = 0.01
+
+
+class Lookout:
+    """What is under way of one rank's calls on one GPU, and what has become of it.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks.
+    calls : EnqueuedCalls
+        Where calls are posted and compared.
+    device : Device
+        This rank's GPU.
+    failure_of_library : callable
+        Returns what the vendor's library has to report, or None. Must not wait.
+    abort_library : callable
+        Ends what runs on the GPU for this communicator.
+    """
+
+    def __init__(
+        self,
+        group: HostGroup,
+        calls: EnqueuedCalls,
+        device: Device,
+        failure_of_library: Callable[[], GpucollError | None],
+        abort_library: Callable[[], None],
+    ) -> None:
+        self.group = group
+        self.calls = calls
+        self.device = device
+        self.streams = Streams(device)
+        self.flights = Flights()
+        self.failure: GpucollError | None = None
+        """Why the communicator was given up."""
+        self.failed_at_s = 0.0
+        self.lock = threading.RLock()
+        """Held while the vendor's library is called."""
+        self._failure_of_library = failure_of_library
+        self._abort_library = abort_library
+        self._gone_since: dict[int, float] = {}
+        self._looked_for_peers_s = 0.0
+
+    # --- finding out ------------------------------------------------------------------------------
+
+    def raise_failure(self) -> None:
+        """Raise why the communicator was given up, if it was."""
+        if self.failure is not None:
+            self.group.was_told = True
+            raise self.failure.with_traceback(None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are under way, or not compared yet."""
+        return bool(self.flights.count) or self.calls.has_uncompared
+
+    def look(self) -> None:
+        """Find out how far all calls are, and whether something is wrong. Does not wait."""
+        with self.lock:
+            if self.failure is None:
+                self._look_for_failures()
+            try:
+                with self.device:
+                    self._look_at_flights()
+            except BackendError as error:  # the GPU does not even become current any more
+                self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
+
+    def _look_for_failures(self) -> None:
+        group = self.group
+        if group.members.event_words()[EVENT_ABORT // 8]:
+            self._note_abort()
+            return
+        status = self.calls.compare()
+        if status == Status.MISMATCH:
+            self.give_up(Abort.ENQUEUED_MISMATCH, group.rank, self.calls.compared + 1)
+        elif (error := self._failure_of_library()) is not None:
+            self.give_up(Abort.BACKEND, group.rank, self._oldest_sequence(), error)
+        elif status == Status.MORE or self.flights.count:
+            self._look_for_lost_ranks(status == Status.MORE)
+
+    def _look_for_lost_ranks(self, is_late: bool) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_for_peers_s < _LOOK_FOR_PEERS_S:
+            return
+        self._looked_for_peers_s = now_s
+        members = self.group.members
+        late = self.calls.late_rank if is_late else -1
+        ended = [rank for rank in members.ended_ranks() if not members.has_closed(rank)]
+        gone = {*ended, late} if late >= 0 and members.has_closed(late) else {*ended}
+        for rank in gone:
+            if now_s - self._gone_since.setdefault(rank, now_s) > LOST_AFTER_S:
+                self.give_up(Abort.ENQUEUED_LOST, rank, self._oldest_sequence())
+                return
+
+    def _oldest_sequence(self) -> int:
+        """Return the number of the oldest call that is under way on some stream."""
+        if self.calls.has_uncompared:
+            return self.calls.compared + 1
+        heads = (flight.sequence for flight in self.flights.heads)
+        known = [sequence for sequence in heads if sequence is not None]
+        return min(known, default=self.calls.sequence)
+
+    def _look_at_flights(self) -> None:
+        """Ask for the events of calls under way, stream by stream in order; drop what is done."""
+        now_s = time.monotonic()
+        for stream, flights in list(self.flights.lines.items()):
+            while flights and self._is_over(flights[0], now_s):
+                flight = flights.popleft()
+                flight.is_done = self.failure is None
+                flight.keep = None
+                self.flights.count -= 1
+            if not flights:
+                del self.flights.lines[stream]
+
+    def _is_over(self, flight: Flight, now_s: float) -> bool:
+        """Return whether nothing more is to be known of a call."""
+        if not flight.is_passed and not self._is_passed(flight, now_s):
+            self._look_at_deadline(flight, now_s)
+            return False
+        if flight.sequence is None or self.failure is not None:
+            return True
+        return self.calls.is_compared(flight.sequence)
+
+    def _is_passed(self, flight: Flight, now_s: float) -> bool:
+        """Return whether a call's work on the stream has ended; give its events back then."""
+        if not flight.begun_s and self._is_reached(flight.start):
+            flight.begun_s = now_s
+        if not flight.begun_s or not self._is_reached(flight.end):
+            return False
+        self.streams.give_back(flight.start, flight.end)
+        flight.start = flight.end = 0
+        flight.is_passed = True
+        return True
+
+    def _is_reached(self, event: int) -> bool:
+        code = self.device.query_event(event)
+        if code == self.device.not_ready:
+            return False
+        if code and self.failure is None:
+            try:
+                self.device.check(code, "go on: work on the GPU has failed")
+            except BackendError as error:
+                self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
+        return True  # after an error nothing more will come of it
+
+    def _look_at_deadline(self, flight: Flight, now_s: float) -> None:
+        if self.failure is None and flight.begun_s and now_s - flight.begun_s > flight.timeout_s:
+            if flight.sequence is None:
+                error = self._message_deadline(flight)
+                self.give_up(Abort.BACKEND, self.group.rank, None, error)
+                return
+            code, rank = Abort.ENQUEUED_DEADLINE, self.group.rank
+            self.give_up(code, rank, flight.sequence, None, flight.timeout_s)
+
+    def _message_deadline(self, flight: Flight) -> DeadlineError:
+        who = f"rank {self.group.rank} of {self.group.world_size}"
+        return DeadlineError(
+            f"{who} waited {flight.timeout_s:g} s in {flight.name} on the GPU: the other rank did "
+            "not make the matching call, or another size. The communicator is broken: close it"
+        )
+
+    # --- giving up --------------------------------------------------------------------------------
+
+    def give_up(
+        self,
+        code: Abort,
+        rank: int,
+        sequence: int | None,
+        error: BaseException | None = None,
+        waited_s: float | None = None,
+    ) -> None:
+        """Break the communicator for all ranks, and on this GPU."""
+        if self.failure is not None:
+            return
+        self.group.abort(code, rank, self.calls.sequence if sequence is None else sequence)
+        self._note_abort(error, waited_s)
+
+    def _note_abort(
+        self, error: BaseException | None = None, waited_s: float | None = None
+    ) -> None:
+        """Keep why the communicator is broken, and end what hangs on this GPU."""
+        own = error if isinstance(error, GpucollError) else None
+        word = int(self.group.members.event_words()[EVENT_ABORT // 8])
+        self.failure = self.group.fail(own or diagnosis.abort_error(self.group, word, waited_s))
+        self.failed_at_s = time.monotonic()
+        self._abort_library()
+
+    # --- certainty --------------------------------------------------------------------------------
+
+    def synchronize(self, flight: Flight | None = None, timeout_s: float | None = None) -> None:
+        """Wait until a call has succeeded; by default all that were issued. Raise what went wrong.
+
+        Work that does not even start, because something before it on the stream does not end, is a
+        DeadlineError that breaks nothing.
+        """
+        limit_s = self.group.timeout_s if timeout_s is None else timeout_s
+        begun_s, pause_s = time.monotonic(), PAUSES_S[0]
+        while True:
+            self.look()
+            self.raise_failure()
+            if flight.is_done if flight is not None else not self.is_busy:
+                return
+            oldest = flight or next(iter(self.flights.heads), None)
+            has_begun = oldest is None or oldest.begun_s
+            is_late = time.monotonic() - begun_s > limit_s
+            if is_late and timeout_s is None and (oldest is None or oldest.is_passed):
+                # This rank's part is over: only another rank's call is waited for.
+                mine, sequence = self.group.rank, self.calls.compared + 1
+                self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
+                continue
+            if is_late and (timeout_s is not None or not has_begun):
+                name = oldest.name if oldest else "a call on GPU arrays"
+                raise DeadlineError(
+                    f"rank {self.group.rank} of {self.group.world_size} waited {limit_s:g} s for "
+                    f"{name}, which "
+                    + (
+                        "has not ended; it goes on"
+                        if has_begun
+                        else "has not even begun: what is "
+                        "before it on the stream does not end; it goes on"
+                    )
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, PAUSES_S[1])

@@ -1,0 +1,66 @@
+"""What communicators leave on their GPU that were dropped without `close`.
+
+They die in a garbage collection, which may be anywhere: inside another call of the library, under a
+lock. Nothing is called there. What is left is queued, with the arrays of calls under way, and ended
+when the next communicator of the process connects or closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections import deque
+from typing import Any, NamedTuple
+
+from gpucoll.backends.gpu.flight import Flights
+from gpucoll.backends.gpu.scratch import Scratch
+from gpucoll.backends.gpu.streams import Streams
+from gpucoll.backends.nccl.connection import Connection
+from gpucoll.backends.nccl.memory import Registrations
+from gpucoll.errors import GpucollError
+
+__all__ = ["Estate", "end_all", "watch_over"]
+
+
+class Estate(NamedTuple):
+    """All that a communicator has on its GPU. None of it may refer to the communicator."""
+
+    connection: Connection
+    registrations: Registrations
+    scratch: Scratch
+    streams: Streams
+    flights: Flights
+
+    def end(self) -> None:
+        """Give it up, whatever the other ranks do."""
+        self.registrations.close(is_aborting=True)
+        self.connection.abort()
+        with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
+            self.flights.let_go(self.streams)
+            self.streams.close()
+            self.scratch.close()
+            self.registrations.collect()
+
+
+_left: deque[tuple[int, Estate]] = deque()
+"""With the process whose it is: a forked child has copies, and must not touch its parent's GPU."""
+
+
+def watch_over(owner: object, estate: Estate) -> weakref.finalize[[tuple[int, Estate]], Any]:
+    """Queue what the owner has when it is dropped; `detach` the finalizer where it was closed.
+
+    The garbage collector calls it, anywhere: appending to a deque takes no lock.
+    """
+    finalizer = weakref.finalize(owner, _left.append, (os.getpid(), estate))
+    finalizer.atexit = False  # the process takes everything with it
+    return finalizer
+
+
+def end_all() -> None:
+    """End what dropped communicators of this process have left. Not from a garbage collection."""
+    with contextlib.suppress(IndexError):
+        while True:
+            process, estate = _left.popleft()
+            if process == os.getpid():
+                estate.end()

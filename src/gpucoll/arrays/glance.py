@@ -1,0 +1,34 @@
+"""Arrays of a sort that was looked at before, told by a glance.
+
+A library's `look` says what an array is, in words that every backend understands. Where the same
+sort of array comes again and again, it is enough to know that it is the same sort: a library's own
+``glance(x)`` returns what decides that, as it has it, and the address; None where x is too special.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, TypeAlias
+
+from gpucoll.arrays.library import Library
+from gpucoll.errors import GpucollError
+
+Glance: TypeAlias = tuple[Hashable, int]
+"""What sort of array it is, and where it lies."""
+
+
+def glance_of(library: Library) -> Callable[[Any], Glance | None]:
+    """Return what glances at a library's arrays, to be read or written."""
+    return getattr(library, "glance", None) or partial(_glance, library)
+
+
+def _glance(library: Library, x: Any) -> Glance | None:
+    """Look at an array in full."""
+    try:
+        template, address, owner, strides = library.look_at_out(x)
+    except GpucollError:
+        return None  # the long way says it in its own words
+    if owner is not x:
+        return None
+    return (template.shape, template.dtype, template.device, strides is None), address
