@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import signal
 import threading
 import time
 
@@ -105,6 +106,41 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(comm):
     assert said == "refused"
     assert total[0] == 1.0
     assert plan().tolist() == [0.0] * 4
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.ranks(2)
+def test_a_forked_child_is_refused_while_its_parent_waits_for_a_message(comm):
+    """The child has the queue of asynchronous calls, but not the thread that serves it."""
+    peer, received = 1 - comm.rank, np.zeros(1)
+    work = comm.recv(received, peer, 7, async_op=True)
+    uses = {
+        "send": lambda: comm.send(x(), peer),
+        "recv": lambda: comm.recv(x(), peer),
+        "probe": lambda: comm.probe(peer),
+        "asynchronous": lambda: comm.recv(x(), peer, async_op=True),
+        "all_reduce": lambda: comm.all_reduce(x()),
+        "work": work.wait,
+    }
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)  # where it hangs, its end says where
+            for name, use in uses.items():
+                os.write(writing, f"{name} ".encode())
+                with pytest.raises(StateError, match="forked from"):
+                    use()
+            os.write(writing, b"refused")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    comm.send(np.ones(1), peer, 7)
+    assert work.wait(20) is received
+    assert said == " ".join([*uses, "refused"])
 
 
 @pytest.mark.ranks(2)

@@ -19,7 +19,14 @@ from gpucoll.fusing import FUSED, Packed, by_dtype, gpu_requests, list_request, 
 from gpucoll.gpu_call import GpuCall
 from gpucoll.gpu_calls import GpuCalls
 from gpucoll.plan import Plan
-from gpucoll.preparation import NOT_IN_GROUPS, Arguments, Prepared, group_result, prepare
+from gpucoll.preparation import (
+    NOT_IN_GROUPS,
+    Arguments,
+    Prepared,
+    group_result,
+    list_in_group,
+    prepare,
+)
 from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
@@ -188,9 +195,7 @@ class Calling:
             results = [item.finish() for item in made] if gets else None
             return tuple(results) if results and isinstance(xs, tuple) else results
 
-        lasting = [item.lasting for item in made] if gets else None
-        if lasting and any(item is None for item in lasting):
-            lasting = NOT_IN_GROUPS
+        lasting = list_in_group(made, xs) if gets else None
         if made and made[0].template.device != "cpu":
             call = GpuCall(
                 collective.spelled,

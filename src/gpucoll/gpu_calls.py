@@ -16,6 +16,7 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
 from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.config import check_timeout_s
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
@@ -28,6 +29,7 @@ from gpucoll.errors import (
 from gpucoll.gpu_call import GpuCall
 from gpucoll.gpu_recipes import Recipes
 from gpucoll.gpu_work import GpuWork
+from gpucoll.postman import Collected, check_in_group
 from gpucoll.preparation import Prepared
 from gpucoll.types import Collective
 
@@ -70,7 +72,7 @@ class GpuCalls:
         self._connected: Any = None
         self._entering = threading.Lock()
         self.recipes = Recipes()
-        self.grouped: list[GpuCall] | None = None
+        self.grouped: Collected[GpuCall] | None = None
         """What is collected while a group is open."""
 
     @property
@@ -163,12 +165,9 @@ class GpuCalls:
 
     def call(self, call: GpuCall, async_op: bool = False, lasting: Any = None) -> Any:
         """Make a call now, or keep it for the end of the group; return what the user gets."""
-        if call.timeout_s is not None and not call.timeout_s > 0:
-            raise ArgumentError(f"timeout_s must be positive; got {call.timeout_s}")
+        check_timeout_s(call.timeout_s)
         if self.grouped is not None:
-            from gpucoll.postman import check_in_group
-
-            check_in_group(call.name, async_op, lasting)
+            check_in_group(self.grouped, call.name, async_op, lasting)
             self.grouped.append(call)
             return lasting
         with self._alone():
@@ -260,6 +259,7 @@ class GpuCalls:
 
         def run() -> int:
             if self.grouped is not None:
+                check_in_group(self.grouped, call.name, False, None)
                 self.grouped.append(replace(call, stream=current_stream()))
                 return 0
             if not entering.acquire(blocking=False):
@@ -293,12 +293,9 @@ class GpuCalls:
         `x` is of a type in `recipes.libraries`; the call is for its current stream.
         """
         connected = self._connected
-        if (
-            connected is None
-            or self.grouped is not None
-            or not (timeout_s is None or timeout_s > 0)
-        ):
+        if connected is None or self.grouped is not None:
             return None
+        check_timeout_s(timeout_s)
         if not self._entering.acquire(blocking=False):
             self._refuse_second_thread()
         try:

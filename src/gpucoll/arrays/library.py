@@ -120,7 +120,11 @@ def kind_of(x: Any) -> str:
 
 def raise_not_an_array(x: Any, what: str) -> NoReturn:
     """Raise ArgumentTypeError: nothing here can serve x."""
+    hint = ""
+    if isinstance(x, list | tuple):
+        hint = ". Make it an array first, as numpy.asarray does; all_reduce and broadcast take a "
+        hint += "list of arrays, too"
     raise ArgumentTypeError(
         f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, Numba, or anything with the buffer "
-        f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}"
+        f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}{hint}"
     )
