@@ -61,6 +61,11 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentTypeError,
         "got builtins.list. Make it an array first",
     ),
+    "generator": (
+        lambda c: c.broadcast(x() for _ in range(2)),
+        ArgumentTypeError,
+        re.escape("list(x)"),
+    ),
     "huge integer": (lambda c: c.all_reduce(2**70), ArgumentTypeError, "64 bits do not hold"),
     "byte order": (lambda c: c.all_reduce(swapped()), ArgumentTypeError, "byte order '>'"),
     "byte order of broadcast": (
@@ -255,6 +260,11 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
     ),
     "empty negative": (lambda c: c.empty(-1), ArgumentError, "negative length"),
     "empty fraction": (lambda c: c.empty(2.5), ArgumentTypeError, "shape must be an int"),
+    "empty like what is not NumPy's": (
+        lambda c: c.empty(3, like=bytearray(4)),
+        ArgumentTypeError,
+        "the new array is NumPy's",
+    ),
     "empty too large": (lambda c: c.empty(2**62), ArgumentError, "shape .* cannot be"),
     "empty of no dtype": (lambda c: c.empty(3, "float"[:3]), ArgumentTypeError, "none that NumPy"),
     "empty of objects": (lambda c: c.empty(3, object), ArgumentTypeError, "dtype object"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.arguments import template_of
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
@@ -158,7 +159,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         dtype : dtype
             Of any fixed size.
         like : array, or "cuda" or "rocm", optional
-            An array of whose library and device the new one is to be. For a device alone it is a
+            A GPU array, of whose library and device the new one is. For a device alone it is a
             `gpucoll.arrays.device_array.DeviceArray`, which libraries take over through DLPack or
             ``__cuda_array_interface__``. Default: a NumPy array.
         symmetric : bool
@@ -180,6 +181,11 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         template = None if like is None or isinstance(like, str) else template_of(like, "like")
         if isinstance(like, str) or (template is not None and template.device != "cpu"):
             return self._gpu.empty(whole, dtype, template, symmetric)
+        if template is not None and template.library is not numpy_arrays:
+            raise ArgumentTypeError(
+                f"empty: like is {template.library.NAME} in host memory, where the new array is "
+                "NumPy's: leave like out, and wrap the result, as torch.from_numpy does"
+            )
         self._check_host("the array to make")
         return self._backend.empty(whole, dtype)
 

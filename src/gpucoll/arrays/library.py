@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -124,6 +124,8 @@ def raise_not_an_array(x: Any, what: str) -> NoReturn:
     if isinstance(x, list | tuple):
         hint = ". Make it an array first, as numpy.asarray does; all_reduce and broadcast take a "
         hint += "list of arrays, too"
+    elif isinstance(x, Iterator):  # model.parameters()
+        hint = ". all_reduce and broadcast take a list of arrays: list(x)"
     raise ArgumentTypeError(
         f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, Numba, or anything with the buffer "
         f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}{hint}"
