@@ -164,6 +164,21 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentError,
         re.escape("write ReduceOp.scaled_sum(factor)"),
     ),
+    "op made by hand": (
+        lambda c: c.all_reduce(x(), ReduceOp("median")),
+        ArgumentError,
+        "'median' with factor None is no op",
+    ),
+    "op without its factor": (
+        lambda c: c.all_reduce(x(), ReduceOp("scaled_sum")),
+        ArgumentError,
+        "'scaled_sum' with factor None is no op",
+    ),
+    "op with a function of its own": (
+        lambda c: c.all_reduce(x(), ReduceOp("max", None, max)),
+        ArgumentError,
+        re.escape("ReduceOp.custom(function)"),
+    ),
     "complex factor": (
         lambda c: c.all_reduce(x(), ReduceOp.scaled_sum(HALF_TURN)),
         ArgumentTypeError,

@@ -272,7 +272,10 @@ class Calling:
             raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
         if prepared.lasting is None and not gets_nothing:
             name = "x" if arguments.out is None else "out"
-            raise ArgumentError(f"a plan needs {name} to be a C-contiguous array: it is not copied")
+            raise ArgumentError(
+                f"a plan needs {name} to be a C-contiguous array that can be written, as numbers "
+                "and JAX arrays cannot be: it gives the same memory every time"
+            )
         if prepared.template.device != "cpu":
             run = self._gpu.prepare_plan(_gpu_call(collective, prepared))
             return Plan(run, self._raise_status, _nothing, prepared.lasting)

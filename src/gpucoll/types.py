@@ -131,6 +131,17 @@ class ReduceOp:
     LOR: ClassVar[ReduceOp]
     LXOR: ClassVar[ReduceOp]
 
+    def __post_init__(self) -> None:
+        if self.function is not None and self.digest:
+            return
+        has_factor = isinstance(self.factor, float)
+        is_known = self.name in OPERATIONS and has_factor == (self.name == "scaled_sum")
+        if not is_known or self.function is not None:
+            raise ArgumentError(
+                f"{self.name!r} with factor {self.factor!r} is no op: pass a name, or what "
+                "ReduceOp.scaled_sum(factor) or ReduceOp.custom(function) returns"
+            )
+
     @staticmethod
     def scaled_sum(factor: float) -> ReduceOp:
         """Return the op that multiplies every rank's input by `factor` before summing.
