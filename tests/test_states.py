@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
@@ -11,7 +12,9 @@ import time
 import numpy as np
 import pytest
 
+import gpucoll
 from gpucoll.errors import StateError
+from tests.messages import until
 
 
 def x():
@@ -152,6 +155,39 @@ def test_a_communicator_cannot_be_pickled(comm):
     with pytest.raises(TypeError):
         pickle.dumps(comm.plan_all_reduce(x()))
     assert comm.all_reduce(1) == 2
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def drop_communicators(comm, is_waited_for):
+    """Return whether everything is gone that dropped communicators had."""
+    comm.duplicate().close()  # what a process has once
+    gc.collect()
+    before = descriptors()
+    for _ in range(3):
+        dropped = comm.duplicate()
+        assert descriptors() > before
+        work = dropped.all_reduce(np.ones(3), async_op=True)
+        if is_waited_for:
+            work.wait()
+        del dropped, work
+    comm.barrier()
+
+    def is_gone():
+        gc.collect()
+        return threading.active_count() == 1 and descriptors() == before
+
+    until(is_gone)
+    return True
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_communicator_that_is_dropped_lets_go_of_everything(is_waited_for):
+    """Its thread, too, which an asynchronous call has started."""
+    # Not ranks of tests, which keep their communicators to abort them.
+    assert gpucoll.launch(drop_communicators, 2, (is_waited_for,), timeout_s=60) == [True] * 2
 
 
 @pytest.mark.ranks(2)

@@ -71,6 +71,8 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         self._gpu = GpuCalls(group, self._channel, choice, wish, self._run)
         self._open_roads()
         _open.add(self)
+        # One that is dropped without close: the queue's thread would keep everything but this.
+        weakref.finalize(self, _let_go, weakref.ref(self._queue)).atexit = False
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when every rank has called it."""
@@ -422,6 +424,11 @@ def create(
             made._give_up()
             raise
     return made
+
+
+def _let_go(queue: weakref.ref[WorkQueue]) -> None:
+    if (alive := queue()) is not None:
+        alive.let_go()
 
 
 def _close_all() -> None:

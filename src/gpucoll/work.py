@@ -181,6 +181,12 @@ class WorkQueue:
         if self._thread is not None:
             self._thread.join()
 
+    def let_go(self) -> None:
+        """End the thread when every task has ended, without waiting for it."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
+
     def _tell(self) -> None:
         self._on_change(self._unfinished + len(self._failed) + self._n_held)
 
