@@ -56,7 +56,17 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentTypeError,
         "use the object collectives",
     ),
-    "huge integer": (lambda c: c.all_reduce(2**70), ArgumentTypeError, "object"),
+    "list of numbers elsewhere": (
+        lambda c: c.all_gather([1, 2]),
+        ArgumentTypeError,
+        "got builtins.list. Make it an array first",
+    ),
+    "generator": (
+        lambda c: c.broadcast(x() for _ in range(2)),
+        ArgumentTypeError,
+        re.escape("list(x)"),
+    ),
+    "huge integer": (lambda c: c.all_reduce(2**70), ArgumentTypeError, "64 bits do not hold"),
     "byte order": (lambda c: c.all_reduce(swapped()), ArgumentTypeError, "byte order '>'"),
     "byte order of broadcast": (
         lambda c: c.broadcast(swapped()),
@@ -108,6 +118,11 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentError,
         "out is read-only",
     ),
+    "out masked": (
+        lambda c: c.all_reduce(x(), out=np.ma.masked_array(x(), True)),
+        ArgumentTypeError,
+        "out is a masked array",
+    ),
     "in place read-only": (
         lambda c: (lambda a: c.all_reduce(a, out=a))(read_only()),
         ArgumentError,
@@ -139,14 +154,38 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         "out= goes with arrays",
     ),
     "op": (lambda c: c.all_reduce(x(), "add"), ArgumentError, "got 'add'"),
-    "op by function": (lambda c: c.all_reduce(x(), max), ArgumentError, "op must be a ReduceOp"),
+    "op by function": (
+        lambda c: c.all_reduce(x(), max),
+        ArgumentError,
+        re.escape("write ReduceOp.custom(function)"),
+    ),
     "scaled_sum by name": (
         lambda c: c.all_reduce(x(), "scaled_sum"),
         ArgumentError,
         re.escape("write ReduceOp.scaled_sum(factor)"),
     ),
+    "op made by hand": (
+        lambda c: c.all_reduce(x(), ReduceOp("median")),
+        ArgumentError,
+        "'median' with factor None is no op",
+    ),
+    "op without its factor": (
+        lambda c: c.all_reduce(x(), ReduceOp("scaled_sum")),
+        ArgumentError,
+        "'scaled_sum' with factor None is no op",
+    ),
+    "op with a function of its own": (
+        lambda c: c.all_reduce(x(), ReduceOp("max", None, max)),
+        ArgumentError,
+        re.escape("ReduceOp.custom(function)"),
+    ),
     "complex factor": (
         lambda c: c.all_reduce(x(), ReduceOp.scaled_sum(HALF_TURN)),
+        ArgumentTypeError,
+        "real number",
+    ),
+    "factor no number": (
+        lambda c: c.all_reduce(x(), ReduceOp.scaled_sum(np.ones(3))),  # type: ignore[arg-type]
         ArgumentTypeError,
         "real number",
     ),
@@ -191,6 +230,38 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         "pickle",
     ),
     "deadline": (lambda c: c.barrier(timeout_s=0), ArgumentError, "timeout_s must be positive"),
+    "deadline in words": (
+        lambda c: c.all_reduce(x(), timeout_s="1"),
+        ArgumentTypeError,
+        "timeout_s must be a number of seconds; got '1'",
+    ),
+    "deadline of a message": (
+        lambda c: c.send(x(), 0, timeout_s="1"),
+        ArgumentTypeError,
+        "timeout_s must be a number",
+    ),
+    "recv of a negative shape": (
+        lambda c: c.recv(shape=(-2,), dtype="f4"),
+        ArgumentError,
+        "shape must not have negative lengths",
+    ),
+    "recv of a shape in words": (
+        lambda c: c.recv(shape="ab", dtype="f4"),
+        ArgumentTypeError,
+        "shape must be an int or a sequence",
+    ),
+    "recv into a text": (
+        lambda c: c.recv("abc"),
+        ArgumentTypeError,
+        "out must be an array",
+    ),
+    "color": (lambda c: c.split([1]), ArgumentTypeError, "color must be an int or None"),
+    "color that is not itself": (
+        lambda c: c.split(float("nan")),
+        ArgumentTypeError,
+        "color must be an int or None; got nan",
+    ),
+    "key": (lambda c: c.split(0, key="a"), ArgumentTypeError, "key must be an int"),
     "plan of a number": (lambda c: c.plan_all_reduce(1.0), ArgumentError, "C-contiguous array"),
     "plan of a view": (
         lambda c: c.plan_all_reduce(x(4, 4)[:, ::2]),
@@ -203,6 +274,14 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         "out to be a C-contiguous",
     ),
     "empty negative": (lambda c: c.empty(-1), ArgumentError, "negative length"),
+    "empty fraction": (lambda c: c.empty(2.5), ArgumentTypeError, "shape must be an int"),
+    "empty like what is not NumPy's": (
+        lambda c: c.empty(3, like=bytearray(4)),
+        ArgumentTypeError,
+        "the new array is NumPy's",
+    ),
+    "empty too large": (lambda c: c.empty(2**62), ArgumentError, "shape .* cannot be"),
+    "empty of no dtype": (lambda c: c.empty(3, "float"[:3]), ArgumentTypeError, "none that NumPy"),
     "empty of objects": (lambda c: c.empty(3, object), ArgumentTypeError, "dtype object"),
     "empty swapped": (lambda c: c.empty(3, ">f4"), ArgumentTypeError, "byte order"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 import numpy as np
@@ -112,6 +113,10 @@ def test_what_cannot_be_inside(comm):
         lambda: comm.split(0),
         lambda: comm.duplicate(),
         lambda: comm.all_gather(x, counts="auto"),
+        lambda: comm.all_reduce(spread[:, 0]),
+        lambda: comm.all_reduce([x, spread[:, 0]]),
+        lambda: comm.gather(spread[:, 0]),
+        lambda: comm.all_reduce(spread[:, 0].astype("f4", order="A")[::2], compression="float16"),
         lambda: comm.recv(spread[:, 0], 1),
         lambda: comm.recv(like=1.0),
         lambda: comm.send_recv(2.5, 1, 1),
@@ -156,6 +161,51 @@ def test_a_plan_inside_runs_at_the_end_or_is_refused(comm):
         assert plan.out[0] == out[0] == 0
     assert out[0] == 2
     assert plan.out[0] == (0 if was_refused else 2)
+
+
+@pytest.mark.ranks(2)
+def test_a_call_may_use_the_output_of_an_earlier_one(comm):
+    """It does so at the end; a copy made before would be of what was there before."""
+    with comm.group():
+        total = comm.all_reduce(np.ones(4))
+        everyone = comm.all_gather(total)
+        pair = comm.all_reduce((total, np.ones(2)))
+        with pytest.raises(ArgumentTypeError, match="contiguous"):
+            comm.all_gather(total[::2])
+    assert everyone.tolist() == [2.0] * 8
+    assert isinstance(pair, tuple)
+    assert [part.tolist() for part in pair] == [[4.0] * 4, [2.0] * 2]
+
+
+@pytest.mark.ranks(2)
+def test_a_second_thread_is_refused_while_a_group_is_open(comm):
+    x, errors = np.ones(3), []
+    plan = comm.plan_all_reduce(x)
+
+    def intrude():
+        for use in (
+            lambda: comm.all_reduce(x),
+            lambda: comm.barrier(),
+            lambda: comm.send(x, 1 - comm.rank),
+            lambda: comm.probe(wait=False),
+            lambda: comm.all_gather_object(1),
+            plan,
+            lambda: comm.group().__enter__(),
+        ):
+            try:
+                use()
+            except StateError as error:
+                errors.append(str(error))
+
+    with comm.group():
+        total = comm.all_reduce(x)
+        thread = threading.Thread(target=intrude)
+        thread.start()
+        thread.join()
+    assert len(errors) == 7
+    assert all("another thread has opened a group() on" in text for text in errors[:-1])
+    assert total.tolist() == [2.0] * 3
+    assert comm.probe(wait=False) is None
 
 
 @pytest.mark.ranks(2)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
+import signal
 import threading
 import time
 
 import numpy as np
 import pytest
 
+import gpucoll
 from gpucoll.errors import StateError
+from tests.messages import until
 
 
 def x():
@@ -135,6 +139,41 @@ def test_a_forked_child_is_refused_and_disturbs_nobody(comm):
     assert plan().tolist() == [0.0] * 4
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+@pytest.mark.ranks(2)
+def test_a_forked_child_is_refused_while_its_parent_waits_for_a_message(comm):
+    """The child has the queue of asynchronous calls, but not the thread that serves it."""
+    peer, received = 1 - comm.rank, np.zeros(1)
+    work = comm.recv(received, peer, 7, async_op=True)
+    uses = {
+        "send": lambda: comm.send(x(), peer),
+        "recv": lambda: comm.recv(x(), peer),
+        "probe": lambda: comm.probe(peer),
+        "asynchronous": lambda: comm.recv(x(), peer, async_op=True),
+        "all_reduce": lambda: comm.all_reduce(x()),
+        "work": work.wait,
+    }
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)  # where it hangs, its end says where
+            for name, use in uses.items():
+                os.write(writing, f"{name} ".encode())
+                with pytest.raises(StateError, match="forked from"):
+                    use()
+            os.write(writing, b"refused")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    comm.send(np.ones(1), peer, 7)
+    assert work.wait(20) is received
+    assert said == " ".join([*uses, "refused"])
+
+
 @pytest.mark.ranks(2)
 def test_a_communicator_cannot_be_pickled(comm):
     with pytest.raises(TypeError, match="belongs to its process"):
@@ -144,6 +183,39 @@ def test_a_communicator_cannot_be_pickled(comm):
     with pytest.raises(TypeError):
         pickle.dumps(comm.plan_all_reduce(x()))
     assert comm.all_reduce(1) == 2
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def drop_communicators(comm, is_waited_for):
+    """Return whether everything is gone that dropped communicators had."""
+    comm.duplicate().close()  # what a process has once
+    gc.collect()
+    before = descriptors()
+    for _ in range(3):
+        dropped = comm.duplicate()
+        assert descriptors() > before
+        work = dropped.all_reduce(np.ones(3), async_op=True)
+        if is_waited_for:
+            work.wait()
+        del dropped, work
+    comm.barrier()
+
+    def is_gone():
+        gc.collect()
+        return threading.active_count() == 1 and descriptors() == before
+
+    until(is_gone)
+    return True
+
+
+@pytest.mark.parametrize("is_waited_for", [True, False])
+def test_a_communicator_that_is_dropped_lets_go_of_everything(is_waited_for):
+    """Its thread, too, which an asynchronous call has started."""
+    # Not ranks of tests, which keep their communicators to abort them.
+    assert gpucoll.launch(drop_communicators, 2, (is_waited_for,), timeout_s=60) == [True] * 2
 
 
 @pytest.mark.ranks(2)

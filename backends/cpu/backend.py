@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name
+from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name, dtype_of
 from gpucoll.backends.cpu.blocks import BlockMaker
 from gpucoll.backends.cpu.courier import Courier
 from gpucoll.backends.cpu.direct import DirectCalls, DirectLists
 from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
+from gpucoll.errors import ArgumentError
 from gpucoll.transport.layout import Path
 from gpucoll.types import Collective, ReduceOp
 
@@ -72,9 +73,12 @@ class CpuBackend:
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""
-        kind = np.dtype(dtype)
+        kind = dtype_of(dtype)
         check_dtype(kind, "empty")
-        return self._group.members.arena.array(shape, kind)
+        try:
+            return self._group.members.arena.array(shape, kind)
+        except ValueError as error:  # more dimensions than NumPy has, or bytes than there are
+            raise ArgumentError(f"empty: shape {shape} cannot be: {error}") from None
 
     def last_path(self) -> Path:
         """Return which way this rank's last call took."""

@@ -193,7 +193,7 @@ class BlockMaker:
         words[Call.BLOCK_BYTES] = block_bytes
         words[Call.LARGEST_BYTES] = block_bytes * int(words[Call.LARGEST_PARTS])
         if request.collective == Collective.SCATTER:
-            count = block_bytes // request.data.item_bytes
+            count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has none
             block.sign(1, count)
             block.show_shape((count,))
 

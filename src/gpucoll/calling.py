@@ -19,7 +19,14 @@ from gpucoll.fusing import FUSED, Packed, by_dtype, gpu_requests, list_request, 
 from gpucoll.gpu_call import GpuCall
 from gpucoll.gpu_calls import GpuCalls
 from gpucoll.plan import Plan
-from gpucoll.preparation import NOT_IN_GROUPS, Arguments, Prepared, group_result, prepare
+from gpucoll.preparation import (
+    NOT_IN_GROUPS,
+    Arguments,
+    Prepared,
+    group_result,
+    list_in_group,
+    prepare,
+)
 from gpucoll.shapes import check_rows, parse_counts
 from gpucoll.transport.layout import Context, Status
 from gpucoll.types import Collective, ReduceOp
@@ -193,9 +200,7 @@ class Calling:
             results = [item.finish() for item in made] if gets else None
             return tuple(results) if results and isinstance(xs, tuple) else results
 
-        lasting = [item.lasting for item in made] if gets else None
-        if lasting and any(item is None for item in lasting):
-            lasting = NOT_IN_GROUPS
+        lasting = list_in_group(made, xs) if gets else None
         if made and made[0].template.device != "cpu":
             call = GpuCall(
                 collective.spelled,
@@ -272,7 +277,10 @@ class Calling:
             raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
         if prepared.lasting is None and not gets_nothing:
             name = "x" if arguments.out is None else "out"
-            raise ArgumentError(f"a plan needs {name} to be a C-contiguous array: it is not copied")
+            raise ArgumentError(
+                f"a plan needs {name} to be a C-contiguous array that can be written, as numbers "
+                "and JAX arrays cannot be: it gives the same memory every time"
+            )
         if prepared.template.device != "cpu":
             run = self._gpu.prepare_plan(_gpu_call(collective, prepared))
             return Plan(run, self._raise_status, _nothing, prepared.lasting)

@@ -12,7 +12,7 @@ from gpucoll.compression import Compression
 from gpucoll.types import Collective, ReduceOp
 
 Op: TypeAlias = str | ReduceOp
-Counts: TypeAlias = Sequence[int] | Literal["auto"] | None
+Counts: TypeAlias = Sequence[int] | np.ndarray[Any, Any] | Literal["auto"] | None
 
 
 class ArrayCollectives(Compressing):

@@ -13,15 +13,17 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.arguments import template_of
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.collectives import ArrayCollectives
+from gpucoll.config import check_timeout_s
 from gpucoll.control.channel import ControlChannel
 from gpucoll.control.group import HostGroup
 from gpucoll.control.members import join
 from gpucoll.description import Description
-from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, StateError
+from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
 from gpucoll.gpu_calls import GpuCalls
 from gpucoll.gpu_memory import Registration
 from gpucoll.grouping import Grouping
@@ -31,6 +33,7 @@ from gpucoll.point_to_point import PointToPoint
 from gpucoll.postman import Postman
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.rendezvous.job import Job
+from gpucoll.shapes import parse_shape
 from gpucoll.types import Collective
 from gpucoll.work import Work, WorkQueue
 
@@ -64,10 +67,12 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         self._queue = WorkQueue(group.set_pending)
         self._entering = threading.Lock()
         self._grouped = None
-        self._postman = Postman(backend.courier, self._queue, self._run)
+        self._postman = Postman(backend.courier, self._queue, self._run, group.check_open)
         self._gpu = GpuCalls(group, self._channel, choice, wish, self._run)
         self._open_roads()
         _open.add(self)
+        # One that is dropped without close: the queue's thread would keep everything but this.
+        weakref.finalize(self, _let_go, weakref.ref(self._queue)).atexit = False
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when every rank has called it."""
@@ -104,6 +109,11 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
     def _divide(
         self, collective: Collective, color: int | None, key: int, timeout_s: float | None
     ) -> Communicator | None:
+        for name, number in (("color", color), ("key", key)):
+            is_none = name == "color" and number is None
+            if not is_none and not isinstance(number, int | np.integer | np.bool_):
+                either = "an int or None" if name == "color" else "an int"
+                raise ArgumentTypeError(f"split: {name} must be {either}; got {number!r}")
         mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
         parts = self._exchange_bytes(mine, collective, -1, timeout_s)
         everyone = [pickle.loads(part) for part in parts]
@@ -150,7 +160,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         dtype : dtype
             Of any fixed size.
         like : array, or "cuda" or "rocm", optional
-            An array of whose library and device the new one is to be. For a device alone it is a
+            A GPU array, of whose library and device the new one is. For a device alone it is a
             `gpucoll.arrays.device_array.DeviceArray`, which libraries take over through DLPack or
             ``__cuda_array_interface__``. Default: a NumPy array.
         symmetric : bool
@@ -168,13 +178,15 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
             The ranks' GPUs are not connected yet.
         """
         self._group.check_open()
-        lengths = (shape,) if isinstance(shape, int | np.integer) else tuple(shape)
-        if any(length < 0 for length in lengths):
-            raise ArgumentError(f"empty: negative length in shape {lengths}")
-        whole = tuple(int(length) for length in lengths)
+        whole = parse_shape(shape)
         template = None if like is None or isinstance(like, str) else template_of(like, "like")
         if isinstance(like, str) or (template is not None and template.device != "cpu"):
             return self._gpu.empty(whole, dtype, template, symmetric)
+        if template is not None and template.library is not numpy_arrays:
+            raise ArgumentTypeError(
+                f"empty: like is {template.library.NAME} in host memory, where the new array is "
+                "NumPy's: leave like out, and wrap the result, as torch.from_numpy does"
+            )
         self._check_host("the array to make")
         return self._backend.empty(whole, dtype)
 
@@ -348,8 +360,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
 
         `lasting` is what a call inside a group returns: the array that is filled at its end.
         """
-        if timeout_s is not None and not timeout_s > 0:
-            raise ArgumentError(f"timeout_s must be positive; got {timeout_s}")
+        check_timeout_s(timeout_s)
         if self._grouped is not None:
             return self._keep_for_group(name, task, finish, async_op, timeout_s, lasting)
         if not self._entering.acquire(blocking=False):
@@ -366,6 +377,8 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
             self._group.check_open()
 
             def queued() -> Any:
+                if not async_op:  # what was pending has ended: as if it had before this call
+                    self._queue.raise_unseen()
                 task(timeout_s)
                 return finish()
 
@@ -410,6 +423,11 @@ def create(
             made._give_up()
             raise
     return made
+
+
+def _let_go(queue: weakref.ref[WorkQueue]) -> None:
+    if (alive := queue()) is not None:
+        alive.let_go()
 
 
 def _close_all() -> None:

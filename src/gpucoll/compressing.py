@@ -23,7 +23,7 @@ from gpucoll.errors import (
     GpucollError,
 )
 from gpucoll.fusing import check_overlaps, prepare_list
-from gpucoll.preparation import NOT_IN_GROUPS
+from gpucoll.preparation import NOT_IN_GROUPS, list_in_group
 from gpucoll.transport.layout import Abort
 from gpucoll.types import ReduceOp
 
@@ -60,15 +60,16 @@ class Compressing(Calling):
                 return results[0]
             return tuple(results) if isinstance(x, tuple) else results
 
-        lasting = [arrays.lasting for arrays in made]
-        is_lasting = all(item is not None for item in lasting)
+        lasting = list_in_group(made, x)
+        if not is_list and lasting is not NOT_IN_GROUPS:
+            lasting = lasting[0]
         return self._run(
             "all_reduce",
             functools.partial(self._run_exchange, exchange),
             finish,
             async_op=async_op,
             timeout_s=timeout_s,
-            lasting=(lasting if is_list else lasting[0]) if is_lasting else NOT_IN_GROUPS,
+            lasting=lasting,
         )
 
     def _run_exchange(self, exchange: Exchange, timeout_s: float | None) -> None:

@@ -6,11 +6,12 @@ Nothing else in the package touches ``os.environ`` by a literal name.
 from __future__ import annotations
 
 import math
+import numbers
 import os
 from pathlib import Path
 from typing import Final
 
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 # --- between a launcher and its ranks -----------------------------------------------------------
 RANK: Final = "GPUCOLL_RANK"
@@ -78,9 +79,26 @@ def timeout_s() -> float:
     return _number(TIMEOUT_S, DEFAULT_TIMEOUT_S)
 
 
+def check_timeout_s(given: object, where: str = "") -> None:
+    """Raise unless `given`, what a user passed as ``timeout_s``, is a number above zero or None."""
+    if given is None:
+        return
+    if not isinstance(given, numbers.Real):
+        raise ArgumentTypeError(f"{where}timeout_s must be a number of seconds; got {given!r}")
+    if not float(given) > 0:
+        raise ArgumentError(f"{where}timeout_s must be positive; got {given}")
+
+
 def grace_s() -> float:
     """Return how long a launcher waits at each step of ending a job, in seconds."""
-    return float(os.environ.get(GRACE_S, DEFAULT_GRACE_S))
+    text = os.environ.get(GRACE_S, str(DEFAULT_GRACE_S))
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise ArgumentError(f"{GRACE_S} must be a number of seconds, but is {text!r}")
+    return value
 
 
 def cpu_only() -> bool:

@@ -159,7 +159,7 @@ class Packed:
         first = arrays[0].source
         offsets = layout([item.source.size_bytes for item in arrays], alignment_bytes=1)
         memory = np.empty(offsets[-1], np.uint8)
-        address, count = memory.ctypes.data, offsets[-1] // first.item_bytes
+        address, count = memory.ctypes.data, offsets[-1] // max(first.item_bytes, 1)
         self.buffer = Buffer(address, (count,), first.dtype, first.item_bytes, memory)
         self.pack = prepare_pack([item.source for item in arrays], address, offsets)
         self.unpack = prepare_unpack([item.destination for item in arrays], address, offsets)

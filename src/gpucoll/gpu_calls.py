@@ -13,6 +13,7 @@ from gpucoll.arrays import streams
 from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.library import Template
 from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.config import check_timeout_s
 from gpucoll.errors import (
     ArgumentError,
     BackendUnavailableError,
@@ -22,6 +23,7 @@ from gpucoll.gpu_call import GpuCall
 from gpucoll.gpu_connection import GpuConnection
 from gpucoll.gpu_recipes import Shelf
 from gpucoll.gpu_work import GpuWork
+from gpucoll.postman import Collected, check_in_group
 from gpucoll.preparation import Prepared
 from gpucoll.types import Collective
 
@@ -29,19 +31,16 @@ from gpucoll.types import Collective
 class GpuCalls(GpuConnection):
     """The part of a communicator that moves GPU arrays; made as a `GpuConnection`."""
 
-    grouped: list[GpuCall] | None = None
+    grouped: Collected[GpuCall] | None = None
     """What is collected while a group is open."""
 
     # --- calling ----------------------------------------------------------------------------------
 
     def call(self, call: GpuCall, async_op: bool = False, lasting: Any = None) -> Any:
         """Make a call now, or keep it for the end of the group; return what the user gets."""
-        if call.timeout_s is not None and not call.timeout_s > 0:
-            raise ArgumentError(f"timeout_s must be positive; got {call.timeout_s}")
+        check_timeout_s(call.timeout_s)
         if self.grouped is not None:
-            from gpucoll.postman import check_in_group
-
-            check_in_group(call.name, async_op, lasting)
+            check_in_group(self.grouped, call.name, async_op, lasting)
             self.grouped.append(call)
             return lasting
         with self._alone():
@@ -136,6 +135,7 @@ class GpuCalls(GpuConnection):
 
         def run() -> int:
             if self.grouped is not None:
+                check_in_group(self.grouped, call.name, False, None)
                 self.grouped.append(replace(call, stream=current_stream()))
                 return 0
             if not self._entering.acquire(False):
@@ -191,8 +191,9 @@ class GpuCalls(GpuConnection):
 
         `shelf` is the one in `recipes` for arrays of x's type; the call is for its current stream.
         """
-        if self.grouped is not None or not (timeout_s is None or timeout_s > 0):
+        if self.grouped is not None:
             return None
+        check_timeout_s(timeout_s)
         if not self._entering.acquire(False):
             self._refuse_second_thread()
         try:

@@ -10,7 +10,7 @@ from gpucoll.calling import Calling
 from gpucoll.errors import ArgumentError, MismatchError, StateError
 from gpucoll.fusing import shared_by
 from gpucoll.gpu_call import GpuCall
-from gpucoll.postman import Grouped, Postman, check_in_group
+from gpucoll.postman import Collected, Grouped, Postman, check_in_group
 from gpucoll.transport.layout import Kind
 from gpucoll.work import WorkQueue
 
@@ -22,7 +22,7 @@ class Grouping(Calling):
 
     _queue: WorkQueue
     _postman: Postman
-    _grouped: list[tuple[_Task, Callable[[], Any], float | None]] | None
+    _grouped: Collected[tuple[_Task, Callable[[], Any], float | None]] | None
 
     @contextmanager
     def group(self, *, timeout_s: float | None = None) -> Iterator[None]:
@@ -58,9 +58,9 @@ class Grouping(Calling):
         """
         if self._grouped is not None:
             raise StateError("a group is open already: groups do not nest")
-        calls: list[tuple[_Task, Callable[[], Any], float | None]] = []
-        messages: list[Grouped] = []
-        gpu_calls: list[GpuCall] = []
+        calls: Collected[tuple[_Task, Callable[[], Any], float | None]] = Collected()
+        messages: Collected[Grouped] = Collected()
+        gpu_calls: Collected[GpuCall] = Collected()
         self._grouped, self._postman.grouped, self._gpu.grouped = calls, messages, gpu_calls
         self._queue.hold(True)
         try:
@@ -89,8 +89,8 @@ class Grouping(Calling):
         timeout_s: float | None,
         lasting: Any,
     ) -> Any:
-        check_in_group(name, async_op, lasting)
         assert self._grouped is not None
+        check_in_group(self._grouped, name, async_op, lasting)
         self._grouped.append((task, finish, timeout_s))
         return lasting
 

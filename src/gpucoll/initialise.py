@@ -72,9 +72,8 @@ def init(
     """
     global _calls
     _check_backend(backend)
+    config.check_timeout_s(timeout_s)
     limit = config.timeout_s() if timeout_s is None else timeout_s
-    if not limit > 0:
-        raise ArgumentError(f"timeout_s must be positive; got {limit}")
     if on_async_error not in (None, "raise", "exit"):
         raise ArgumentError(f'on_async_error must be "raise" or "exit"; got {on_async_error!r}')
     number = None if device is None else _device_number(device)

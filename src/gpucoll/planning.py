@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from gpucoll.calling import Calling
 from gpucoll.plan import Plan
 from gpucoll.types import Collective, ReduceOp
@@ -40,7 +42,7 @@ class Planning(Calling):
         x: Any,
         op: str | ReduceOp = "sum",
         *,
-        counts: Sequence[int] | None = None,
+        counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
         out: Any = None,
     ) -> Plan:
         """Prepare a `reduce_scatter` that is done again and again on the same memory."""
@@ -59,13 +61,18 @@ class Planning(Calling):
         return self._plan(Collective.BROADCAST, x, root=root, out=out)
 
     def plan_all_gather(
-        self, x: Any, *, counts: Sequence[int] | None = None, out: Any = None
+        self, x: Any, *, counts: Sequence[int] | np.ndarray[Any, Any] | None = None, out: Any = None
     ) -> Plan:
         """Prepare an `all_gather` that is done again and again on the same memory."""
         return self._plan(Collective.ALL_GATHER, x, counts=counts, out=out)
 
     def plan_gather(
-        self, x: Any, root: int = 0, *, counts: Sequence[int] | None = None, out: Any = None
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
+        out: Any = None,
     ) -> Plan:
         """Prepare a `gather` that is done again and again on the same memory."""
         return self._plan(Collective.GATHER, x, root=root, counts=counts, out=out)
@@ -75,7 +82,7 @@ class Planning(Calling):
         x: Any = None,
         root: int = 0,
         *,
-        counts: Sequence[int] | None = None,
+        counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
         out: Any = None,
     ) -> Plan:
         """Prepare a `scatter` that is done again and again on the same memory."""
@@ -85,8 +92,8 @@ class Planning(Calling):
         self,
         x: Any,
         *,
-        send_counts: Sequence[int] | None = None,
-        recv_counts: Sequence[int] | None = None,
+        send_counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
+        recv_counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
         out: Any = None,
     ) -> Plan:
         """Prepare an `all_to_all` that is done again and again on the same memory."""

@@ -8,7 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.arguments import destination_of, ensure_served, source_of, template_like
+from gpucoll.arrays.arguments import (
+    destination_of,
+    ensure_served,
+    source_of,
+    template_like,
+    template_of,
+)
 from gpucoll.arrays.library import Destination, Template
 from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.backends.protocol import MessageRequest
@@ -17,6 +23,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gpucoll.gpu_call import GpuCall
 from gpucoll.postman import Postman, check_in_group
 from gpucoll.preparation import NOT_IN_GROUPS
+from gpucoll.shapes import parse_shape
 from gpucoll.transport.layout import Context, Kind, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
 
@@ -175,10 +182,10 @@ class PointToPoint(Calling):
             source, tag = message.source, message.tag
             template = _template_of_message(message)
         elif out is not None:
-            template = template_like(like=out)
+            template = template_of(out, "out")
         else:
-            lengths = (shape,) if isinstance(shape, int | np.integer) else shape
-            template = template_like(None if lengths is None else tuple(lengths), dtype, like)
+            lengths = None if shape is None else parse_shape(shape)
+            template = template_like(lengths, dtype, like)
         destination = self._destination(template, out)
         if template.device != "cpu":
             request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
@@ -235,7 +242,7 @@ class PointToPoint(Calling):
         self._check_peer(source, "source", may_be_any=True)
         self._check_tag(tag)
         given = source_of(x)
-        template = given.template if out is None else template_like(like=out)
+        template = given.template if out is None else template_of(out, "out")
         ensure_served(given.template)
         destination = self._destination(template, out, x)
         if template.device != given.template.device:
@@ -285,7 +292,7 @@ class PointToPoint(Calling):
         self._check_tag(tag, may_be_any=True)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
         if self._postman.grouped is not None:
-            check_in_group("probe", False, NOT_IN_GROUPS)
+            check_in_group(self._postman.grouped, "probe", False, NOT_IN_GROUPS)
         if not wait:
             self._group.check_open()
             self._group.raise_if_aborted()

@@ -11,12 +11,15 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from gpucoll.backends.protocol import MessageRequest
-from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.config import check_timeout_s
+from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.work import Work, WorkQueue
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -133,14 +136,23 @@ class Postman:
         Of the communicator.
     run : callable
         ``Communicator._run``: runs a task in its turn.
+    check_open : callable
+        Raises where the communicator can never run a call again.
     """
 
-    def __init__(self, courier: _Courier, queue: WorkQueue, run: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        courier: _Courier,
+        queue: WorkQueue,
+        run: Callable[..., Any],
+        check_open: Callable[[], None],
+    ) -> None:
         self._courier = courier
         self._queue = queue
         self._run = run
+        self._check_open = check_open
         self._batch: _Batch | None = None
-        self.grouped: list[Grouped] | None = None
+        self.grouped: Collected[Grouped] | None = None
         """What is collected while a group is open."""
 
     def deliver(
@@ -153,10 +165,9 @@ class Postman:
         lasting: Any = None,
     ) -> Any:
         """Run requests; return what `finish` does, or a Work."""
-        if timeout_s is not None and not timeout_s > 0:
-            raise ArgumentError(f"timeout_s must be positive; got {timeout_s}")
+        check_timeout_s(timeout_s)
         if self.grouped is not None:
-            check_in_group(name, async_op, lasting)
+            check_in_group(self.grouped, name, async_op, lasting)
             self.grouped.append(Grouped(requests, finish, timeout_s))
             return lasting
         if not async_op and not self._queue.is_busy:
@@ -165,6 +176,7 @@ class Postman:
                 self._courier.run(requests, _ignore, None, _from_now(timeout_s))
 
             return self._run(name, task, finish, timeout_s=timeout_s)
+        self._check_open()  # a forked child has a queue, but not the thread that serves it
         limit_s = self._courier.timeout_s if timeout_s is None else timeout_s
         delivery = _Delivery(list(requests), Work(finish, name), limit_s)
         batch = self._batch
@@ -186,8 +198,21 @@ class Postman:
             call.finish()
 
 
-def check_in_group(name: str, async_op: bool, lasting: Any) -> None:
+class Collected(list[_T]):
+    """What is called inside a group, by the one thread that opened it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+
+def check_in_group(collected: Collected[Any], name: str, async_op: bool, lasting: Any) -> None:
     """Raise unless a call can be kept for the end of a group."""
+    if collected.thread != threading.get_ident():
+        raise StateError(
+            f"{name}: another thread has opened a group() on this communicator: one thread at a "
+            "time, or one communicator per thread (duplicate)"
+        )
     if async_op:
         raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
     if lasting is NOT_IN_GROUPS:

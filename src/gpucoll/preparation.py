@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.arguments import Arguments as Arrays
 from gpucoll.arrays.arguments import destination_of, ensure_served, source_of, template_of
 from gpucoll.arrays.arguments import prepare as prepare_arrays
 from gpucoll.arrays.library import Template
@@ -173,8 +174,18 @@ def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int)
     return size // rows
 
 
+def list_in_group(made: Sequence[Arrays], xs: Any) -> Any:
+    """Return what a call with several arrays returns inside a group: a tuple for a tuple."""
+    if any(arrays.is_packed or arrays.lasting is None for arrays in made):
+        return NOT_IN_GROUPS
+    lasting = [arrays.lasting for arrays in made]
+    return tuple(lasting) if isinstance(xs, tuple) else lasting
+
+
 def group_result(prepared: Prepared) -> Any:
     """Return what a call inside a group returns: the array that is filled at the group's end."""
+    if prepared.is_packed:  # a copy made now: not of what the group's earlier calls will give
+        return NOT_IN_GROUPS
     if prepared.request.destination is None:
         return None
     return NOT_IN_GROUPS if prepared.lasting is None else prepared.lasting

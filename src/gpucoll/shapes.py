@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -32,6 +33,17 @@ class Result:
     shape: tuple[int, ...]
     in_place_rows: int = 0
     row_count: int = 1
+
+
+def parse_shape(shape: object) -> tuple[int, ...]:
+    """Return the shape of an array to be made as a tuple of int; raise where it is none."""
+    lengths: Any = shape if isinstance(shape, Sequence | np.ndarray) else (shape,)
+    for length in lengths:
+        if isinstance(length, bool) or not isinstance(length, int | np.integer):
+            raise ArgumentTypeError(f"shape must be an int or a sequence of them; got {shape!r}")
+        if length < 0:
+            raise ArgumentError(f"shape must not have negative lengths; got {shape!r}")
+    return tuple(int(length) for length in lengths)
 
 
 def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple[int, ...]:

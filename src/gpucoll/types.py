@@ -133,8 +133,18 @@ class ReduceOp:
     LOR: ClassVar[ReduceOp]
     LXOR: ClassVar[ReduceOp]
 
+    def __post_init__(self) -> None:
+        if self.function is not None and self.digest:
+            return
+        has_factor = isinstance(self.factor, float)
+        is_known = self.name in OPERATIONS and has_factor == (self.name == "scaled_sum")
+        if not is_known or self.function is not None:
+            raise ArgumentError(
+                f"{self.name!r} with factor {self.factor!r} is no op: pass a name, or what "
+                "ReduceOp.scaled_sum(factor) or ReduceOp.custom(function) returns"
+            )
+
     @staticmethod
-    @functools.lru_cache(maxsize=128, typed=True)  # one object per factor: known by identity
     def scaled_sum(factor: float) -> ReduceOp:
         """Return the op that multiplies every rank's input by `factor` before summing.
 
@@ -148,7 +158,7 @@ class ReduceOp:
         number: Any = factor
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
             raise ArgumentTypeError(f"scaled_sum's factor must be a real number; got {number!r}")
-        return ReduceOp("scaled_sum", float(number))
+        return _scaled_sum(float(number))
 
     @staticmethod
     def custom(
@@ -226,6 +236,7 @@ class ReduceOp:
         raise ArgumentError(
             f"op must be a ReduceOp or one of {names}; got {op!r}"
             + (" (write ReduceOp.scaled_sum(factor))" if op == "scaled_sum" else "")
+            + (" (write ReduceOp.custom(function))" if callable(op) else "")
         )
 
     @property
@@ -275,6 +286,11 @@ class ReduceOp:
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name}({self.factor})"
+
+
+@functools.lru_cache(maxsize=128)  # one object per factor: known by identity
+def _scaled_sum(factor: float) -> ReduceOp:
+    return ReduceOp("scaled_sum", factor)
 
 
 BUILT_IN: Mapping[str, ReduceOp] = MappingProxyType(

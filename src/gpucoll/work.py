@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentTypeError, DeadlineError, StateError
 
 _Task = Callable[[], Any]
@@ -40,7 +41,10 @@ class Work:
         """
         if os.getpid() != self._process and not self._finished.is_set():
             raise StateError(f"{self._name} belongs to the process that this one was forked from")
-        if not self._finished.wait(timeout_s):
+        if timeout_s != 0:  # which only looks
+            check_timeout_s(timeout_s)
+        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
+        if not self._finished.wait(limit_s):
             raise DeadlineError(
                 f"{self._name} was not done after {timeout_s:g} s of waiting for its Work; "
                 "it goes on"
@@ -167,14 +171,21 @@ class WorkQueue:
 
     def stop(self, timeout_s: float) -> None:
         """Wait until every task has ended, and end the thread; DeadlineError where one has not."""
+        limit_s = min(timeout_s, threading.TIMEOUT_MAX)
         with self._condition:
-            ended = self._condition.wait_for(lambda: self._unfinished == 0, timeout_s)
+            ended = self._condition.wait_for(lambda: self._unfinished == 0, limit_s)
             self._is_stopping = True
             self._condition.notify_all()
         if not ended:
             raise DeadlineError(f"{self._unfinished} asynchronous calls had not ended at close")
         if self._thread is not None:
             self._thread.join()
+
+    def let_go(self) -> None:
+        """End the thread when every task has ended, without waiting for it."""
+        with self._condition:
+            self._is_stopping = True
+            self._condition.notify_all()
 
     def _tell(self) -> None:
         self._on_change(self._unfinished + len(self._failed) + self._n_held)

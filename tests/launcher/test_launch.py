@@ -151,6 +151,9 @@ class TestArguments:
             ({"ranks": -1}, ArgumentError),
             ({"ranks": 2.0}, ArgumentTypeError),
             ({"ranks": "2"}, ArgumentTypeError),
+            ({"ranks": True}, ArgumentTypeError),
+            ({"kwargs": 3}, ArgumentTypeError),
+            ({"timeout_s": "5"}, ArgumentTypeError),
             ({"args": "ab"}, ArgumentTypeError),
             ({"args": 3}, ArgumentTypeError),
             ({"timeout_s": 0}, ArgumentError),
@@ -163,6 +166,19 @@ class TestArguments:
     def test_that_cannot_serve(self, arguments, kind):
         with pytest.raises(kind, match=r"gpucoll\.launch: "):
             gpucoll.launch(**{"function": lambda comm: None, **arguments})
+
+    @pytest.mark.parametrize("timeout_s", [float("inf"), 1e30])
+    def test_a_deadline_that_never_comes(self, timeout_s):
+        assert call(lambda rank: rank, timeout_s=timeout_s) == [0, 1]
+
+    def test_a_number_of_ranks_of_numpy(self):
+        assert gpucoll.launch(lambda comm: comm.world_size, np.int64(1)) == [1]  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+    def test_a_wrong_grace_time_in_the_environment(self, monkeypatch, text):
+        monkeypatch.setenv("GPUCOLL_GRACE_S", text)
+        with pytest.raises(ArgumentError, match=f"GPUCOLL_GRACE_S .*{text}"):
+            call(lambda rank: rank)
 
 
 class TestWithACommunicator:

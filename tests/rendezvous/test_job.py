@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from gpucoll.errors import ArgumentError, BackendUnavailableError, RendezvousError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    RendezvousError,
+)
 from gpucoll.rendezvous.job import find_job
 
 OURS = {"GPUCOLL_RANK": "2", "GPUCOLL_WORLD_SIZE": "4", "GPUCOLL_JOB": "abc"}
@@ -81,7 +86,7 @@ def test_half_of_the_arguments(arguments):
         find_job(**arguments)
 
 
-@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2)])
 def test_a_rank_outside_of_the_world(rank, world_size):
     with pytest.raises(ArgumentError, match="rank must be in"):
         find_job(rank, world_size)
@@ -90,3 +95,14 @@ def test_a_rank_outside_of_the_world(rank, world_size):
 def test_nothing_to_meet_by():
     with pytest.raises(RendezvousError, match="gpucoll-run or torchrun, or set GPUCOLL_JOB"):
         find_job(0, 2)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [("0", 1), (0, "1"), (0.0, 1), (False, 1)])
+def test_numbers_that_are_none(rank, world_size):
+    with pytest.raises(ArgumentTypeError, match="must be an int; got"):
+        find_job(rank, world_size)
+
+
+def test_a_world_without_ranks():
+    with pytest.raises(ArgumentError, match="world_size must be at least 1; got 0"):
+        find_job(0, 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn, Protocol
 
@@ -120,7 +120,13 @@ def kind_of(x: Any) -> str:
 
 def raise_not_an_array(x: Any, what: str) -> NoReturn:
     """Raise ArgumentTypeError: nothing here can serve x."""
+    hint = ""
+    if isinstance(x, list | tuple):
+        hint = ". Make it an array first, as numpy.asarray does; all_reduce and broadcast take a "
+        hint += "list of arrays, too"
+    elif isinstance(x, Iterator):  # model.parameters()
+        hint = ". all_reduce and broadcast take a list of arrays: list(x)"
     raise ArgumentTypeError(
         f"{what} must be an array (NumPy, PyTorch, JAX, CuPy, Numba, or anything with the buffer "
-        f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}"
+        f"protocol, __array_interface__ or DLPack) or a number; got {kind_of(x)}{hint}"
     )

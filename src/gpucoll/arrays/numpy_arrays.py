@@ -30,7 +30,7 @@ def check_dtype(dtype: np.dtype[Any], what: str) -> None:
     if not dtype.isnative:
         raise ArgumentTypeError(
             f"{what} has byte order {dtype.byteorder!r} ({dtype}), but only native order can be "
-            f"reduced: convert it with x.astype(x.dtype.newbyteorder('='))"
+            f"used: convert it with x.astype(x.dtype.newbyteorder('='))"
         )
 
 
@@ -77,6 +77,10 @@ def look(x: Any, what: str) -> View:
     if not isinstance(x, NUMBERS):
         raise_not_an_array(x, what)
     array = np.asarray(x)
+    if array.dtype == object:
+        raise ArgumentTypeError(
+            f"{what} is an int that 64 bits do not hold: use all_reduce_object, or a float"
+        )
     check_dtype(array.dtype, what)
     return view_of(array, _THIS, array, type(x))
 
@@ -85,6 +89,8 @@ def look_at_out(out: Any) -> View:
     """Say the same of an array that will be written."""
     if not isinstance(out, np.ndarray):
         raise_not_an_array(out, "out")
+    if isinstance(out, np.ma.MaskedArray):
+        raise ArgumentTypeError("out is a masked array: what is masked would hide the result")
     if not out.flags.writeable:
         raise ArgumentError("out is read-only")
     return view_of(out, _THIS, out)
@@ -113,14 +119,20 @@ def complete(out: Any, temporary: Any) -> None:
         out[...] = temporary
 
 
-def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
-    """Return the template of a new array of this dtype."""
+def dtype_of(dtype: Any) -> np.dtype[Any]:
+    """Return what NumPy makes of a dtype's name; ArgumentTypeError where it knows none."""
     try:
-        native = np.dtype(dtype)
+        native: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(
             f"dtype {dtype!r} is none that NumPy knows ({error}); bfloat16 and the float8 ones are "
             "known to it once ml_dtypes is imported"
         ) from None
+    return native
+
+
+def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+    """Return the template of a new array of this dtype."""
+    native = dtype_of(dtype)
     check_dtype(native, "the array to make")
     return Template((), dtype_name(native), native.itemsize, _THIS, native=native)

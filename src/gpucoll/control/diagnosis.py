@@ -172,7 +172,10 @@ def _describe_message(members: Members, rank: int) -> str:
     what = "ANY_TAG" if tag < 0 else str(tag)
     size = f"{dtype_name(dtype)}, {size_bytes} bytes, " if kind != layout.Kind.PROBE else ""
     end = "dest" if kind == layout.Kind.SEND else "source"
-    return f"{layout.Kind(kind).name.lower()}({size}{end}={who}, tag={what})"
+    name = layout.Kind(kind).name.lower()
+    if kind == layout.Kind.PROBE:  # a recv that is told neither out nor shape looks first
+        name = "recv or probe"
+    return f"{name}({size}{end}={who}, tag={what})"
 
 
 def _message_deadline_error(group: HostGroup, gave_up: int) -> DeadlineError:

@@ -12,6 +12,8 @@ from collections.abc import Callable
 __all__ = ["EventLoop"]
 
 Callback = Callable[[], None]
+LONGEST_WAIT_S = 1e6
+"""epoll counts milliseconds in an int: a longer wait, or an infinite one, is made of several."""
 
 
 class EventLoop:
@@ -45,8 +47,10 @@ class EventLoop:
     def run_once(self) -> None:
         """Wait for the next event and make its calls."""
         next_time = min((when for when, _ in self._timers.values()), default=None)
-        timeout_s = None if next_time is None else max(0.0, next_time - time.monotonic())
-        for key, _ in self._selector.select(timeout_s):
+        wait_s = None if next_time is None else max(0.0, next_time - time.monotonic())
+        if wait_s is not None:
+            wait_s = min(wait_s, LONGEST_WAIT_S)
+        for key, _ in self._selector.select(wait_s):
             # An earlier callback of this very round may have closed the descriptor.
             if self._selector.get_map().get(key.fd) is key:
                 key.data()

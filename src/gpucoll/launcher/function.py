@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numbers
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.launcher.call import Join, store_call
 from gpucoll.launcher.job import BIND_MODES, compile_kernels
@@ -72,19 +74,19 @@ def launch(
     is raised when all have. A second one kills them. However it ends, no process, thread,
     descriptor or file is left; and should the caller itself be killed, the kernel kills the ranks.
     """
-    check_arguments(function, ranks, args, timeout_s, bind)
-    return run(function, ranks, tuple(args), dict(kwargs or {}), timeout_s, bind)
+    check_arguments(function, ranks, args, kwargs, timeout_s, bind)
+    return run(function, int(ranks), tuple(args), dict(kwargs or {}), timeout_s, bind)
 
 
 def check_arguments(
-    function: object, ranks: object, args: object, timeout_s: float | None, bind: object
+    function: object, ranks: object, args: object, kwargs: object, timeout_s: object, bind: object
 ) -> None:
     """Refuse what cannot serve, before any process is started."""
     if not callable(function):
         raise ArgumentTypeError(
             f"gpucoll.launch: a function is needed, not a {type(function).__name__}"
         )
-    if not isinstance(ranks, int):
+    if isinstance(ranks, bool) or not isinstance(ranks, numbers.Integral):
         raise ArgumentTypeError(f"gpucoll.launch: ranks must be an int, not {ranks!r}")
     if ranks < 1:
         raise ArgumentError(f"gpucoll.launch: at least 1 rank is needed, not {ranks}")
@@ -92,8 +94,11 @@ def check_arguments(
         raise ArgumentTypeError(
             f"gpucoll.launch: args must be a tuple or list, not a {type(args).__name__}"
         )
-    if timeout_s is not None and not timeout_s > 0:
-        raise ArgumentError(f"gpucoll.launch: timeout_s must be above 0, not {timeout_s}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentTypeError(
+            f"gpucoll.launch: kwargs must be a mapping, not a {type(kwargs).__name__}"
+        )
+    config.check_timeout_s(timeout_s, "gpucoll.launch: ")
     if bind not in BIND_MODES:
         raise ArgumentError(
             f"gpucoll.launch: bind must be one of {', '.join(BIND_MODES)}, not {bind!r}"

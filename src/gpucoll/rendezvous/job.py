@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 from dataclasses import dataclass
 
 from gpucoll import config
-from gpucoll.errors import ArgumentError, BackendUnavailableError, RendezvousError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    RendezvousError,
+)
 
 _GPUCOLL, _TORCHRUN = "gpucoll-run's environment", "torchrun's environment"
 
@@ -44,6 +50,12 @@ def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
         return job or Job(0, 1, "", "no launcher")
     if rank is None or world_size is None:
         raise ArgumentError("rank and world_size go together: give both or none")
+    given: tuple[tuple[str, object], ...] = (("rank", rank), ("world_size", world_size))
+    for name, number in given:
+        if isinstance(number, bool) or not isinstance(number, numbers.Integral):
+            raise ArgumentTypeError(f"{name} must be an int; got {number!r}")
+    if world_size < 1:
+        raise ArgumentError(f"world_size must be at least 1; got {world_size}")
     if not 0 <= rank < world_size:
         raise ArgumentError(f"rank must be in 0..{world_size - 1}; got {rank}")
     if world_size > 1:
@@ -53,7 +65,7 @@ def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
                 f"rank {rank} of {world_size} has nothing to meet the others by: start the ranks "
                 f"with gpucoll-run or torchrun, or set {config.JOB} to the same word on each"
             )
-        return Job(rank, world_size, token, "arguments")
+        return Job(int(rank), int(world_size), token, "arguments")
     return Job(0, 1, "", "arguments")
 
 

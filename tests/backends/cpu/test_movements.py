@@ -125,6 +125,7 @@ ANY_DTYPE = {
     "str": np.array(["one", "three"]),
     "longdouble": np.arange(2, dtype=np.longdouble),
     "void": np.array([b"\0\xff", b"xy"], "V2"),
+    "nothing": np.zeros(2, "V0"),
 }
 
 
