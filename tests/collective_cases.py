@@ -20,7 +20,7 @@ SMALL_TUNING = {"GPUCOLL_CPU_TUNING": _SMALL}
 SINGLE_COPY_MIN_BYTES = 2048
 SINGLE_COPY_TUNING = {
     "GPUCOLL_CPU_TUNING": f"{_SMALL},single_copy_min_bytes={SINGLE_COPY_MIN_BYTES},"
-    f"single_copy_max_bytes={1 << 30}"
+    f"single_copy_max_bytes={1 << 30},gather_copy_max_bytes={1 << 30}"
 }
 """The same, and movements read private arrays where they lie."""
 PLACEMENTS = ("private", "symmetric", "mixed")

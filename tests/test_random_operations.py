@@ -17,7 +17,8 @@ from tests.dtypes import covering
 N_OPERATIONS = 2000
 TUNING = {
     "GPUCOLL_CPU_TUNING": "one_shot_bytes=2048,rooted_bytes=4096,chunk_bytes=4096,"
-    "symmetric_min_bytes=512,single_copy_min_bytes=5000,single_copy_max_bytes=20000"
+    "symmetric_min_bytes=512,single_copy_min_bytes=5000,single_copy_max_bytes=20000,"
+    "gather_copy_max_bytes=10000"
 }
 LARGEST = 4000
 MOST_PENDING = 5

@@ -94,6 +94,8 @@ _TAKES_MORE = int(Call.TAKES_MORE)
 _BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
 _UNMATCHED, _MORE = int(Context.UNMATCHED), int(Context.MORE)
 _SPINS, _YIELDS = int(Context.SPINS), int(Context.YIELDS)
+_PATIENCE = 3
+"""A message of 256 KiB is copied in 10 us, which is more than `Context.YIELDS` cover."""
 _STATUS_CLOSED = layout.STATUS_CLOSED
 _SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
 _EVENT_LINE, _EVENT_WORD = int(Context.EVENT_LINE), layout.EVENT_WORD
@@ -493,7 +495,7 @@ def message_loop(context, call):
             release_interpreter(context)
         if turns <= get(context, _SPINS):
             pause()
-        elif turns <= get(context, _SPINS) + get(context, _YIELDS):
+        elif turns <= get(context, _SPINS) + _PATIENCE * get(context, _YIELDS):
             yield_once()
         else:
             moved = _wait_for_bell(context, table, count, takes_more)

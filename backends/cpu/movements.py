@@ -77,6 +77,7 @@ _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
 _SINGLE_COPY = int(Path.SINGLE_COPY)
 _SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
 _SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
+_GATHER_COPY_MAX_BYTES = int(Context.GATHER_COPY_MAX_BYTES)
 _COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
 _IN_PLACE = 0
 """In place of a destination's offset: what this rank sends to itself is there already."""
@@ -244,23 +245,23 @@ def _total_bytes(context, call):
 def _copies_once(context, call):
     """Return whether reading straight from processes is the faster way. Alike on all ranks.
 
-    One reader per piece (spread inputs) always gains; so do all together where each has a CPU. But
-    several readers of one input slow each other down, and from or to a root two processes copy a
-    large input faster than one, unless the root has its own result to copy meanwhile.
+    It is, but for two: several readers of the root's one input slow each other down, unless the
+    root has its own result to copy meanwhile; and where each rank has a CPU, two processes copy
+    something large to the root faster than one.
     """
     if get(call, KERNEL) != 0:
         return False
     size_bytes = _total_bytes(context, call)
     if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
         return False
-    most_bytes, flow = get(context, _SINGLE_COPY_MAX_BYTES), get(call, _FLOW)
-    copies_own = flow != _ALL and posted_destination(context, get(call, ROOT)) != _IN_PLACE
-    if flow == _TO_ROOT:
-        most_bytes //= 4 if copies_own else 2
-    is_even = get(call, IS_SPREAD) != 0
-    if flow == _ALL or (flow == _FROM_ROOT and copies_own):
-        is_even = is_even or most_bytes > 0
-    return is_even or size_bytes <= most_bytes
+    flow = get(call, _FLOW)
+    if flow == _ALL or get(call, IS_SPREAD) != 0:
+        return True
+    copies_own = posted_destination(context, get(call, ROOT)) != _IN_PLACE
+    if flow == _FROM_ROOT:
+        return copies_own or size_bytes <= get(context, _SINGLE_COPY_MAX_BYTES)
+    most_bytes = get(context, _GATHER_COPY_MAX_BYTES)
+    return size_bytes <= (most_bytes // 2 if copies_own else most_bytes)
 
 
 @inline

@@ -113,6 +113,7 @@ class HostGroup:
             Context.ROOTED_BYTES: tuning.rooted_bytes,
             Context.SINGLE_COPY_MIN_BYTES: tuning.single_copy_min_bytes,
             Context.SINGLE_COPY_MAX_BYTES: tuning.single_copy_max_bytes,
+            Context.GATHER_COPY_MAX_BYTES: tuning.gather_copy_max_bytes,
             Context.POLL_FDS: members.poll_table.ctypes.data,
             Context.WAIT_LONG: wait_long.address,
             Context.COPY_PLAIN: copy_kernel(PLAIN),

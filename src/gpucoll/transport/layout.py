@@ -256,50 +256,51 @@ class Context(IntEnum):
     SYMMETRIC_MIN_BYTES = 31
     SINGLE_COPY_MIN_BYTES = 32
     SINGLE_COPY_MAX_BYTES = 33
-    SINGLE_COPY = 34  # whether every rank can read every other's memory: 0 not looked yet, 1, 2 no
-    PREFETCH_BYTES = 35
+    GATHER_COPY_MAX_BYTES = 34
+    SINGLE_COPY = 35  # whether every rank can read every other's memory: 0 not looked yet, 1, 2 no
+    PREFETCH_BYTES = 36
     # Kernels and functions, by address.
-    COPY_PLAIN = 36
-    COPY_POSTED = 37
-    COPY_IN = 38
-    COPY_OUT = 39
-    COPY_TAKE = 40
-    REFILL = 41
-    WAIT_LONG = 42
+    COPY_PLAIN = 37
+    COPY_POSTED = 38
+    COPY_IN = 39
+    COPY_OUT = 40
+    COPY_TAKE = 41
+    REFILL = 42
+    WAIT_LONG = 43
     # Waiting.
-    SPINS = 43
-    YIELDS = 44
-    SLEEPY = 45  # waits still to come that sleep without yielding first
-    SLICE_NS = 46
-    START_NS = 47  # since when this call waits; 0 before it does
-    TIMEOUT_NS = 48
-    POLL_FDS = 49
-    LOST_RANK = 50
-    WAITED_RANK = 51
-    CLOCK = 52  # 2 words
-    FUTEX_TIMEOUT = 54  # 2 words
-    IO_VECTORS = 56  # 4 words
-    RAISED = 60  # 3 words
+    SPINS = 44
+    YIELDS = 45
+    SLEEPY = 46  # waits still to come that sleep without yielding first
+    SLICE_NS = 47
+    START_NS = 48  # since when this call waits; 0 before it does
+    TIMEOUT_NS = 49
+    POLL_FDS = 50
+    LOST_RANK = 51
+    WAITED_RANK = 52
+    CLOCK = 53  # 2 words
+    FUTEX_TIMEOUT = 55  # 2 words
+    IO_VECTORS = 57  # 4 words
+    RAISED = 61  # 3 words
     # Messages.
-    BELLS = 63
-    MAILBOXES = 64
-    MAILBOX_STRIDE = 65
-    POST_BYTES = 66  # of data behind an envelope
-    EAGER_BYTES = 67
-    UNEXPECTED = 68  # messages that Python holds: compiled receives leave the call to it
-    UNMATCHED = 69  # whose message is to be taken aside
-    MORE = 70
-    MESSAGE_ROWS = 71  # 2 rows of TRANSFER_WORDS
+    BELLS = 64
+    MAILBOXES = 65
+    MAILBOX_STRIDE = 66
+    POST_BYTES = 67  # of data behind an envelope
+    EAGER_BYTES = 68
+    UNEXPECTED = 69  # messages that Python holds: compiled receives leave the call to it
+    UNMATCHED = 70  # whose message is to be taken aside
+    MORE = 71
+    MESSAGE_ROWS = 72  # 2 rows of TRANSFER_WORDS
     # Calls on GPU arrays.
-    ENQUEUED_LINES = 111
-    ENQUEUED = 112  # address of the calls' records
-    ENQUEUED_COUNT = 113  # how many records a rank has
-    ENQUEUED_SEQUENCE = 114  # of the last call posted
-    ENQUEUED_SEEN = 115  # up to where all ranks have compared, when last looked at
-    ENQUEUED_LATE = 116  # who has not posted the call that is compared next, or -1
+    ENQUEUED_LINES = 112
+    ENQUEUED = 113  # address of the calls' records
+    ENQUEUED_COUNT = 114  # how many records a rank has
+    ENQUEUED_SEQUENCE = 115  # of the last call posted
+    ENQUEUED_SEEN = 116  # up to where all ranks have compared, when last looked at
+    ENQUEUED_LATE = 117  # who has not posted the call that is compared next, or -1
 
 
-CONTEXT_WORDS = 117
+CONTEXT_WORDS = 118
 
 
 class Call(IntEnum):
@@ -421,7 +422,9 @@ class Tuning:
     single_copy_min_bytes: int
     """Private inputs from this size on that are only moved are read straight from their process."""
     single_copy_max_bytes: int
-    """Inputs from or to a root go through stages beyond this size; 0: those for all ranks too."""
+    """What each rank needs of a root's input goes through stages beyond this size."""
+    gather_copy_max_bytes: int
+    """The same for what goes to a root; half of it where that has its own input to copy."""
     prefetch_bytes: int
     """How far ahead lines are prefetched."""
     initial_sequence: int = 0
