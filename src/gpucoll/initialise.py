@@ -42,7 +42,8 @@ def init(
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
         are then connected at once. Default: at the first collective call on GPU arrays, and the
-        GPU is theirs.
+        GPU is theirs. Where gpucoll finds no GPU for every rank it counts for nothing, so that the
+        same program runs without one; `Communicator.describe` says why.
     timeout_s : float, optional
         Deadline for all ranks to come, and default deadline of every wait afterwards, in seconds.
         Default: ``GPUCOLL_TIMEOUT_S``, or 300.
@@ -56,7 +57,7 @@ def init(
     RendezvousError
         A rank did not come in time, or runs another version of gpucoll.
     BackendUnavailableError
-        The backend, or the device, cannot serve, or the job spans several hosts.
+        The backend, or a GPU that is there, cannot serve, or the job spans several hosts.
     MemoryError
         There is no memory for the segment.
 

@@ -39,7 +39,7 @@ WAITS = {
         "send(uint8, 20000000 bytes, dest=1, tag=3)",
     ),
     "recv": (lambda comm: comm.recv(np.zeros(3), 1, 4), "recv(float64, 24 bytes, source=1, tag=4)"),
-    "any": (lambda comm: comm.recv(), "probe(source=ANY_SOURCE, tag=0)"),
+    "any": (lambda comm: comm.recv(), "recv or probe(source=ANY_SOURCE, tag=0)"),
     "async": (
         lambda comm: comm.recv(np.zeros(3), tag=ANY_TAG, async_op=True).wait(),
         "recv(float64, 24 bytes, source=ANY_SOURCE, tag=ANY_TAG)",

@@ -56,6 +56,15 @@ def test_torchrun(environment):
     assert "29500" in job.token
 
 
+def test_ranks_that_cannot_meet_are_not_each_alone(environment):
+    environment(TORCHRUN, MASTER_PORT=None)
+    with pytest.raises(RendezvousError, match="WORLD_SIZE=2 are set but MASTER_PORT not: start"):
+        find_job()
+    assert find_job(0, 1).world_size == 1
+    environment(TORCHRUN, MASTER_PORT=None, RANK="0", WORLD_SIZE="1")
+    assert find_job().world_size == 1
+
+
 def test_torchrun_over_hosts_is_refused(environment):
     environment(TORCHRUN, WORLD_SIZE="4")
 

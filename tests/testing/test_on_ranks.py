@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import warnings
 
 import numpy as np
@@ -45,7 +44,6 @@ def test_the_environment_of_a_rank():
     assert os.environ[config.CPU_ONLY] == "1"
     assert os.environ["OMP_NUM_THREADS"] == "1"
     assert config.timeout_s() == 15
-    assert not {"cupy", "torch", "jax"} & set(sys.modules)
 
 
 @pytest.mark.ranks(2)

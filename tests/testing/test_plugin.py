@@ -10,6 +10,22 @@ import pytest
 pytest_plugins = "pytester"
 
 
+def test_no_array_library_is_loaded_before_a_test_does(inner):
+    result = inner(
+        test_modules="""
+            import sys
+            import pytest
+
+            @pytest.mark.ranks(2)
+            def test_modules(comm):
+                assert comm.all_reduce(1) == 2
+                assert not {"cupy", "torch", "jax"} & set(sys.modules)
+            """
+    )
+
+    result.assert_outcomes(passed=1)
+
+
 def test_fixtures_of_every_scope_live_in_the_ranks(inner, pytester):
     result = inner(
         conftest="""

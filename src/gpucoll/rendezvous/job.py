@@ -15,6 +15,7 @@ from gpucoll.errors import (
 )
 
 _GPUCOLL, _TORCHRUN = "gpucoll-run's environment", "torchrun's environment"
+_TORCHRUN_MEETS = ("MASTER_ADDR", "MASTER_PORT")
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
     """
     job = _from_gpucoll() or _from_torchrun()
     if rank is None and world_size is None:
+        if job is None:
+            _check_not_half_told()
         return job or Job(0, 1, "", "no launcher")
     if rank is None or world_size is None:
         raise ArgumentError("rank and world_size go together: give both or none")
@@ -94,8 +97,19 @@ def _from_gpucoll() -> Job | None:
     return _checked(_number(config.RANK), world_size, token, _GPUCOLL)
 
 
+def _check_not_half_told() -> None:
+    """Raise where the environment says that there are others, but not how to meet them."""
+    if {"RANK", "WORLD_SIZE"} <= os.environ.keys() and _number("WORLD_SIZE") > 1:
+        missing = " and ".join(name for name in _TORCHRUN_MEETS if name not in os.environ)
+        raise RendezvousError(
+            f"RANK and WORLD_SIZE={os.environ['WORLD_SIZE']} are set but {missing} not: start the "
+            "ranks with gpucoll-run or torchrun, or, for one rank alone, say "
+            "init(rank=0, world_size=1)"
+        )
+
+
 def _from_torchrun() -> Job | None:
-    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    if not {"RANK", "WORLD_SIZE", *_TORCHRUN_MEETS} <= os.environ.keys():
         return None
     world_size = _number("WORLD_SIZE")
     local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
