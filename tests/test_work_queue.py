@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 
 import pytest
@@ -58,5 +59,29 @@ def test_a_forked_child_does_not_wait_for_the_parents_work():
         except StateError:
             os._exit(7)
         os._exit(1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_forked_child_waits_for_no_lock_of_its_parent():
+    queue = WorkQueue(lambda count: None)
+    is_locked, goes_on = threading.Event(), threading.Event()
+
+    def keep_the_lock():
+        with queue._condition:
+            is_locked.set()
+            goes_on.wait(10.0)
+
+    thread = threading.Thread(target=keep_the_lock)
+    thread.start()
+    is_locked.wait(10.0)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)  # ends a child that waits
+        queue.let_go()
+        os._exit(7)
+    goes_on.set()
+    thread.join()
 
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

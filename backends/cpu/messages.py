@@ -432,6 +432,7 @@ def _wait_for_bell(context, table, count, takes_more):
     Return how many operations moved, or a negative status.
     """
     bell = get(context, _BELLS) + get(context, RANK) * LINE
+    release_interpreter(context)
     start_clock(context)
     seen = begin_to_sleep(bell)
     moved, _ = _step(context, table, count)
@@ -491,7 +492,7 @@ def message_loop(context, call):
                 _note(context, table, count)
                 status = look_around(context, _ABORT_DEADLINE)  # they may come without end
                 return _ASIDE if status == OK else status
-        if turns >= FIRST_SPINS:
+        if turns >= min(FIRST_SPINS, get(context, _SPINS)):
             release_interpreter(context)
         if turns <= get(context, _SPINS):
             pause()

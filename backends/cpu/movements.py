@@ -58,7 +58,6 @@ from gpucoll.control.calls import (
     posted_source,
     signal_done,
     slot_of,
-    swapped_payload_of,
     wait_all_arrived,
     wait_all_done,
     wait_arrived,
@@ -137,10 +136,7 @@ def _take_own(context, call):
 @inline
 def _payload_of(context, call, rank):
     """Return where the small input of `rank` lies."""
-    sequence, size_bytes = get(context, SEQUENCE), get(call, LARGEST_BYTES)
-    if get(call, _FLOW) == _ALL:
-        return swapped_payload_of(context, sequence, rank, size_bytes)
-    return payload_of(slot_of(context, sequence, rank), size_bytes)
+    return payload_of(context, get(context, SEQUENCE), rank, get(call, LARGEST_BYTES))
 
 
 @inline

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpucoll.control.calls import (
     SEQUENCE,
     WORLD_SIZE,
-    slot_of,
+    payload_slot_of,
 )
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, load64
@@ -39,7 +39,7 @@ def block_bytes(call, rank):
 @inline
 def posted_pieces(context, rank):
     """Return the table that `rank` has posted: bytes to each rank, then bytes from each rank."""
-    return slot_of(context, get(context, SEQUENCE), rank) + _HEADER_BYTES
+    return payload_slot_of(context, get(context, SEQUENCE), rank) + _HEADER_BYTES
 
 
 @inline

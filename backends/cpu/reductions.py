@@ -49,13 +49,13 @@ from gpucoll.control.calls import (
     begin,
     close_record,
     leave_unverified,
+    payload_of,
     post,
     posted_address,
     posted_destination,
     posted_source,
     signal_done,
     slot_of,
-    swapped_payload_of,
     wait_all_arrived,
     wait_all_done,
     wait_arrived,
@@ -106,7 +106,7 @@ def _reduce_slots(context, call, count):
     while True:
         step = run_bytes(call, segment, done, size_bytes - done)
         for rank in range(count):
-            payload = swapped_payload_of(context, sequence, rank, size_bytes)
+            payload = payload_of(context, sequence, rank, size_bytes)
             store64(sources + 8 * rank, payload + done)
         if me < count:
             store64(sources + 8 * me, input_at(call, segment, done))
@@ -233,7 +233,7 @@ def _move(context, call, source, destination):
         copy_in(
             call,
             get(context, _COPY_POSTED),
-            swapped_payload_of(context, get(context, SEQUENCE), get(context, RANK), size_bytes),
+            payload_of(context, get(context, SEQUENCE), get(context, RANK), size_bytes),
             0,
             size_bytes,
             get(context, _PREFETCH_BYTES),

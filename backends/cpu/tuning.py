@@ -10,13 +10,11 @@ from typing import Any
 from gpucoll import config
 from gpucoll.errors import ArgumentError
 from gpucoll.topology import cpu_quota
-from gpucoll.transport.layout import ENQUEUED_RECORDS, RING, Tuning, round_up
+from gpucoll.transport.layout import ENQUEUED_RECORDS, NEVER, RING, Tuning, round_up
 
 KIB = 1024
 WISH = "the backend asked for"
 """In an introduction: what the user asked for."""
-NEVER = 1 << 62
-"""Where a larger size would change the way: a size that nothing has."""
 LANE_BYTES = 256
 """The least part of a chunk for each rank."""
 

@@ -96,6 +96,7 @@ class _Batch:
             with self._lock:
                 self._is_over = True
                 left = self._unfinished + self._new
+                self._unfinished, self._new = [], []
             for delivery in left:
                 self._queue.fail(delivery.work, error)
 

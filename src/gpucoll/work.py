@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +93,9 @@ class Work:
         return f"<Work {self._name}: {state}>"
 
 
+_queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+
+
 class WorkQueue:
     """Runs calls in the order issued, in a thread that exists from the first of them on.
 
@@ -111,6 +115,7 @@ class WorkQueue:
         self._is_stopping = False
         self._last: Work | None = None
         self._n_held = 0
+        _queues.add(self)
 
     def submit(self, task: _Task, name: str, on_work: Callable[[Work], None] | None = None) -> Work:
         """Queue a task and return its Work, which `on_work` gets before the task can run."""
@@ -207,3 +212,12 @@ class WorkQueue:
                 self._tell()
                 self._condition.notify_all()
             del work  # its result belongs to the user alone now
+
+
+def _forget_in_child() -> None:
+    """Let a forked child drop what it cannot use: the parent's thread may hold the lock there."""
+    for queue in list(_queues):
+        queue._condition = threading.Condition()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from tests.collective_cases import COLLECTIVES, SMALL_TUNING
 from tests.control.test_mismatch import ODD, told
+from tests.faults.test_ends import until
 
 from gpucoll.errors import MismatchError
+from gpucoll.transport.layout import RING, Context
 from gpucoll.types import ReduceOp
 
 HINT = "blocks of different sizes need counts="
@@ -186,6 +188,51 @@ def test_a_small_scan_ends_where_the_odd_rank_is(ranks, name):
         assert total == 3
         assert value == ((name == "scan") if rank < ODD else 7)
         assert f"rank {ODD} called {name}(" in message
+
+
+def has_posted(comm, rank, sequence):
+    return comm._group.members.header_word(rank, sequence) & 0xFFFFFFFF == sequence
+
+
+def sum_of_the_agreeing(comm, x, post):
+    """Rank 2 makes another call between the posts of rank 0 and of rank 1, who gets its sum."""
+    if comm.rank == 2:
+        until(lambda: post(0))
+        return comm.broadcast(x, 2)[0]
+    if comm.rank == 1:
+        until(lambda: post(2))
+    return comm.scan(x)[0]
+
+
+def what_the_root_sent(comm, x, post):
+    """Rank 0 makes another call between the root's post and rank 1's reading."""
+    if comm.rank == 0:
+        until(lambda: post(2))
+        return comm.all_reduce(x)[0]
+    if comm.rank == 1:
+        until(lambda: post(0))
+    return comm.broadcast(x, 2)[0]
+
+
+def call_among_others(comm, calls):
+    """Return rank 1's results, from three rounds of the ring: payloads lie elsewhere in each."""
+    found = []
+    for _ in range(3):
+        sequence = int(comm._group.context[Context.SEQUENCE]) + 1
+        x = np.full(100, float(comm.rank + 1))
+        try:
+            found.append(calls(comm, x, lambda rank, at=sequence: has_posted(comm, rank, at)))
+            comm.barrier()
+        except MismatchError:
+            pass
+        for _ in range(RING):
+            comm.barrier()
+    return found
+
+
+@pytest.mark.parametrize(("calls", "result"), [(sum_of_the_agreeing, 3), (what_the_root_sent, 3)])
+def test_an_odd_rank_writes_where_nobody_else_does(ranks, calls, result):
+    assert ranks.call(3, call_among_others, calls)[1] == [result] * 3
 
 
 # --- counts of an all_to_all --------------------------------------------------------------------

@@ -283,7 +283,7 @@ def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> G
         return AbortedError(
             f"{_who(group)}: the communicator was given up: the kernel no longer lets its ranks "
             f"read the memory of rank {rank} (process {group.members.pids[rank]}). Close it; set "
-            f"{config.CPU_TUNING}=single_copy_min_bytes={2**62} to do without"
+            f"{config.CPU_TUNING}=single_copy_min_bytes={layout.NEVER} to do without"
         )
     if code in ENQUEUED:
         return enqueued_error(group, Abort(code), rank, sequence, waited_s)

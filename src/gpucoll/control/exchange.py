@@ -23,7 +23,6 @@ from gpucoll.control.calls import (
     payload_of,
     post,
     signal_done,
-    slot_of,
     wait_all_arrived,
 )
 from gpucoll.kernels.cpu.jit import compiled
@@ -42,7 +41,7 @@ def exchange_loop(context, call):
     size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
     copy = get(context, _COPY_PLAIN)
     if size_bytes > 0:
-        mine = payload_of(slot_of(context, sequence, get(context, RANK)), size_bytes)
+        mine = payload_of(context, sequence, get(context, RANK), size_bytes)
         call_copy(copy, mine, get(call, SOURCE), size_bytes, 0)
     post(context, call, NOT_SHARED, NOT_SHARED)
     status = wait_all_arrived(context, call)
@@ -50,7 +49,7 @@ def exchange_loop(context, call):
         return status
     if size_bytes > 0:
         for rank in range(get(context, WORLD_SIZE)):
-            payload = payload_of(slot_of(context, sequence, rank), size_bytes)
+            payload = payload_of(context, sequence, rank, size_bytes)
             call_copy(copy, get(call, DESTINATION) + rank * size_bytes, payload, size_bytes, 0)
     put(context, PATH, _ONE_SHOT)
     signal_done(context)

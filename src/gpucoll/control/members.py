@@ -312,9 +312,13 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
                 members.arena_addresses[rank] = _map_arena(arena_fd, size_bytes)
                 members.poll_table[rank] = life_fd | (select.POLLIN << 32)
                 kept.append(life_fd)
-        members.status_words(job.rank)[layout.STATUS_COPIES // 8] = all(
-            peer_memory.is_readable(member["pid"], *member["probe"])
-            for member in meeting.introductions
+        # Whoever does without single copies does so in every call, in messages too.
+        members.status_words(job.rank)[layout.STATUS_COPIES // 8] = (
+            members.tuning.single_copy_min_bytes < layout.NEVER
+            and all(
+                peer_memory.is_readable(member["pid"], *member["probe"])
+                for member in meeting.introductions
+            )
         )
     except BaseException:
         members.close()

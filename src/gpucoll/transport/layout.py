@@ -26,7 +26,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 3
+LAYOUT_VERSION = 4
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -156,6 +156,8 @@ class Progress(IntEnum):
     MISFIT = 3  # the message that matches has another size or dtype; it stays
 
 
+NEVER = 1 << 62
+"""In place of a size from which on something is done."""
 NOT_SHARED = -1
 """The offset of a buffer that is not in its rank's arena."""
 

@@ -23,6 +23,8 @@ from tests.collective_cases import (
     draw,
 )
 
+from gpucoll.transport import layout
+
 WORLD_SIZES = (1, 2, 3, 4, 7)
 
 
@@ -217,3 +219,22 @@ def shapes_of_out(comm):
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_out_of_any_shape_and_layout(ranks, world_size):
     assert ranks.call(world_size, shapes_of_out) == [[]] * world_size
+
+
+def ways_of_large_calls(comm):
+    """Return whether this rank may read others, and the way of an exclusive_scan."""
+    x, peer = np.ones(1 << 20, np.uint8), 1 - comm.rank
+    comm.send_recv(x, peer, peer, np.empty_like(x))
+    comm.exclusive_scan(x)
+    return can_read_all(comm), comm.describe().facts["last call on this rank"]
+
+
+def can_read_all(comm):
+    return bool(comm._group.members.status_words(comm.rank)[layout.STATUS_COPIES // 8])
+
+
+def test_without_single_copies_no_call_reads_another_process(ranks):
+    without = {"GPUCOLL_CPU_TUNING": f"single_copy_min_bytes={layout.NEVER}"}
+    for may_read, way in ranks.call(2, ways_of_large_calls, environment=without):
+        assert not may_read
+        assert "staged" in way
