@@ -202,7 +202,7 @@ def shapes_of_out(comm):
         inputs = [data + 100 * (rank - r) for rank in range(size)]
         right = getattr(oracle, name)(inputs, **given)[r]
         plain, strided = np.zeros(shape, "f4"), np.zeros((*shape, 2), "f4")
-        for layout, out in (("contiguous", plain), ("strided", strided[..., 0])):
+        for order, out in (("contiguous", plain), ("strided", strided[..., 0])):
             packed = np.repeat(data, 2, axis=1)[:, ::2]  # x is not contiguous either
             for given_x in (data, packed):
                 out[...] = -1
@@ -210,7 +210,7 @@ def shapes_of_out(comm):
                 expected = np.full(shape, -1) if right is None else right.reshape(shape)
                 is_right = (result is out) if right is not None else (result is None)
                 if not is_right or not (out == expected).all():
-                    wrong.append((name, layout))
+                    wrong.append((name, order))
         if strided[..., 1].any():
             wrong.append((name, "neighbours"))
     return wrong
