@@ -60,7 +60,8 @@ def timing(rounds: int) -> str:
         "one barrier go before it. Its value is the loop's time divided by its calls. The "
         "libraries take turns, sample by sample, and so do in place and out of place. The time "
         f"shown is the slowest rank's: the largest of the ranks' medians over {rounds} samples. "
-        "Where a call need not wait for other ranks (a small broadcast, reduce, gather, scatter), "
+        "Where a call need not wait for other ranks (a small broadcast, reduce, gather, scatter or "
+        "scan), "
         "ranks run ahead of each other, the peers' as well as gpucoll's."
     )
 

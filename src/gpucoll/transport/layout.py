@@ -157,7 +157,7 @@ class Progress(IntEnum):
 
 
 NEVER = 1 << 62
-"""In place of a size from which on something is done."""
+"""In place of a threshold in bytes: a size that nothing reaches."""
 NOT_SHARED = -1
 """The offset of a buffer that is not in its rank's arena."""
 
