@@ -1,4 +1,4 @@
-"""Check gpucoll on a GPU: its tests, its kernels' speed, compute-sanitizer. Under 8 minutes.
+"""Check gpucoll on a GPU: tests, speed of kernels and calls, compute-sanitizer. Under 8 minutes.
 
 ::
 
@@ -41,7 +41,7 @@ OK, FAILED, NO_GPU = 0, 1, 2
 ENVIRONMENT = """
 import importlib, json, platform, sys
 found = {"python": platform.python_version(), "machine": platform.machine(), "versions": {}}
-for name in ("numpy", "cupy", "numba", "numba_cuda", "torch", "ml_dtypes", "pytest", "mpi4py"):
+for name in ("numpy", "cupy", "numba", "numba_cuda", "torch", "jax", "ml_dtypes", "pytest", "mpi4py"):
     try:
         module = importlib.import_module(name)
         found["versions"][name] = str(getattr(module, "__version__", "unknown"))
@@ -86,6 +86,10 @@ class Step:
     limit_s: float
     result: str | None = None
     """A JSON file that it writes in the output folder."""
+    key: str = "benchmarks"
+    """Where in the report that goes; what is a list there is added to."""
+    may_skip: bool = False
+    """Whether it passes where all of its tests are skipped."""
 
 
 @dataclass
@@ -108,6 +112,8 @@ class Report:
     environment: dict[str, Any] = field(default_factory=dict)
     steps: list[Outcome] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
+    host_cost: list[dict[str, Any]] = field(default_factory=list)
+    doctor: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write all there is, in one step."""
@@ -158,7 +164,13 @@ def steps_of(folder: Path) -> list[Step]:
     """Return everything that is done where there is a GPU."""
     python, here = sys.executable, Path(__file__).resolve().parent
     pytest = [python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    steps = [Step("tests", [*pytest, "tests"], 200)]
+    doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', python]
+    kernels, shared = "tests/kernels/gpu", "tests/gpu/test_shared_gpu.py"
+    steps = [
+        Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json", "doctor"),
+        Step("tests of kernels", [*pytest, kernels], 120),
+        Step("other tests", [*pytest, "tests", f"--ignore={kernels}", f"--ignore={shared}"], 150),
+    ]
     for group, limit_s in (
         ("reduce", 60),
         ("cast", 45),
@@ -171,7 +183,8 @@ def steps_of(folder: Path) -> list[Step]:
         command += ["--output", str(folder / result)]
         steps.append(Step(f"benchmark {group}", command, limit_s, result))
     command = [python, str(here / "gpu_host_cost.py"), "--output", str(folder / "host_cost.json")]
-    steps.append(Step("host cost", command, 60))
+    steps.append(Step("host cost", command, 60, "host_cost.json", "host_cost"))
+    steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
     if sanitizer := shutil.which("compute-sanitizer"):
         checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
         chosen = ["-k", SANITIZED, "tests/kernels/gpu/test_on_gpu.py"]
@@ -238,13 +251,17 @@ def _do(step: Step, folder: Path, report: Report, left_s: float) -> None:
         (folder / step.result).unlink(missing_ok=True)
     log = folder / f"{step.name.replace(' ', '_')}.log"
     outcome = Outcome(step.name, *run_watched(step.command, min(step.limit_s, left_s), log))
+    is_void = "pytest" in step.command and " passed" not in outcome.detail
+    if outcome.status == "passed" and is_void and not step.may_skip:
+        outcome.status = "failed"  # every test was skipped, and nothing checked
     report.steps.append(outcome)
     if step.result and (folder / step.result).exists():
         try:
             found = json.loads((folder / step.result).read_text(encoding="utf-8"))
         except ValueError:  # it was killed while writing
-            found = []
-        report.benchmarks += found
+            return
+        before = getattr(report, step.key)
+        setattr(report, step.key, [*before, *found] if isinstance(before, list) else found)
 
 
 def table(report: Report) -> str:
@@ -259,6 +276,8 @@ def table(report: Report) -> str:
             f"{row['against']}{wanted}{reached}"
         )
     lines.append("")
+    for cost in report.host_cost:
+        lines.append(f"{cost['name']:48} {cost['wall_us']:7.2f} us on the host")
     for step in report.steps:
         lines.append(f"{step.name:20} {step.status:8} {step.elapsed_s:6.1f} s  {step.detail[:60]}")
     lines.append(f"\n{report.status}; every number is in gpu_check.json")

@@ -212,10 +212,11 @@ class Graph:
         self.handle = 0
         self.code = 0
 
-    def launch(self, stream: int) -> None:
-        """Enqueue it all once more."""
+    def launch(self, stream: Any) -> None:
+        """Enqueue it all once more, on a stream or what has its number as `ptr`."""
         assert self.handle, f"nothing was captured: code {self.code}"
-        assert self._driver.double_graph_launch(self.handle, stream) == 0
+        number = getattr(stream, "ptr", stream)
+        assert self._driver.double_graph_launch(self.handle, number) == 0
 
     def close(self) -> None:
         """Let go of it."""

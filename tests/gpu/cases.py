@@ -67,6 +67,7 @@ class GpuCase:
             return result
         if way == "stream":
             stream = self.kit.stream()
+            self.kit.read(self.x)  # it was written on the current stream: now it is there
             result = self.make(stream=stream)
             stream.synchronize()
             return result

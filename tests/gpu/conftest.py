@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
 from tests.doubles import Double
-from tests.gpu import cupy_double, kits
+from tests.gpu import cupy_double, kits, real
 
 from gpucoll import config
 
@@ -37,15 +40,38 @@ class Rank:
     def init(self, **options: Any) -> Any:
         return self.seat.init(**options)
 
+    def held(self) -> AbstractContextManager[None]:
+        """Let the current stream not go on within the block (of a double: no stream at all)."""
+        return self.control.held() if self.control else real.held(self.kit.current())
 
-def in_rank(seat: Any, double: Double | str, function: Any, args: Any) -> Any:
-    """Set a rank's GPU up and call the test's function; without a double, name a library."""
+    def captured(self, stream: Any) -> AbstractContextManager[Any]:
+        """Capture what the block enqueues on the stream; it is the current one."""
+        if self.control:
+            return self.control.captured(stream.ptr)
+        return self.kit.captured(stream)
+
+
+def in_rank(
+    seat: Any,
+    double: Double | str,
+    function: Any,
+    args: Any,
+    settings: Mapping[str, int] = MappingProxyType({}),
+    number: int | None = None,
+) -> Any:
+    """Set a rank's GPU up and call the test's function; without a double, name a library.
+
+    `settings` are the double's, made before gpucoll looks at it; `number` is the rank's GPU, its
+    own if None.
+    """
     if isinstance(double, str):
         kit, control = kits.KITS[double](importlib.import_module(double)), None
     else:
         control = double.load()
+        for key, value in settings.items():
+            assert control.library.ncclDoubleSet(key.encode(), value) == 0, key
         kit = kits.CupyKit(cupy_double.install(double.kind))
-    kit.use(seat.rank)
+    kit.use(seat.rank if number is None else number)
     return function(Rank(seat, kit, control), *args)
 
 
@@ -65,6 +91,8 @@ class Gpus:
     pools: Any
     double: Any
     """A `Double`, or the name of the library whose arrays lie on a real GPU."""
+    enter: Any = in_rank
+    """What sets a rank up."""
 
     def world(self, world_size: int) -> int:
         """Return how many ranks there are when that many are asked for."""
@@ -75,7 +103,7 @@ class Gpus:
         arguments = (options, function, args)
         return self.pools.call(
             self.world(world_size),
-            in_rank,
+            self.enter,
             self.double,
             with_communicator,
             arguments,
@@ -87,7 +115,7 @@ class Gpus:
         """Call ``function(rank, *args)`` on each `Rank`, without a communicator."""
         return self.pools.call(
             self.world(world_size),
-            in_rank,
+            self.enter,
             self.double,
             function,
             args,
@@ -99,7 +127,7 @@ class Gpus:
         """The same; return how it went on each rank."""
         return self.pools.replies(
             world_size,
-            in_rank,
+            self.enter,
             self.double,
             function,
             args,

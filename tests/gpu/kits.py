@@ -10,6 +10,7 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
 import numpy as np
+from tests.gpu import real
 
 GUARD_BYTES = 256
 GUARD = 0xA5
@@ -58,6 +59,34 @@ class CupyKit:
     def handle(self, stream: Any) -> int:
         return int(stream.ptr)
 
+    def current(self) -> int:
+        """Return the current stream."""
+        return int(self.cupy.cuda.get_current_stream().ptr)
+
+    def copy(self, destination: Any, source: Any) -> None:
+        """Enqueue a copy on the current stream."""
+        destination.copy_from(source)
+
+
+class RealCupyKit(CupyKit):
+    """CuPy's arrays on a GPU. CuPy itself does not wait until what the host wrote has arrived."""
+
+    def bytes_of(self, values: np.ndarray) -> Any:
+        made = super().bytes_of(values)
+        self.cupy.cuda.get_current_stream().synchronize()
+        return made
+
+    def write(self, x: Any, values: np.ndarray) -> None:
+        super().write(x, values)
+        self.cupy.cuda.get_current_stream().synchronize()
+
+    def copy(self, destination: Any, source: Any) -> None:
+        destination[...] = source
+
+    def captured(self, stream: Any) -> real.CupyGraph:
+        """Capture what the block enqueues on a stream."""
+        return real.CupyGraph(stream)
+
 
 class TorchKit:
     """PyTorch's tensors."""
@@ -94,8 +123,17 @@ class TorchKit:
     def handle(self, stream: Any) -> int:
         return int(stream.cuda_stream)
 
+    def current(self) -> int:
+        return int(self.torch.cuda.current_stream().cuda_stream)
 
-KITS: dict[str, Any] = {"cupy": CupyKit, "torch": TorchKit}
+    def copy(self, destination: Any, source: Any) -> None:
+        destination.copy_(source)
+
+    def captured(self, stream: Any) -> real.TorchGraph:
+        return real.TorchGraph(self.torch)
+
+
+KITS: dict[str, Any] = {"cupy": RealCupyKit, "torch": TorchKit}
 """Libraries whose arrays can lie on a real GPU."""
 
 

@@ -209,7 +209,7 @@ def lists(comm, kit):
     comm.check()
 
 
-@pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
+@EVERYWHERE
 @pytest.mark.parametrize("world_size", [1, 3])
 def test_lists(gpus, world_size):
     gpus.call(world_size, lists)

@@ -36,12 +36,14 @@ def issuer_of(comm):
 def return_before_it_is_done(rank):
     with rank.init() as comm:
         kit = rank.kit
-        comm.all_reduce(full(kit, 1))
+        first, second, y, z = (full(kit, value) for value in (1, 2, 0, 0))
+        for async_op in (False, True):  # a GPU may be waited for as a whole at the first call
+            comm.all_reduce(first, out=y, async_op=async_op)
         comm.check()
-        with rank.control.held():
-            y = comm.all_reduce(full(kit, 1))
-            work = comm.all_reduce(full(kit, 2), async_op=True)
-            z = work.wait()
+        with rank.held():
+            comm.all_reduce(first, out=y)
+            work = comm.all_reduce(second, out=z, async_op=True)
+            assert work.wait() is z
             states = [work.done(), work.exception(), issuer_of(comm).is_busy]
             with pytest.raises(DeadlineError, match="has not even begun"):
                 work.synchronize(timeout_s=0.05)
@@ -50,9 +52,12 @@ def return_before_it_is_done(rank):
         return states, kit.read(y)[0], kit.read(z)[0]
 
 
+@REPLAYED
 def test_a_call_returns_before_it_is_done(gpus):
+    size = gpus.world(2)
     states = [False, None, True, True, "<Work all_reduce on the GPU: done>"]
-    assert gpus.call_ranks(2, return_before_it_is_done) == [(states, 2.0, 4.0)] * 2
+    expected = states, 1.0 * size, 2.0 * size
+    assert gpus.call_ranks(2, return_before_it_is_done) == [expected] * size
 
 
 def order_on_one_stream(comm, kit):
@@ -63,10 +68,10 @@ def order_on_one_stream(comm, kit):
         if stream is not None:
             stream.__enter__()
         try:
-            x.copy_from(y)
+            kit.copy(x, y)
             comm.all_reduce(x, out=out)
-            later.copy_from(out)
-            x.copy_from(later)
+            kit.copy(later, out)
+            kit.copy(x, later)
             results.append(kit.read(x)[-1])
         finally:
             if stream is not None:
@@ -74,7 +79,7 @@ def order_on_one_stream(comm, kit):
     return results
 
 
-@pytest.mark.parametrize("gpus", ["nccl", "rccl"], indirect=True)
+@EVERYWHERE
 def test_the_current_stream_orders_everything(gpus):
     size = gpus.world(3)
     assert gpus.call(3, order_on_one_stream) == [[5.0 * size] * 2] * size
@@ -86,14 +91,14 @@ def overlap(rank):
         kit = rank.kit
         x, y, out, later = (full(kit, value) for value in (1, 5, 0, 0))
         comm.all_reduce(x)
-        x.copy_from(y)
+        kit.copy(x, y)
         with rank.control.library_set(delay_us=100_000):
             work = comm.all_reduce(x, out=out, async_op=True)
             with kit.stream():
                 kit.read(y)  # another stream is not held up
                 was_done = work.done()
             result = work.wait()
-            later.copy_from(out)
+            kit.copy(later, out)
         assert result is out
         assert work.wait() is out
         return was_done, kit.read(later)[0]
@@ -322,7 +327,9 @@ def capture(rank):
         comm.all_reduce(x, out=out)
         comm.check()
         stream = kit.stream()
-        with stream, rank.control.captured(stream.ptr) as graph:
+        comm.all_reduce(x, out=out, async_op=True).wait()  # makes the own stream
+        comm.check()
+        with stream, rank.captured(stream) as graph:
             comm.all_reduce(x, out=out)
             comm.all_gather(out, out=gathered)
             with comm.group():
@@ -342,7 +349,7 @@ def capture(rank):
         results = []
         for value in (3, 4):
             kit.write(x, np.full(1000, value, np.float32))
-            graph.launch(stream.ptr)
+            graph.launch(stream)
             stream.synchronize()
             results.append([kit.read(array)[-1] for array in (out, gathered, beside)])
         graph.close()
@@ -351,5 +358,8 @@ def capture(rank):
         return results
 
 
+@REPLAYED
 def test_a_captured_graph_can_be_replayed(gpus):
-    assert gpus.call_ranks(2, capture) == [[[6.0, 6.0, 3.0], [8.0, 8.0, 4.0], 8.0]] * 2
+    size = gpus.world(2)
+    expected = [[3.0 * size, 3.0 * size, 3.0], [4.0 * size, 4.0 * size, 4.0], 4.0 * size]
+    assert gpus.call_ranks(2, capture) == [expected] * size

@@ -18,7 +18,7 @@ from gpu_check import Step, check  # noqa: E402
 
 sys.path.remove(str(ROOT / "tools"))
 
-KEYS = {"schema", "date", "status", "environment", "steps", "benchmarks"}
+KEYS = {"schema", "date", "status", "environment", "steps", "benchmarks", "host_cost", "doctor"}
 ENVIRONMENT = """
 import json, sys
 found = {"device": {"name": "Imaginary"}, "driver_version": 13000, "missing": {"ml_dtypes": "no"}}
@@ -39,8 +39,8 @@ ROW = {
 }
 
 
-def python(name: str, program: str, limit_s: float = 60, result: str | None = None) -> Step:
-    return Step(name, [sys.executable, "-c", program], limit_s, result)
+def python(name: str, program: str, limit_s: float = 60, **options) -> Step:
+    return Step(name, [sys.executable, "-c", program], limit_s, **options)
 
 
 def report_in(folder: Path) -> dict:
@@ -73,14 +73,17 @@ def test_without_a_gpu(tmp_path):
 
 def test_everything_passes(tmp_path, capsys):
     program = f"import json; json.dump([{ROW!r}], open({str(tmp_path / 'rows.json')!r}, 'w'))"
+    told = f"""print('{{"cpus": 2}}', file=open({str(tmp_path / "doctor.json")!r}, "w"))"""
     steps = [
         python("tests", "print('12 passed')"),
         python("benchmark reduce", program, result="rows.json"),
+        python("doctor", told, result="doctor.json", key="doctor"),
     ]
     assert check(tmp_path, lambda folder: steps, 100, ENVIRONMENT) == gpu_check.OK
     report = report_in(tmp_path)
     assert report["status"] == "passed"
-    assert [step["status"] for step in report["steps"]] == ["passed"] * 3
+    assert [step["status"] for step in report["steps"]] == ["passed"] * 4
+    assert report["doctor"] == {"cpus": 2}
     assert report["steps"][1]["detail"] == "12 passed"
     assert report["benchmarks"] == [ROW]
     text = capsys.readouterr().out
@@ -126,6 +129,18 @@ def test_faults_end_nothing_but_themselves(tmp_path, capsys):
     assert "failed; every number" in capsys.readouterr().out
 
 
+def test_tests_that_are_all_skipped_check_nothing(tmp_path):
+    file = tmp_path / "test_nothing.py"
+    file.write_text("import pytest\ndef test(): pytest.skip('no GPU')\n")
+    pytest_of = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    steps = [Step("tests", pytest_of, 60), Step("two ranks", pytest_of, 60, may_skip=True)]
+    environment = ENVIRONMENT.replace('"missing": {"ml_dtypes": "no"}', '"missing": {}')
+    assert check(tmp_path, lambda folder: steps, 100, environment) == gpu_check.FAILED
+    _, void, excused = report_in(tmp_path)["steps"]
+    assert (void["status"], excused["status"]) == ("failed", "passed")
+    assert "1 skipped" in void["detail"]
+
+
 def test_a_search_that_hangs_is_no_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "run_watched", lambda *a: ("killed", 90.0, "in the driver"))
     assert check(tmp_path) == gpu_check.NO_GPU
@@ -142,8 +157,8 @@ def test_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: f"/opt/{name}")
     steps = {step.name: step for step in gpu_check.steps_of(tmp_path)}
     first, *_, last = steps
-    assert (first, last) == ("tests", "compute-sanitizer")
-    assert "gpu" in steps["tests"].command
+    assert (first, last) == ("doctor", "compute-sanitizer")
+    assert "gpu" in steps["tests of kernels"].command
     assert Path(steps["benchmark pack"].command[1]).is_file()
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "compute-sanitizer" not in [step.name for step in gpu_check.steps_of(tmp_path)]
