@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.transport.layout import Kind
+from gpucoll.transport.words import Kind
 from gpucoll.types import Collective, ReduceOp
 
 NO_ROOT = -1

@@ -15,7 +15,7 @@ from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
 from gpucoll.errors import ArgumentError
-from gpucoll.transport.layout import Path
+from gpucoll.transport.words import Path
 from gpucoll.types import Collective, ReduceOp
 
 

@@ -15,7 +15,7 @@ from gpucoll.kernels.cpu.identities import exact_identity, identity_of
 from gpucoll.kernels.cpu.operations import OPERATIONS
 from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
 from gpucoll.kernels.cpu.scan import scan_kernel
-from gpucoll.transport.layout import Call, Flow
+from gpucoll.transport.words import Call, Flow
 from gpucoll.types import Collective, ReduceOp
 
 INT8_MAX = 127

@@ -11,7 +11,7 @@ from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, put
 from gpucoll.transport import layout
 from gpucoll.transport.flags import signal, wait
-from gpucoll.transport.layout import Context
+from gpucoll.transport.words import Context
 
 CHUNK, CHUNK_BYTES = int(Context.CHUNK), int(Context.CHUNK_BYTES)
 FILLED, READ = int(Context.FILLED), int(Context.READ)

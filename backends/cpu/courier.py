@@ -13,16 +13,18 @@ import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.direct import DirectCalls
-from gpucoll.backends.cpu.messages import KEPT_ASIDE, LAST_SENDER, message_loop
+from gpucoll.backends.cpu.messages import message_loop
+from gpucoll.backends.cpu.transfers import KEPT_ASIDE, LAST_SENDER
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.control import message_entry
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Call, Context, Envelope, Kind, Progress, Status, Transfer
+from gpucoll.transport.layout import Envelope
+from gpucoll.transport.words import TRANSFER_WORDS, Call, Context, Kind, Progress, Status, Transfer
 from gpucoll.types import ANY_SOURCE, ANY_TAG, Collective, dtype_code
 
-_WORDS, _SHAPE_WORDS = layout.TRANSFER_WORDS, 1 + layout.MESSAGE_DIMENSIONS
+_WORDS, _SHAPE_WORDS = TRANSFER_WORDS, 1 + layout.MESSAGE_DIMENSIONS
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from gpucoll.control import entry, list_entry
 from gpucoll.control.call import CallBlock
 from gpucoll.control.group import HostGroup
 from gpucoll.transport.builtins import METH_FASTCALL, builtin, capsule
-from gpucoll.transport.layout import Call
+from gpucoll.transport.words import Call
 
 SEGMENT_WORDS = 3
 

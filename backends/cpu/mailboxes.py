@@ -22,7 +22,8 @@ from gpucoll.kernels.cpu.memory import (
 )
 from gpucoll.transport import layout
 from gpucoll.transport.flags import ring
-from gpucoll.transport.layout import Context, Envelope, Transfer, Way
+from gpucoll.transport.layout import Envelope, Way
+from gpucoll.transport.words import Context, Transfer
 
 POSTS, ENVELOPE_BYTES = layout.POSTS, layout.ENVELOPE_BYTES
 MAILBOX_HEAD, MAILBOX_TAIL = layout.MAILBOX_HEAD, layout.MAILBOX_TAIL

@@ -65,7 +65,7 @@ from gpucoll.control.calls import (
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.flags import event_pending, wait
-from gpucoll.transport.layout import Call, Context, Flow, Path
+from gpucoll.transport.words import Call, Context, Flow, Path
 
 _ONE_SHOT_BYTES, _ROOTED_BYTES = int(Context.ONE_SHOT_BYTES), int(Context.ROOTED_BYTES)
 _COPY_PLAIN, _COPY_POSTED = int(Context.COPY_PLAIN), int(Context.COPY_POSTED)

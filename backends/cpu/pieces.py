@@ -14,7 +14,7 @@ from gpucoll.control.calls import (
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, load64
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Call
+from gpucoll.transport.words import Call
 
 IS_SPREAD, PIECES = int(Call.IS_SPREAD), int(Call.PIECES)
 LANDS_APART, LANDINGS = int(Call.LANDS_APART), int(Call.LANDINGS)

@@ -62,7 +62,7 @@ from gpucoll.control.calls import (
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
-from gpucoll.transport.layout import Call, Context, Path
+from gpucoll.transport.words import Call, Context, Path
 from gpucoll.types import Collective
 
 _ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gpucoll.control.calls import DESTINATION, SOURCE
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, get
-from gpucoll.transport.layout import Call
+from gpucoll.transport.words import Call
 
 SEGMENTS, N_SEGMENTS = int(Call.SEGMENTS), int(Call.N_SEGMENTS)
 SEGMENT_BYTES = 24

@@ -11,7 +11,8 @@ from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, load64_acquire, put
 from gpucoll.transport import layout
 from gpucoll.transport.flags import copy_from_process, event_pending, give_up
-from gpucoll.transport.layout import Abort, Context, Status
+from gpucoll.transport.layout import Abort
+from gpucoll.transport.words import Context, Status
 
 SLICE_BYTES = 16 << 20
 """After so much, look whether the call has been given up."""

@@ -41,7 +41,7 @@ from gpucoll.control.calls import DESTINATION, OK, RANK, SIZE_BYTES, SOURCE, WOR
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, call_refill, get, store64
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Context
+from gpucoll.transport.words import Context
 
 _COPY_POSTED = int(Context.COPY_POSTED)
 _COPY_IN, _COPY_OUT = int(Context.COPY_IN), int(Context.COPY_OUT)

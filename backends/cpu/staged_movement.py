@@ -31,7 +31,7 @@ from gpucoll.control.calls import DESTINATION, KERNEL, OK, RANK, ROOT, SOURCE, W
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_copy, get, store64
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Call, Context, Flow
+from gpucoll.transport.words import Call, Context, Flow
 
 _COPY_POSTED, _COPY_TAKE = int(Context.COPY_POSTED), int(Context.COPY_TAKE)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)

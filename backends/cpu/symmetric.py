@@ -23,7 +23,7 @@ from gpucoll.control.calls import (
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, store64
 from gpucoll.transport.flags import event_pending
-from gpucoll.transport.layout import Context
+from gpucoll.transport.words import Context
 
 SLICE_ALIGNMENT = 256
 """Slices are whole blocks of the reduce kernel: only the last one has a tail."""

@@ -16,7 +16,7 @@ from gpucoll.control.calls import (
 )
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import call_reduce, get
-from gpucoll.transport.layout import Call, Context
+from gpucoll.transport.words import Call, Context
 from gpucoll.types import Collective
 
 SOURCES, DESTINATIONS = int(Context.SOURCES), int(Context.DESTINATIONS)

@@ -14,7 +14,8 @@ from typing import Any
 from gpucoll.backends.gpu.flight import Departure, Flight
 from gpucoll.backends.gpu.lookout import PAUSES_S, Lookout
 from gpucoll.devices import PER_THREAD_STREAM
-from gpucoll.transport.layout import Abort, Status
+from gpucoll.transport.layout import Abort
+from gpucoll.transport.words import Status
 
 MOST_FLIGHTS = 1024
 """How many calls may be under way; a GPU's own queue holds about as many."""

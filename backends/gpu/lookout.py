@@ -19,7 +19,8 @@ from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import Device
 from gpucoll.errors import BackendError, DeadlineError, GpucollError
-from gpucoll.transport.layout import EVENT_ABORT, Abort, Status
+from gpucoll.transport.layout import EVENT_ABORT, Abort
+from gpucoll.transport.words import Status
 
 LOST_AFTER_S = 0.03
 """How long a call may go on after a rank has ended: it may have done its part."""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from gpucoll.backends.protocol import Request
 from gpucoll.control.call import CallBlock
 from gpucoll.control.enqueued import EnqueuedCalls
-from gpucoll.transport.layout import Call
+from gpucoll.transport.words import Call
 from gpucoll.types import Collective, digest_of
 
 _KEPT = 1024

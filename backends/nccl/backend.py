@@ -18,7 +18,7 @@ from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError
 from gpucoll.foreign_library import address_of
-from gpucoll.transport.layout import Kind
+from gpucoll.transport.words import Kind
 
 FLOAT8_CAPABILITY = 9
 """NVIDIA's Hopper: what is older can move float8, but NCCL does not reduce it there."""

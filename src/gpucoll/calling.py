@@ -28,7 +28,7 @@ from gpucoll.preparation import (
     prepare,
 )
 from gpucoll.shapes import check_rows, parse_counts
-from gpucoll.transport.layout import Context, Status
+from gpucoll.transport.words import Context, Status
 from gpucoll.types import Collective, ReduceOp
 
 _STATUS = int(Context.STATUS)

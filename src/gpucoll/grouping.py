@@ -11,7 +11,7 @@ from gpucoll.errors import ArgumentError, MismatchError, StateError
 from gpucoll.fusing import shared_by
 from gpucoll.gpu_call import GpuCall
 from gpucoll.postman import Collected, Grouped, Postman, check_in_group
-from gpucoll.transport.layout import Kind
+from gpucoll.transport.words import Kind
 from gpucoll.work import WorkQueue
 
 _Task = Callable[[float | None], None]

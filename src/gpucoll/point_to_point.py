@@ -24,7 +24,7 @@ from gpucoll.gpu_call import GpuCall
 from gpucoll.postman import Postman, check_in_group
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.shapes import parse_shape
-from gpucoll.transport.layout import Context, Kind, Status
+from gpucoll.transport.words import Context, Kind, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
 
 

@@ -8,7 +8,8 @@ from tests.faults.test_ends import until
 from gpucoll.control import diagnosis
 from gpucoll.control.call import CallBlock
 from gpucoll.control.enqueued import EnqueuedCalls
-from gpucoll.transport.layout import Abort, Context, Status
+from gpucoll.transport.layout import Abort
+from gpucoll.transport.words import Context, Status
 from gpucoll.types import Collective, ReduceOp
 
 FEW = {"GPUCOLL_CPU_TUNING": "enqueued_records=4"}

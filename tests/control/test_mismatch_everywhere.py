@@ -12,7 +12,8 @@ from tests.control.test_mismatch import ODD, told
 from tests.faults.test_ends import until
 
 from gpucoll.errors import MismatchError
-from gpucoll.transport.layout import RING, Context
+from gpucoll.transport.layout import RING
+from gpucoll.transport.words import Context
 from gpucoll.types import ReduceOp
 
 HINT = "blocks of different sizes need counts="

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Call
+from gpucoll.transport.words import CALL_WORDS, Call
 from gpucoll.types import Collective, ReduceOp, digest_of, dtype_code, mix_digest
 
 NO_ROOT = -1
@@ -41,7 +41,7 @@ class CallBlock:
         root: int = NO_ROOT,
         keep: tuple[Any, ...] = (),
     ) -> None:
-        self.words = np.zeros(layout.CALL_WORDS, np.int64)
+        self.words = np.zeros(CALL_WORDS, np.int64)
         self.keep = keep
         words = self.words
         words[Call.LOOP] = loop

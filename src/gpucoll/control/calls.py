@@ -20,7 +20,8 @@ from gpucoll.transport.flags import (
     wait,
     wait_header,
 )
-from gpucoll.transport.layout import Call, Context, Record, RecordState, Status
+from gpucoll.transport.layout import Record, RecordState
+from gpucoll.transport.words import Call, Context, Status
 
 LINE, RING, RECORDS, RECORD_BYTES = (
     layout.LINE_BYTES,

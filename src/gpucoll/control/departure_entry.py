@@ -16,7 +16,7 @@ from gpucoll.control.enqueued_entry import post
 from gpucoll.control.entry import capsule_pointer, new_integer
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_words, get, put
-from gpucoll.transport.layout import Call
+from gpucoll.transport.words import Call
 
 __all__ = ["MOST_ARGUMENTS", "ROAD_WORDS", "TICKET_WORDS", "Road", "Step", "Ticket", "depart_call"]
 

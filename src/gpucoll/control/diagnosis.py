@@ -19,7 +19,8 @@ from gpucoll.errors import (
     PeerLostError,
 )
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Abort, Context, Record
+from gpucoll.transport.layout import Abort, Record
+from gpucoll.transport.words import Context, Kind
 from gpucoll.types import COMPRESSIONS, WITH_COUNTS, Collective, dtype_name, operation_name
 
 if TYPE_CHECKING:
@@ -170,10 +171,10 @@ def _describe_message(members: Members, rank: int) -> str:
     kind, peer, tag, size_bytes, dtype = (int(word) for word in words[:5])
     who = "ANY_SOURCE" if peer < 0 else str(peer)
     what = "ANY_TAG" if tag < 0 else str(tag)
-    size = f"{dtype_name(dtype)}, {size_bytes} bytes, " if kind != layout.Kind.PROBE else ""
-    end = "dest" if kind == layout.Kind.SEND else "source"
-    name = layout.Kind(kind).name.lower()
-    if kind == layout.Kind.PROBE:  # a recv that is told neither out nor shape looks first
+    size = f"{dtype_name(dtype)}, {size_bytes} bytes, " if kind != Kind.PROBE else ""
+    end = "dest" if kind == Kind.SEND else "source"
+    name = Kind(kind).name.lower()
+    if kind == Kind.PROBE:  # a recv that is told neither out nor shape looks first
         name = "recv or probe"
     return f"{name}({size}{end}={who}, tag={what})"
 

@@ -26,7 +26,8 @@ from gpucoll.control.enqueued_entry import compare_calls, post_call
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import Device
 from gpucoll.transport.builtins import METH_FASTCALL, METH_NOARGS, builtin, capsule
-from gpucoll.transport.layout import ENQUEUED_FAILED, Call, Context, Status
+from gpucoll.transport.layout import ENQUEUED_FAILED
+from gpucoll.transport.words import Call, Context, Status
 
 Words: TypeAlias = npt.NDArray[np.int64]
 """What compiled code reads by address."""

@@ -24,7 +24,8 @@ from gpucoll.kernels.cpu.memory import (
 )
 from gpucoll.transport import layout
 from gpucoll.transport.flags import behind, is_aborted
-from gpucoll.transport.layout import Call, Context, Record, State, Status
+from gpucoll.transport.layout import Record
+from gpucoll.transport.words import Call, Context, State, Status
 
 __all__ = ["compare_calls", "post", "post_call"]
 

@@ -38,13 +38,8 @@ from gpucoll.control.calls import (
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_loop, get, load32_acquire, load64, put
 from gpucoll.transport.flags import HELD, INTERPRETER, release_interpreter
-from gpucoll.transport.layout import (
-    SHOWN_DIMENSIONS,
-    Call,
-    Context,
-    State,
-    Status,
-)
+from gpucoll.transport.layout import SHOWN_DIMENSIONS
+from gpucoll.transport.words import Call, Context, State, Status
 from gpucoll.types import mix_digest
 
 TABLE_CONTEXT = 0

@@ -27,7 +27,7 @@ from gpucoll.control.calls import (
 )
 from gpucoll.kernels.cpu.jit import compiled
 from gpucoll.kernels.cpu.memory import call_copy, get, put
-from gpucoll.transport.layout import Context, Path
+from gpucoll.transport.words import Context, Path
 
 _COPY_PLAIN, _ONE_SHOT = int(Context.COPY_PLAIN), int(Path.ONE_SHOT)
 

@@ -30,7 +30,8 @@ from gpucoll.kernels.cpu.copy import (
 from gpucoll.transport import layout
 from gpucoll.transport.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.flags import bell_ring, event_compare_exchange, event_store, wait_long
-from gpucoll.transport.layout import Abort, Call, Context, State, Status
+from gpucoll.transport.layout import Abort
+from gpucoll.transport.words import CONTEXT_WORDS, Call, Context, State, Status
 
 SLICE_S = 0.02
 """How long a wait sleeps before it looks for Ctrl-C, lost peers and its deadline."""
@@ -65,7 +66,7 @@ class HostGroup:
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._tables = np.zeros((2, self.world_size), np.int64)
         # Not NumPy's memory: that may be shared with a forked child, who writes here.
-        words = bytearray(8 * layout.CONTEXT_WORDS)
+        words = bytearray(8 * CONTEXT_WORDS)
         self.context: npt.NDArray[np.int64] = np.frombuffer(words, np.int64)
         for field, value in self._context_values(waiting).items():
             self.context[field] = value

@@ -36,7 +36,7 @@ from gpucoll.control.entry import (
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
-from gpucoll.transport.layout import Call, Context, State, Status
+from gpucoll.transport.words import Call, Context, State, Status
 
 MOST_ARRAYS = 4096
 SEEN_WORDS = 2 * 4 * MOST_ARRAYS

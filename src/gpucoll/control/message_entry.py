@@ -33,8 +33,8 @@ from gpucoll.control.entry import (
 )
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
-from gpucoll.transport.layout import (
-    MESSAGE_DIMENSIONS,
+from gpucoll.transport.layout import MESSAGE_DIMENSIONS
+from gpucoll.transport.words import (
     TRANSFER_WORDS,
     Call,
     Context,

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from gpucoll.control import diagnosis
 from gpucoll.errors import MismatchError
 from gpucoll.transport import layout
-from gpucoll.transport.layout import Abort, Context, State
+from gpucoll.transport.layout import Abort
+from gpucoll.transport.words import Context, State
 
 if TYPE_CHECKING:
     from gpucoll.control.group import HostGroup

@@ -36,9 +36,8 @@ from gpucoll.transport.layout import (
     STATUS_CLOSED,
     STATUS_CLOSED_SEQUENCE,
     Abort,
-    Context,
-    Status,
 )
+from gpucoll.transport.words import Context, Status
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 if MACHINE not in _FUTEX_NUMBERS:

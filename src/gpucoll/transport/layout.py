@@ -1,6 +1,6 @@
-"""Where everything lies: in the shared segment, in a rank's context, in a call block.
+"""Where everything lies in the segment that a communicator's ranks share.
 
-The segment, in this order (P ranks, every rank's lines 128 bytes apart, because processors prefetch
+In this order (P ranks, every rank's lines 128 bytes apart, because processors prefetch
 cache lines in pairs)::
 
     event line      abort word, event word (mismatch generation)
@@ -16,9 +16,7 @@ cache lines in pairs)::
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
-sequences may wrap.
-
-The context is a private int64 array per communicator, the call block one per prepared call.
+sequences may wrap. What a rank keeps for itself is in `words`.
 """
 
 from __future__ import annotations
@@ -118,44 +116,6 @@ class Way(IntEnum):
     IN_PROCESS = 2  # at an address in the sender's process
 
 
-class Transfer(IntEnum):
-    """Fields of one operation in a table of point-to-point operations."""
-
-    KIND = 0
-    PEER = 1
-    TAG = 2
-    ADDRESS = 3
-    SIZE_BYTES = 4
-    DTYPE = 5
-    STATE = 6
-    DONE_BYTES = 7
-    POST = 8  # number of a sent message's first post
-    FOUND_PEER = 9
-    FOUND_TAG = 10
-    DIMENSIONS = 11
-    DIMENSION = 12  # eight of them
-
-
-TRANSFER_WORDS = 20
-
-
-class Kind(IntEnum):
-    """What an operation of a table does."""
-
-    SEND = 1
-    RECV = 2
-    PROBE = 3
-
-
-class Progress(IntEnum):
-    """How far it is."""
-
-    WAITING = 0
-    UNDER_WAY = 1
-    DONE = 2
-    MISFIT = 3  # the message that matches has another size or dtype; it stays
-
-
 NEVER = 1 << 62
 """In place of a threshold in bytes: a size that nothing reaches."""
 NOT_SHARED = -1
@@ -195,183 +155,6 @@ class RecordState(IntEnum):
     DONE = 2
 
 
-class Status(IntEnum):
-    """What a compiled loop returns."""
-
-    OK = 0
-    EVENT = 1  # the segment's event line says that something happened
-    MISMATCH = 2  # this rank saw another signature in its own call
-    DEADLINE = 3  # a wait ran out
-    LOST = 4  # a rank that is needed is gone or has closed
-    SIGNAL = 5  # a Python signal handler raised; the exception is kept in the context
-    NOT_RUN = 6  # the communicator was not idle
-    ASIDE = 7  # a message that nobody asks for yet stands before others: Python takes it aside
-    MORE = 8  # operations are done or have been added: Python looks
-    MISFIT = 9  # a message has another size or dtype than its receive
-
-
-class State(IntEnum):
-    """What a communicator is doing; the compiled entry serves it in IDLE only."""
-
-    IDLE = 0
-    BUSY = 1
-    NEEDS_PYTHON = 2  # an event to answer, closed, broken, forked
-
-
-class Context(IntEnum):
-    """Fields of the context."""
-
-    # Who, and how far.
-    STATE = 0
-    STATUS = 1
-    RANK = 2
-    WORLD_SIZE = 3
-    SEQUENCE = 4
-    KNOWN_DONE = 5
-    UNVERIFIED = 6
-    UNVERIFIED_COUNT = 7
-    CHUNK = 8
-    PATH = 9
-    MISMATCHED = 10
-    PENDING = 11  # asynchronous calls queued, or failed without anybody knowing
-    INTERPRETER = 12  # 1: this call holds it; an address: its thread's state, having given it away
-    # Where things are in the segment, in the arenas, in this process.
-    EVENT_LINE = 13
-    EVENT_SEEN = 14
-    STATUS_LINES = 15
-    RECORDS = 16
-    SLOTS = 17
-    SLOT_STRIDE = 18
-    FILLED = 19
-    READ = 20
-    STAGES = 21
-    ARENAS = 22
-    ARENA_BASE = 23
-    ARENA_BYTES = 24
-    SOURCES = 25
-    DESTINATIONS = 26
-    PIDS = 27
-    # Which way a call takes.
-    ONE_SHOT_BYTES = 28
-    ROOTED_BYTES = 29
-    CHUNK_BYTES = 30
-    SYMMETRIC_MIN_BYTES = 31
-    SINGLE_COPY_MIN_BYTES = 32
-    SINGLE_COPY_MAX_BYTES = 33
-    GATHER_COPY_MAX_BYTES = 34
-    SINGLE_COPY = 35  # whether every rank can read every other's memory: 0 not looked yet, 1, 2 no
-    PREFETCH_BYTES = 36
-    # Kernels and functions, by address.
-    COPY_PLAIN = 37
-    COPY_POSTED = 38
-    COPY_IN = 39
-    COPY_OUT = 40
-    COPY_TAKE = 41
-    REFILL = 42
-    WAIT_LONG = 43
-    # Waiting.
-    SPINS = 44
-    YIELDS = 45
-    SLEEPY = 46  # waits still to come that sleep without yielding first
-    SLICE_NS = 47
-    START_NS = 48  # since when this call waits; 0 before it does
-    TIMEOUT_NS = 49
-    POLL_FDS = 50
-    LOST_RANK = 51
-    WAITED_RANK = 52
-    CLOCK = 53  # 2 words
-    FUTEX_TIMEOUT = 55  # 2 words
-    IO_VECTORS = 57  # 4 words
-    RAISED = 61  # 3 words
-    # Messages.
-    BELLS = 64
-    MAILBOXES = 65
-    MAILBOX_STRIDE = 66
-    POST_BYTES = 67  # of data behind an envelope
-    EAGER_BYTES = 68
-    UNEXPECTED = 69  # messages that Python holds: compiled receives leave the call to it
-    UNMATCHED = 70  # whose message is to be taken aside
-    MORE = 71
-    MESSAGE_ROWS = 72  # 2 rows of TRANSFER_WORDS
-    # Calls on GPU arrays.
-    ENQUEUED_LINES = 112
-    ENQUEUED = 113  # address of the calls' records
-    ENQUEUED_COUNT = 114  # how many records a rank has
-    ENQUEUED_SEQUENCE = 115  # of the last call posted
-    ENQUEUED_SEEN = 116  # up to where all ranks have compared, when last looked at
-    ENQUEUED_LATE = 117  # who has not posted the call that is compared next, or -1
-
-
-CONTEXT_WORDS = 118
-
-
-class Call(IntEnum):
-    """Fields of a call block."""
-
-    CONTEXT = 0
-    COLLECTIVE = 1
-    OPERATION = 2
-    DTYPE = 3
-    ROOT = 4
-    COUNT = 5
-    SIZE_BYTES = 6  # of this rank's input
-    DIGEST = 7
-    SOURCE = 8
-    DESTINATION = 9
-    KERNEL = 10
-    PARAMETER = 11
-    PART_BYTES = 12
-    ITEM_BYTES = 13
-    BASE_DIGEST = 14
-    PARAMETER_BITS = 15
-    DIMENSIONS = 16
-    DIMENSION = 17  # four of them
-    LOOP = 21  # address of the collective's compiled loop
-    # What a reduction gives to whom.
-    SCAN_KERNEL = 22
-    PARAMETER_STRIDE = 23  # between the parameters of successive ranks' results; 0: one for all
-    IDENTITY = 24  # address of the element that stands for no input at all
-    # Where the blocks of a movement lie.
-    FLOW = 25
-    IS_SPREAD = 26  # the input is one block for each rank
-    LANDS_APART = 27  # the output is one block from each rank
-    BLOCK_BYTES = 28
-    OFFSETS = 29  # address of the blocks' world_size + 1 offsets in bytes; 0: equal blocks
-    LANDINGS = 30  # all_to_all with counts: where each rank's block goes
-    PIECES = 31  # all_to_all with counts: bytes to each rank, then bytes from each rank
-    LARGEST_BYTES = 32  # the largest input of any rank
-    N_COUNTS = 33
-    COUNTS = 34  # address of the counts as the caller gave them
-    # How the compiled entry relates input and output.
-    SOURCE_PARTS = 35
-    DESTINATION_PARTS = 36
-    LARGEST_PARTS = 37
-    IN_PLACE_BLOCK = 38  # in place, the input begins so many blocks after the output
-    SIGNS_COUNT = 39  # the signature holds the block's count instead of the input's shape
-    # Point-to-point.
-    TRANSFERS = 40
-    N_TRANSFERS = 41
-    TAKES_MORE = 42  # whether operations may be added while the loop runs
-    # A list of arrays.
-    SEGMENTS = 43  # address of its table; 0: one array
-    N_SEGMENTS = 44
-    PREPARES = 45  # whether the op changes an input before it combines it
-    # A call on GPU arrays, see `Record`.
-    SENT = 46
-    RECEIVED = 47
-
-
-CALL_WORDS = 48
-
-
-class Flow(IntEnum):
-    """Between whom the blocks of a movement go."""
-
-    ALL = 0
-    FROM_ROOT = 1
-    TO_ROOT = 2
-
-
 class Abort(IntEnum):
     """Why a communicator is broken: the low byte of the abort word.
 
@@ -390,23 +173,6 @@ class Abort(IntEnum):
     ENQUEUED_DEADLINE = 8
     ENQUEUED_LOST = 9
     BACKEND = 10  # the vendor's library or the GPU failed
-
-
-class Path(IntEnum):
-    """Which way a call took; `Communicator.describe` and the bench show it."""
-
-    NONE = 0
-    LOCAL = 1
-    ONE_SHOT = 2
-    STAGED = 3
-    SYMMETRIC = 4
-    SINGLE_COPY = 5
-    MESSAGE = 6
-
-    @property
-    def spelled(self) -> str:
-        """The name as users read it: one-shot, staged, symmetric, single copy."""
-        return self.name.lower().replace("one_shot", "one-shot").replace("_", " ")
 
 
 @dataclass(frozen=True)

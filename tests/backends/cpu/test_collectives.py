@@ -25,6 +25,7 @@ from tests.collective_cases import (
 from tests.dtypes import covering, dtype_of
 
 from gpucoll.transport import layout
+from gpucoll.transport.words import Context
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 SMALL_THRESHOLDS = (32, 256, 1024, 4096, 8192, 12288)
@@ -250,7 +251,7 @@ def start_from(comm, sequence, cases):
     ]
     for address in words:
         ctypes.c_int32.from_address(address).value = sequence
-    for field in (layout.Context.SEQUENCE, layout.Context.KNOWN_DONE, layout.Context.CHUNK):
+    for field in (Context.SEQUENCE, Context.KNOWN_DONE, Context.CHUNK):
         group.context[field] = sequence
     elsewhere.barrier()
     elsewhere.close()
