@@ -49,6 +49,10 @@ for name in NAMES.split():
     except Exception as error:
         found["versions"][name] = None
         found.setdefault("missing", {})[name] = f"{type(error).__name__}: {error}"
+try:  # loaded late, when a kernel is compiled; old ones do not know new versions of NumPy
+    importlib.import_module("numba.cuda.np.arrayobj")
+except Exception as error:
+    found.setdefault("missing", {})["numba_cuda"] = f"{type(error).__name__}: {error}"
 from gpucoll.version import __version__
 found["versions"]["gpucoll"] = __version__
 try:
@@ -198,9 +202,9 @@ def missing_for(step: Step, environment: dict[str, Any]) -> str:
     missing = environment.get("missing", {})
     needed = ("pytest", "ml_dtypes") if "pytest" in step.command else ()
     names = [name for name in needed if name in missing]
-    if step.name == "benchmark custom" and "numba" in missing:
-        names.append("numba")
-    return f"{', '.join(names)} cannot be imported here" if names else ""
+    if step.name == "benchmark custom":
+        names += [name for name in ("numba", "numba_cuda") if name in missing]
+    return "; ".join(f"{name} does not work here: {missing[name]}" for name in names)
 
 
 def check(

@@ -7,6 +7,7 @@ else of a launch is that of the built-in operations. For NVIDIA GPUs only: Numba
 from __future__ import annotations
 
 import functools
+import importlib.metadata
 import importlib.util
 import re
 import threading
@@ -54,7 +55,7 @@ def custom_kernel(
     ArgumentTypeError
         The function cannot be compiled for this dtype, or gives another type.
     BackendUnavailableError
-        numba-cuda is not installed.
+        numba-cuda is not installed, or does not work with this NumPy.
     """
     with _compile_lock:
         return _compiled(op, dtype, n_destinations, n_sources, is_aligned, compute_capability)
@@ -87,6 +88,14 @@ def _compiled(
     addresses = [types.UniTuple(types.int64, count) for count in (n_destinations, n_sources)]
     try:
         ptx = _ptx_of(kernel, types.void(types.int64, *addresses), compute_capability)
+    except (AttributeError, ImportError) as error:  # not the user's: Numba has its own for those
+        versions = " with ".join(
+            f"{name} {importlib.metadata.version(name)}" for name in ("numba-cuda", "numpy")
+        )
+        raise BackendUnavailableError(
+            f"{op} on a GPU: Numba's CUDA compiler does not work here ({versions}): "
+            f"{custom.gist(error)}. Install versions that know each other"
+        ) from error
     except Exception as error:
         raise ArgumentTypeError(
             f"{op} of {dtype}: Numba cannot compile it for the GPU: {custom.gist(error)}"

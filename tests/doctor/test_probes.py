@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 
 import pytest
+from tests.doubles import run_python
 from tests.topology.machines import write
 
 from gpucoll.doctor import host, libraries
@@ -149,9 +151,15 @@ class TestDrivers:
 
 
 class TestLibraries:
-    def test_a_path_of_the_user_comes_first_even_if_nothing_is_there(self, monkeypatch, tmp_path):
-        monkeypatch.setenv("GPUCOLL_NCCL_LIBRARY", str(tmp_path / "libnccl.so.2"))
-        first = next(x for x in libraries.candidates() if x["name"] == "NCCL")
+    def candidates(self, **variables):
+        """Return what a new process finds: PyTorch may have loaded a copy into this one."""
+        program = "print(json.dumps(libraries.candidates()))"
+        imports = "import json; from gpucoll.doctor import libraries; "
+        return json.loads(run_python(imports + program, **variables))
+
+    def test_a_path_of_the_user_comes_first_even_if_nothing_is_there(self, tmp_path):
+        found = self.candidates(GPUCOLL_NCCL_LIBRARY=str(tmp_path / "libnccl.so.2"))
+        first = next(x for x in found if x["name"] == "NCCL")
         assert first["path"] == str(tmp_path / "libnccl.so.2")
 
     def test_a_file_that_is_no_library(self, tmp_path):
@@ -216,7 +224,7 @@ class TestLibraries:
 
     def test_the_real_wheel(self):
         pytest.importorskip("nvidia.nccl", reason="needs the wheel nvidia-nccl-cu12 or -cu13")
-        wheel = next(x for x in libraries.candidates() if "wheel" in x["source"])
+        wheel = next(x for x in self.candidates() if "wheel" in x["source"])
         found = libraries.look("NCCL", wheel["path"])
         assert found["problem"] is None
         assert (found["version"] or "").startswith("2.")

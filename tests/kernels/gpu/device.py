@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,6 +30,15 @@ def require_gpu(library: str) -> Any:
     if not torch.cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
     return torch
+
+
+def require_numba_cuda() -> None:
+    """Skip where Numba's CUDA compiler is not there, or does not know this NumPy."""
+    pytest.importorskip("numba_cuda", reason="no numba-cuda: pip install 'gpucoll[test-gpu]'")
+    try:
+        importlib.import_module("numba.cuda.np.arrayobj")
+    except AttributeError as error:
+        pytest.skip(f"numba-cuda does not know this NumPy: {error}")
 
 
 class Bench:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numba
 import pytest
+from tests.kernels.gpu.device import require_numba_cuda
 
 from gpucoll.errors import ArgumentTypeError, BackendUnavailableError
 from gpucoll.kernels.gpu.custom import custom_kernel
@@ -33,7 +34,7 @@ def combine(a, b):
 @pytest.fixture
 def compile_kernel(monkeypatch):
     """Return `custom_kernel` for a machine without a driver; skip where Numba cannot compile."""
-    pytest.importorskip("numba_cuda", reason="no numba-cuda: pip install 'gpucoll[test-gpu]'")
+    require_numba_cuda()
     from numba.cuda import dispatcher
     from numba.cuda.cudadrv import nvvm
 
@@ -101,6 +102,18 @@ def test_without_numba_cuda(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(BackendUnavailableError, match="numba-cuda, which is not installed"):
         custom_kernel.__wrapped__(ReduceOp.custom(combine), "int8", 1, 2, True, (9, 0))
+
+
+def test_a_compiler_that_is_broken_is_not_the_users_fault(compile_kernel, monkeypatch):
+    from numba import cuda
+
+    def compile_ptx(*given, **options):
+        raise AttributeError("module 'numpy' has no attribute 'row_stack'")
+
+    monkeypatch.setattr(cuda, "compile_ptx", compile_ptx)
+    expected = r"does not work here \(numba-cuda \S+ with numpy \S+\): module 'numpy' has"
+    with pytest.raises(BackendUnavailableError, match=expected):
+        compile_kernel(ReduceOp.custom(combine), "float32")
 
 
 def test_the_user_keeps_numbas_compiler(compile_kernel):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
-from tests.kernels.gpu.device import Bench, HostBench
+from tests.kernels.gpu.device import Bench, HostBench, require_numba_cuda
 
 from gpucoll.kernels import reference, reference_compression
 from gpucoll.kernels.block_message import message_bytes
@@ -224,7 +224,7 @@ def test_error_feedback(one_bench):
 def test_a_users_operation(bench, dtype):
     if isinstance(bench, HostBench):
         pytest.skip("a user's operation is compiled for a GPU only")
-    pytest.importorskip("numba_cuda", reason="no numba-cuda, which compiles a user's operation")
+    require_numba_cuda()
     add = ReduceOp.custom(lambda a, b: a + b)
     for n_sources, offsets in ((2, (0,)), (5, (0,)), (3, (1,))):
         check_reduce(bench, dtype, "sum", 10_007, n_sources, offsets, function=add)
