@@ -11,6 +11,7 @@ from pathlib import Path
 from gpucoll.bench.argument_types import choice, count, factor, peers, seconds, size, sizes
 from gpucoll.bench.collectives import COLLECTIVES, DTYPE_ALIASES, DTYPES, REDOPS, Collective
 from gpucoll.bench.peers import PEERS
+from gpucoll.bench.rank.arrays import KINDS
 
 __all__ = ["Options", "parse"]
 
@@ -32,6 +33,7 @@ examples:
   gpucoll-bench all_reduce --list 500 -b 4K -e 4K
   gpucoll-bench all --ranks 2 -f 16 --compare mpich=/envs/mpich,gloo=/envs/gloo --json result.json
   gpucoll-run -n 4 -m gpucoll.bench all_reduce,broadcast -d bfloat16,float16
+  gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
   python -m gpucoll.bench.report result.json
 
 exit codes: 0 all right; 1 wrong results, or a failure while measuring; 2 nothing was measured
@@ -63,6 +65,8 @@ class Options:
         Samples of each case.
     sample_s : float
         How long a sample should take where `reps` is None.
+    array : str
+        Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch".
     compare : dict
         Peer -> path of its Python, or None: the environment of this one.
     """
@@ -84,6 +88,7 @@ class Options:
     symmetric: bool
     plan: bool
     limit: bool
+    array: str
     compare: dict[str, str | None]
     json_path: Path | None
     timeout_s: float
@@ -145,6 +150,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         symmetric=given.symmetric,
         plan=given.plan,
         limit=given.limit,
+        array=given.array,
         compare=given.compare,
         json_path=given.json,
         timeout_s=given.timeout,
@@ -175,6 +181,12 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error(f"--list is for {having}, not for {names}")
     if given.list > 1 and (given.symmetric or given.plan or given.limit):
         parser.error("--list: one call beside many; leave --symmetric, --plan and --limit out")
+    if given.limit and given.array != "numpy":
+        parser.error("--limit is the host memory's, which arrays on GPUs do not go through")
+    for name in given.compare:
+        if PEERS[name].on_gpu != (given.array != "numpy"):
+            where = "arrays on GPUs: give --array too" if PEERS[name].on_gpu else "host arrays only"
+            parser.error(f"--compare {name} is for {where}")
     if given.last < given.first:
         parser.error(f"-e {given.last} is smaller than -b {given.first} (both in bytes)")
     if given.ranks is not None and not 0 <= given.root < given.ranks:
@@ -197,7 +209,12 @@ def build_parser() -> argparse.ArgumentParser:
     add("collectives", nargs="?", default=["all_reduce"], type=choice(list(COLLECTIVES), {}),
         metavar="COLLECTIVE,...",
         help=f"one or several of {', '.join(COLLECTIVES)}, or all (all_reduce)")  # fmt: skip
-    add("--ranks", type=count(1), metavar="P", help="default: one for each usable CPU, 2 to 8")
+    add(
+        "--ranks",
+        type=count(1),
+        metavar="P",
+        help="default: one for each usable CPU, 2 to 8; for each GPU",
+    )
     add("-b", dest="first", type=size, default=4, metavar="SIZE", help="smallest size in bytes (4)")
     add("-e", dest="last", type=size, default=64 << 20, metavar="SIZE", help="largest size (64M)")
     step = parser.add_mutually_exclusive_group()
@@ -229,6 +246,9 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--limit", action="store_true",
         help="measure the memory limit, and the fraction reached: streaming in- and output without "
         "other ranks, where both have one size on every rank")  # fmt: skip
+    add("--array", choices=tuple(KINDS), default="numpy",
+        help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank "
+        "(numpy)")  # fmt: skip
     add("--compare", type=peers, default={}, metavar="PEER[=PYTHON],...",
         help=f"measure these in the same run: {', '.join(PEERS)}; PYTHON is the Python, or the "
         "folder, of the environment that has it")  # fmt: skip

@@ -17,10 +17,12 @@ from typing import NoReturn
 from gpucoll import config
 from gpucoll.bench import environment, launched, table
 from gpucoll.bench.arguments import Options, parse
+from gpucoll.bench.gpus import NoGpuError, ranks_on_gpus
 from gpucoll.bench.groups import Group, GroupError, ProcessGroup
 from gpucoll.bench.measure import Bench
 from gpucoll.bench.peers import LocatedPeer, PeerMissingError, locate
 from gpucoll.bench.rank.inputs import STORAGE
+from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row
 from gpucoll.bench.starts import cpus_of_ranks, own_group, peer_group
 from gpucoll.errors import GpucollError
@@ -51,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if under_launcher(os.environ):
                 return run_launched(options)
             return run_alone(options)
-    except (CannotMeasureError, PeerMissingError) as error:
+    except (CannotMeasureError, NoGpuError, PeerMissingError) as error:
         complain(str(error))
         return EXIT_USAGE
     except (GroupError, GpucollError) as error:
@@ -68,17 +70,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_alone(options: Options) -> int:
     """Start the ranks of every library, measure, end them."""
+    on_gpus = options.array != "numpy"
     ranks = options.ranks or min(max(usable_cpu_count(), 2), 8)
+    if on_gpus:
+        ranks = ranks_on_gpus(options.array, options.ranks)
     check_ranks(options, ranks)
     check_dtypes(options)
     check_json_path(options.json_path)
     located = [locate(name, place) for name, place in options.compare.items()]
-    check_memory(options, ranks, len(located))
+    if not on_gpus:
+        check_memory(options, ranks, len(located))
     compile_kernels()
-    cpus = cpus_of_ranks(ranks)
+    cpus = [] if on_gpus else cpus_of_ranks(ranks)  # the vendors' libraries have threads
     with ExitStack() as stack:
         peers = start_peers(options, located, ranks, cpus, stack) if located else []
-        own = own_group(ranks, cpus, options.timeout_s)
+        own = own_group(ranks, cpus, options.timeout_s, options.array)
         stack.callback(own.close)
         own.join(max(options.timeout_s, START_S))
         return measure(options, own, [*peers], cpus)
@@ -86,9 +92,9 @@ def run_alone(options: Options) -> int:
 
 def run_launched(options: Options) -> int:
     """Measure with the ranks that a launcher has started; only rank 0 speaks."""
-    import gpucoll
-
-    with gpucoll.init(timeout_s=options.timeout_s) as comm:
+    local_rank = int(os.environ.get(config.LOCAL_RANK, os.environ.get("LOCAL_RANK", "0")))
+    library = joined(options.array, local_rank, options.timeout_s)
+    with library.comm as comm:
         try:
             check_launched(options, comm.world_size)
         except CannotMeasureError:
@@ -96,10 +102,10 @@ def run_launched(options: Options) -> int:
                 return EXIT_USAGE
             raise
         if comm.rank:
-            launched.follow(comm)
+            launched.follow(comm, library)
             return EXIT_RIGHT
         with ExitStack() as stack:
-            own = launched.LaunchedGroup(comm)
+            own = launched.LaunchedGroup(comm, library)
             stack.callback(own.close)
             return measure(options, own, [], own.cpus)
 
@@ -142,7 +148,7 @@ def measure(options: Options, own: Group, peers: list[Group], cpus: list[int]) -
 
     for number, one in enumerate(options.each()):
         say(table.header(one, own.ranks, None if number else described))
-        Bench(one, own, peers, results, report, complain).run()
+        Bench(one, own, peers, results, report, complain, note).run()
     say(table.footer(results))
     if options.json_path is not None:
         results.write(options.json_path)
@@ -153,6 +159,11 @@ def say(lines: Iterator[str]) -> None:
     """Print lines, at once even into a pipe."""
     for line in lines:
         print(line, flush=True)
+
+
+def note(text: str) -> None:
+    """Print a line beside the results."""
+    say(iter([f"# {text}"]))
 
 
 def complain(text: str) -> None:

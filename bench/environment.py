@@ -46,18 +46,20 @@ def describe(
         "ranks": ranks,
         "pinned_cpus": cpus or None,
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "array": options.array,
         "rounds": options.rounds,
         "sample_s": options.sample_s,
-        "timing": timing(options.rounds),
+        "timing": timing(options.rounds, options.array != "numpy"),
         "libraries": {group.name: group.versions for group in groups},
     }
 
 
-def timing(rounds: int) -> str:
+def timing(rounds: int, on_gpus: bool = False) -> str:
     """Return how the loop times, in words."""
+    ending = "It ends when the GPU has done them all. " if on_gpus else ""
     return (
         "A sample is a loop of calls with nothing between them, no barrier either; one call and "
-        "one barrier go before it. Its value is the loop's time divided by its calls. The "
+        f"one barrier go before it. {ending}Its value is the loop's time divided by its calls. The "
         "libraries take turns, sample by sample, and so do in place and out of place. The time "
         f"shown is the slowest rank's: the largest of the ranks' medians over {rounds} samples. "
         "Where a call need not wait for other ranks (a small broadcast, reduce, gather, scatter or "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpucoll.bench.groups import GroupError
-from gpucoll.bench.rank.own import Own
+from gpucoll.bench.rank.library import Library
 from gpucoll.bench.rank.session import Session
 from gpucoll.bench.rank_processes import Answer
 
@@ -18,14 +18,16 @@ class LaunchedGroup:
     Parameters
     ----------
     comm : Communicator
-        Carries the commands, and is what is measured.
+        Carries the commands.
+    library : Library
+        What is measured: the same communicator.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, library: Library) -> None:
         self.name = "gpucoll"
         self.ranks: int = comm.world_size
         self._comm = comm
-        self._session = Session(Own(comm))
+        self._session = Session(library)
         described = self.call("describe", 0.0)
         self.versions: dict[str, str] = described[0]["versions"]
         masks = [one["cpus"] for one in described]
@@ -55,9 +57,9 @@ class LaunchedGroup:
         self._comm.broadcast_object({"do": "finish"}, root=0)
 
 
-def follow(comm: Any) -> None:
+def follow(comm: Any, library: Library) -> None:
     """Do what rank 0 says, until it says ``finish``."""
-    session = Session(Own(comm))
+    session = Session(library)
     while (command := comm.broadcast_object(None, root=0))["do"] != "finish":
         comm.gather_object(session.answer(command), root=0)
     session.release()

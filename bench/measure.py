@@ -62,6 +62,8 @@ class Bench:
         Called with the rows of a size as soon as they are there.
     complain : callable
         Called with a line about a peer that failed.
+    note : callable
+        Called with a line about what there is nothing to report of.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Bench:
         results: Results,
         report: Report,
         complain: Callable[[str], None],
+        note: Callable[[str], None],
     ) -> None:
         self.options = options
         self.own = own
@@ -79,6 +82,7 @@ class Bench:
         self.results = results
         self.report = report
         self.complain = complain
+        self.note = note
         sizes = len(options.sizes_bytes) * len(options.combinations)
         self.progress = Progress(sizes * options.rounds)
 
@@ -117,6 +121,8 @@ class Bench:
         self.results.rows += rows
         self.results.limits += [limit] if limit else []
         self.progress.clear()
+        if not rows:
+            self.note(f"{self.options.collective} of {dtype}, {redop}: no library here has it")
         self.report(rows, limit)
         for group in [self.own, *self.peers]:
             with self.tolerating(group):

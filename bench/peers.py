@@ -34,7 +34,7 @@ class Peer:
     Attributes
     ----------
     library : str
-        Which class of `rank` speaks to it: mpi or gloo.
+        Which class of `rank` speaks to it: mpi, gloo, cupy-nccl or torch-nccl.
     packages : str
         What to install from PyPI to have it.
     modules : tuple of str
@@ -47,6 +47,8 @@ class Peer:
         What makes it run well, any number of ranks on this one host, bound by the bench alone.
     pinned : bool
         Whether it runs best with each rank on one CPU.
+    on_gpu : bool
+        Whether its arrays lie on GPUs.
     """
 
     library: str
@@ -57,6 +59,7 @@ class Peer:
     mpiexec_arguments: tuple[str, ...] = ()
     environment: dict[str, str] = field(default_factory=dict)
     pinned: bool = True
+    on_gpu: bool = False
 
 
 PEERS = {
@@ -78,6 +81,22 @@ PEERS = {
     ),
     # Pinned, its own thread would share the caller's CPU: 440 instead of 150 us for 4 bytes.
     "gloo": Peer("gloo", "numpy torch", ("numpy", "torch"), has_mpiexec=False, pinned=False),
+    "cupy-nccl": Peer(
+        "cupy-nccl",
+        "cupy-cuda13x nvidia-nccl-cu13",
+        ("cupy",),
+        has_mpiexec=False,
+        pinned=False,
+        on_gpu=True,
+    ),
+    "torch-nccl": Peer(
+        "torch-nccl",
+        "numpy torch",
+        ("numpy", "torch"),
+        has_mpiexec=False,
+        pinned=False,
+        on_gpu=True,
+    ),
 }
 
 

@@ -30,10 +30,10 @@ def cpus_of_ranks(ranks: int) -> list[int]:
     return [min(cpus) for cpus in cpu_sets(ranks, usable_cpus())]
 
 
-def own_group(ranks: int, cpus: list[int], timeout_s: float) -> ProcessGroup:
-    """Start gpucoll's ranks, as its launcher would."""
+def own_group(ranks: int, cpus: list[int], timeout_s: float, array: str = "numpy") -> ProcessGroup:
+    """Start gpucoll's ranks, as its launcher would; `array` says whose arrays they are to use."""
     job = secrets.token_hex(16)
-    arguments = rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s)
+    arguments = [*rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s), "--array", array]
     starts = []
     for rank in range(ranks):
         environment = dict(os.environ)

@@ -78,6 +78,10 @@ with open(sys.argv[1], "w") as file:
     json.dump(found, file)
 """
 
+SWEEP = ["all_reduce,broadcast,all_gather,reduce_scatter,all_to_all", "--plan"]
+SWEEP += ["-b", "4", "-e", "256M", "-f", "64", "--ranks", "1", "--rounds", "5", "--sample", "0.005"]
+"""Of calls with one rank: what they cost beside NCCL's own, and that they are right."""
+
 SANITIZED = "test_ring_step or test_error_feedback or test_pack_500 or test_quantise"
 """What compute-sanitizer runs: each kind of kernel, in the time that there is."""
 
@@ -119,6 +123,8 @@ class Report:
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     host_cost: list[dict[str, Any]] = field(default_factory=list)
     doctor: dict[str, Any] = field(default_factory=dict)
+    bench: dict[str, Any] = field(default_factory=dict)
+    bench_torch: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write all there is, in one step."""
@@ -189,6 +195,13 @@ def steps_of(folder: Path) -> list[Step]:
         steps.append(Step(f"benchmark {group}", command, limit_s, result))
     command = [python, str(here / "gpu_host_cost.py"), "--output", str(folder / "host_cost.json")]
     steps.append(Step("host cost", command, 60, "host_cost.json", "host_cost"))
+    bench = [python, "-m", "gpucoll.bench", *SWEEP]
+    for key, more in (
+        ("bench", ["--array", "cupy", "--symmetric", "--compare", "cupy-nccl,torch-nccl"]),
+        ("bench_torch", ["--array", "torch"]),
+    ):
+        command = [*bench, *more, "--json", str(folder / f"{key}.json")]
+        steps.append(Step(key.replace("_", " "), command, 60, f"{key}.json", key))
     steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
     if sanitizer := shutil.which("compute-sanitizer"):
         checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]

@@ -16,6 +16,7 @@ __all__ = [
     "encode",
     "expected",
     "fill",
+    "fill_with_one",
     "in_place_pair",
     "lengths",
     "one",
@@ -92,10 +93,10 @@ def lengths(collective: str, count: int, ranks: int) -> tuple[int, int]:
 
 def in_place_pair(source: Array, destination: Array, block: int) -> tuple[Array, Array]:
     """Return input and output in the larger array alone, where the smaller one is a `block`."""
-    if source.size == destination.size:
+    if len(source) == len(destination):
         return source, source
     small, large = sorted((source, destination), key=len)
-    part = large[block * small.size : (block + 1) * small.size]
+    part = large[block * len(small) : (block + 1) * len(small)]
     return (large, part) if large is source else (part, large)
 
 
@@ -172,6 +173,11 @@ def fill(array: Array, period: Array) -> None:
     whole = array.size // PERIOD * PERIOD
     array[:whole].reshape(-1, PERIOD)[:] = period
     array[whole:] = period[: array.size - whole]
+
+
+def fill_with_one(array: Array, dtype: str) -> None:
+    """Make every element one."""
+    array[:] = one(dtype)
 
 
 def poison(array: Array) -> None:

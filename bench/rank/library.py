@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from gpucoll.bench.rank.arrays import Arrays
+
 __all__ = ["Array", "Call", "Library", "Loop"]
 
 Array = Any  # numpy's generic array types say nothing here: the dtype is known at run time only
@@ -18,11 +20,12 @@ Loop = Callable[[int], float]
 class Call:
     """A collective with everything that it is called with.
 
-    `source` and `destination` are arrays in the bench's storage of `dtype` (see `inputs.STORAGE`),
-    as long as `inputs.lengths` says on every rank; in place they are the same array, or the smaller
-    is a block of the larger one. `variant` is what a library has beside its plain call on ordinary
-    arrays ("private"): "symmetric", "plan", "fused", "limit". With a `list_length` the arrays are
-    so many of equal size, one after another, and the call is made on each of them.
+    `source` and `destination` are arrays in the bench's storage of `dtype` (see `inputs.STORAGE`;
+    PyTorch's on a GPU: of `dtype`), as long as `inputs.lengths` says on every rank; in place they
+    are the same array, or the smaller is a block of the larger one. `variant` is what a library has
+    beside its plain call on ordinary arrays ("private"): "symmetric", "plan", "fused", "limit".
+    With a `list_length` the arrays are so many of equal size, one after another, and the call is
+    made on each of them.
     """
 
     collective: str
@@ -39,9 +42,9 @@ class Call:
         """Return the call on each array of the list; on one array, this call."""
         if self.list_length == 1:
             return [self]
-        sources = list(self.source.reshape(self.list_length, -1))
+        sources = list(self.source.reshape((self.list_length, -1)))
         same = self.source is self.destination
-        destinations = sources if same else list(self.destination.reshape(self.list_length, -1))
+        destinations = sources if same else list(self.destination.reshape((self.list_length, -1)))
         return [
             replace(self, source=source, destination=destination, list_length=1)
             for source, destination in zip(sources, destinations, strict=True)
@@ -57,8 +60,11 @@ class Library(Protocol):
         As the library itself numbers its ranks.
     reduce_scatter_block : int
         The block of its input where an in-place reduce_scatter leaves its result.
+    arrays : Arrays
+        What kind of arrays it is measured with.
     """
 
+    arrays: Arrays
     rank: int
     world_size: int
     reduce_scatter_block: int
@@ -68,7 +74,7 @@ class Library(Protocol):
         ...
 
     def allocate(self, placement: str, count: int, dtype: str) -> Array:
-        """Return an array in the bench's storage of `dtype`, "private" or "symmetric"."""
+        """Return an array of `arrays`' kind, "private" or "symmetric"."""
         ...
 
     def loop(self, call: Call) -> Loop | None:

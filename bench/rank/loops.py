@@ -6,7 +6,9 @@ local variables. Unpacking a tuple would cost as much as a tenth of the quickest
 
 from __future__ import annotations
 
+import time
 import timeit
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,17 +16,32 @@ from gpucoll.bench.rank.library import Array, Loop
 
 __all__ = ["WINDOW", "ping_pong", "repeated", "stream", "timed"]
 
+Wait = Callable[[], None]
+
 WINDOW = 8
 """Messages of a stream to each reply."""
 
 
-def timed(statement: str, **names: Any) -> Loop:
-    """Return the loop around a statement in which `names` may be used."""
+def timed(statement: str, wait: Wait | None = None, **names: Any) -> Loop:
+    """Return the loop around a statement in which `names` may be used.
+
+    Where its calls only enqueue, `wait` waits for all of them, within the time that is taken.
+    """
     setup = "\n".join(f"{name} = names[{name!r}]" for name in names) or "pass"
-    return timeit.Timer(statement, setup, globals={"names": names}).timeit
+    loop = timeit.Timer(statement, setup, globals={"names": names}).timeit
+    if wait is None:
+        return loop
+
+    def run(reps: int) -> float:
+        begun_s = time.perf_counter()
+        loop(reps)
+        wait()
+        return time.perf_counter() - begun_s
+
+    return run
 
 
-def repeated(*calls: partial[Any]) -> Loop:
+def repeated(*calls: partial[Any], wait: Wait | None = None) -> Loop:
     """Return the loop that makes a call, or several of one function one after another.
 
     A `partial` only describes a call here: the loop itself calls its function.
@@ -37,25 +54,39 @@ def repeated(*calls: partial[Any]) -> Loop:
     statement = f"function({', '.join(passed)})"
     values = [(*call.args, *call.keywords.values()) for call in calls]
     if len(calls) == 1:
-        return timed(statement, function=first.func, **dict(zip(names, values[0], strict=True)))
+        arguments = dict(zip(names, values[0], strict=True))
+        return timed(statement, wait, function=first.func, **arguments)
     each = f"for {', '.join(names)} in values:\n    {statement}"
-    return timed(each, function=first.func, values=values)
+    return timed(each, wait, function=first.func, values=values)
 
 
-def ping_pong(rank: int, send: Any, receive: Any, source: Array, destination: Array) -> Loop:
+def ping_pong(
+    rank: int,
+    send: Any,
+    receive: Any,
+    source: Array,
+    destination: Array,
+    wait: Wait | None = None,
+) -> Loop:
     """Return the loop of messages from rank 0 to rank 1 and back; a call is one of the two ways."""
     names = {"send": send, "receive": receive, "source": source, "destination": destination}
     if rank == 0:
-        round_trip = timed("send(source, 1)\nreceive(destination, 1)", **names)
+        round_trip = timed("send(source, 1)\nreceive(destination, 1)", wait, **names)
     elif rank == 1:
-        round_trip = timed("receive(destination, 0)\nsend(source, 0)", **names)
+        round_trip = timed("receive(destination, 0)\nsend(source, 0)", wait, **names)
     else:
         return idle
     return lambda reps: round_trip(reps) / 2
 
 
 def stream(
-    rank: int, send: Any, receive: Any, source: Array, destination: Array, reply: Array
+    rank: int,
+    send: Any,
+    receive: Any,
+    source: Array,
+    destination: Array,
+    reply: Array,
+    wait: Wait | None = None,
 ) -> Loop:
     """Return the loop of messages from rank 0 to rank 1; a call is one of them.
 
@@ -65,10 +96,10 @@ def stream(
     names = {"send": send, "receive": receive, "reply": reply}
     if rank == 0:
         statements = ["send(source, 1)"] * WINDOW + ["receive(reply, 1)"]
-        window = timed("\n".join(statements), source=source, **names)
+        window = timed("\n".join(statements), wait, source=source, **names)
     elif rank == 1:
         statements = ["receive(destination, 0)"] * WINDOW + ["send(reply, 0)"]
-        window = timed("\n".join(statements), destination=destination, **names)
+        window = timed("\n".join(statements), wait, destination=destination, **names)
     else:
         return idle
 

@@ -7,9 +7,7 @@ import re
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from gpucoll.bench.rank.inputs import storage
+from gpucoll.bench.rank.arrays import Arrays, HostArrays
 from gpucoll.bench.rank.library import Array, Call, Loop
 from gpucoll.bench.rank.loops import ping_pong, repeated, stream
 
@@ -37,6 +35,7 @@ class MessagePassing:
     """The MPI of this environment, in MPI_COMM_WORLD."""
 
     reduce_scatter_block = 0
+    arrays: Arrays = HostArrays()
 
     def __init__(self) -> None:
         # Initialises MPI as every user of mpi4py gets it; MPI4PY_RC_THREAD_LEVEL changes that.
@@ -59,7 +58,7 @@ class MessagePassing:
 
     def allocate(self, placement: str, count: int, dtype: str) -> Array:
         """Return an ordinary NumPy array, whatever the placement."""
-        return np.empty(count, storage(dtype))
+        return self.arrays.allocate(count, dtype)
 
     def loop(self, call: Call) -> Loop | None:
         """Return the loop around the upper-case method, with the buffers described beforehand."""

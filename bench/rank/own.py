@@ -1,4 +1,4 @@
-"""gpucoll itself: ordinary arrays, arrays from `Communicator.empty`, plans, the memory limit."""
+"""gpucoll itself: ordinary arrays, those of `Communicator.empty`, plans, the memory limit."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.bench.rank.inputs import STORAGE, storage
+from gpucoll.bench.rank.arrays import Arrays, HostArrays, open_arrays
+from gpucoll.bench.rank.inputs import storage
 from gpucoll.bench.rank.library import Array, Call, Loop
 from gpucoll.bench.rank.loops import ping_pong, repeated, stream
 
-__all__ = ["Own"]
+__all__ = ["Own", "joined"]
 
 OUT_OF_PLACE = ("send_recv", "ping_pong", "stream")
 
@@ -26,10 +27,14 @@ class Own:
     ----------
     comm : Communicator
         Measured, and closed at the end.
+    arrays : Arrays
+        What kind of arrays it is measured with.
     """
 
-    def __init__(self, comm: Any) -> None:
+    def __init__(self, comm: Any, arrays: Arrays | None = None) -> None:
         self.comm = comm
+        self.arrays = arrays or HostArrays()
+        self.wait = self.arrays.wait if self.arrays.on_gpu else None
         self.rank: int = comm.rank
         self.world_size: int = comm.world_size
         self.reduce_scatter_block = self.rank
@@ -37,6 +42,9 @@ class Own:
     def versions(self) -> dict[str, str]:
         """Return the versions of gpucoll and of what its kernels come from."""
         found = {"library": f"gpucoll {gpucoll_version()}"}
+        if self.arrays.on_gpu:
+            over = self.comm.describe().facts["GPU library"].partition(" (")[0]
+            return {"library": f"{found['library']} over {over}", **self.arrays.versions()}
         for package in ("numpy", "numba", "llvmlite"):
             try:
                 found[package] = version(package)
@@ -46,9 +54,12 @@ class Own:
 
     def allocate(self, placement: str, count: int, dtype: str) -> Array:
         """Return an ordinary array, or one in the memory that the ranks share."""
-        if placement == "symmetric":
-            return self.comm.empty(count, storage(dtype))
-        return np.empty(count, storage(dtype))
+        if placement != "symmetric":
+            return self.arrays.allocate(count, dtype)
+        if self.arrays.on_gpu:
+            like = self.arrays.allocate(1, dtype)
+            return self.comm.empty(count, str(storage(dtype)), like=like, symmetric=True)
+        return self.comm.empty(count, storage(dtype))
 
     def loop(self, call: Call) -> Loop | None:
         """Return the loop around the method, the plan, or the kernel alone (the memory limit)."""
@@ -58,21 +69,37 @@ class Own:
             return streaming(call)
         if call.collective == "barrier":
             return repeated(partial(self.comm.barrier))
+        if self.arrays.on_gpu and not self.is_served(call):
+            return None
         if call.collective in ("ping_pong", "stream"):
             return self.messages(call)
         if call.variant == "plan":
-            return repeated(partial(self.method(call, "plan_")()))
+            return repeated(partial(self.method(call, "plan_")()), wait=self.wait)
         calls = [self.method(piece) for piece in call.pieces()]
         if call.variant == "fused":
             arrays, outs = [one.args[0] for one in calls], [one.keywords["out"] for one in calls]
-            return repeated(partial(calls[0].func, arrays, *calls[0].args[1:], out=outs))
-        return repeated(*calls)
+            fused = partial(calls[0].func, arrays, *calls[0].args[1:], out=outs)
+            return repeated(fused, wait=self.wait)
+        return repeated(*calls, wait=self.wait)
+
+    def is_served(self, call: Call) -> bool:
+        """Return whether the GPU vendor's library reduces this dtype so; the same on all ranks."""
+        from gpucoll.errors import ArgumentTypeError
+
+        if call.redop == "none":
+            return True
+        try:
+            self.method(call, "plan_")()
+        except ArgumentTypeError:
+            return False
+        return True
 
     def method(self, call: Call, prefix: str = "") -> partial[Any]:
         """Return the communicator's method with its arguments: a collective, or how it is planned.
 
         Off the root of a rooted call, what is not needed there is not given.
         """
+        typed = self.arrays.typed
         x = typed(call.source, call.dtype)
         out = x if call.source is call.destination else typed(call.destination, call.dtype)
         redop = sys.intern(call.redop)  # the very object that a literal in a program is
@@ -96,15 +123,16 @@ class Own:
 
     def messages(self, call: Call) -> Loop:
         """Return the loop of messages from rank 0 to rank 1."""
-        source, destination = typed(call.source, call.dtype), typed(call.destination, call.dtype)
+        source = self.arrays.typed(call.source, call.dtype)
+        destination = self.arrays.typed(call.destination, call.dtype)
         ends = (self.rank, self.comm.send, self.comm.recv, source, destination)
         if call.collective == "ping_pong":
-            return ping_pong(*ends)
-        return stream(*ends, destination[:1])
+            return ping_pong(*ends, self.wait)
+        return stream(*ends, destination[:1], self.wait)
 
     def path(self) -> str:
         """Return which way the last call took, as `describe` says."""
-        if not hasattr(self.comm, "describe"):
+        if self.arrays.on_gpu or not hasattr(self.comm, "describe"):
             return ""
         return str(self.comm.describe().facts["last call on this rank"])
 
@@ -117,20 +145,19 @@ class Own:
         self.comm.close()
 
 
+def joined(library: str, local_rank: int, timeout_s: float) -> Own:
+    """Join the other ranks, to be measured with a library's arrays; on a GPU, with this rank's."""
+    import gpucoll
+
+    arrays = open_arrays(library, local_rank)
+    return Own(gpucoll.init(timeout_s=timeout_s, device=arrays.number), arrays)
+
+
 def gpucoll_version() -> str:
     """Return the version of the gpucoll that is being measured."""
     from gpucoll.version import __version__
 
     return __version__
-
-
-def typed(array: Array, dtype: str) -> Array:
-    """Return the array under its own dtype instead of the bench's storage of it."""
-    if dtype not in STORAGE:
-        return array
-    import ml_dtypes
-
-    return array.view(getattr(ml_dtypes, dtype))
 
 
 PREFETCH_BYTES = 1024

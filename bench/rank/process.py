@@ -51,12 +51,17 @@ def main(arguments: list[str]) -> int:
 def parse(arguments: list[str]) -> argparse.Namespace:
     """Return what the driver passed."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--library", required=True, help="gpucoll, mpi, gloo, or a Python file")
+    parser.add_argument(
+        "--library",
+        required=True,
+        help="gpucoll, mpi, gloo, cupy-nccl, torch-nccl, or a Python file",
+    )
     parser.add_argument("--connect", required=True, help="name of the driver's abstract socket")
     parser.add_argument("--rank", type=int)
     parser.add_argument("--world-size", type=int, required=True)
     parser.add_argument("--cpus", default="", help="CPU of rank 0, of rank 1...; empty: any")
-    parser.add_argument("--store", default="", help="file in which Gloo's ranks meet")
+    parser.add_argument("--store", default="", help="file in which a library's ranks meet")
+    parser.add_argument("--array", default="numpy", help="whose arrays: numpy, cupy or torch")
     parser.add_argument("--timeout-s", type=float, default=60.0)
     return parser.parse_args(arguments)
 
@@ -77,18 +82,26 @@ def rank_from_environment() -> int:
 def join(options: argparse.Namespace, rank: int) -> Library:
     """Start the library and join its other ranks."""
     if options.library == "gpucoll":
-        import gpucoll
-        from gpucoll.bench.rank.own import Own
+        from gpucoll.bench.rank.own import joined
 
-        return Own(gpucoll.init(timeout_s=options.timeout_s))
+        return joined(options.array, rank, options.timeout_s)
     if options.library == "mpi":
         from gpucoll.bench.rank.message_passing import MessagePassing
 
         return MessagePassing()
+    place = (rank, options.world_size, options.store, options.timeout_s)
     if options.library == "gloo":
-        from gpucoll.bench.rank.gloo import Gloo
+        from gpucoll.bench.rank.torch_distributed import Gloo
 
-        return Gloo(rank, options.world_size, options.store, options.timeout_s)
+        return Gloo(*place)
+    if options.library == "torch-nccl":
+        from gpucoll.bench.rank.torch_distributed import TorchNccl
+
+        return TorchNccl(*place)
+    if options.library == "cupy-nccl":
+        from gpucoll.bench.rank.cupy_nccl import CupyNccl
+
+        return CupyNccl(*place)
     spec = importlib.util.spec_from_file_location("library_from_file", options.library)
     assert spec is not None, options.library
     assert spec.loader is not None, options.library

@@ -6,6 +6,7 @@ import gc
 import os
 import traceback
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from gpucoll.bench.rank import inputs
@@ -107,7 +108,7 @@ class Session:
             for length in inputs.lengths(collective, count, library.world_size)
         )
         for array in (source, destination):
-            array[:] = inputs.one(dtype)
+            library.arrays.edit(array, partial(inputs.fill_with_one, dtype=dtype))
         reduce_scatter = collective == "reduce_scatter"
         block = library.reduce_scatter_block if reduce_scatter else library.rank
         return {
@@ -118,21 +119,22 @@ class Session:
     def check(self, case: str) -> dict[str, Any]:
         """Make the call once on inputs whose result is known; return how many elements differ."""
         call, rank, ranks = self.calls[case], self.library.rank, self.library.world_size
+        arrays = self.library.arrays
         redop = "sum" if call.redop == "none" else call.redop
         given = inputs.encode(inputs.values(redop, call.dtype, rank, ranks), call.dtype)
-        size = call.destination.size
+        size = len(call.destination)
         parts = inputs.expected(
             call.collective, call.redop, call.dtype, call.root, rank, ranks, size
         )
-        inputs.poison(call.destination)
-        inputs.fill(call.source, given)
+        arrays.edit(call.destination, inputs.poison)
+        arrays.edit(call.source, partial(inputs.fill, period=given))
         self.loops[case](1)
         path = self.library.path()
         periods = [inputs.encode(part, call.dtype) for part in parts]
-        wrong = inputs.count_wrong(call.destination, periods)
-        if not call.in_place:
-            wrong += inputs.count_wrong(call.source, [given])  # an input that was written to
-        call.source[:] = inputs.one(call.dtype)
+        wrong = inputs.count_wrong(arrays.read(call.destination), periods)
+        if not call.in_place:  # an input that was written to
+            wrong += inputs.count_wrong(arrays.read(call.source), [given])
+        arrays.edit(call.source, partial(inputs.fill_with_one, dtype=call.dtype))
         return {"wrong": wrong, "path": path} if path else {"wrong": wrong}
 
     def measure(self, case: str, reps: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from gpucoll.bench.rank.arrays import HostArrays
 from gpucoll.bench.rank.inputs import FOLDS
 from gpucoll.bench.rank.loops import timed
 
@@ -22,6 +23,8 @@ def join(rank, world_size, store):
 
 
 class Double:
+    arrays = HostArrays()
+
     def __init__(self, rank, world_size, store):
         self.rank = rank
         self.world_size = world_size

@@ -7,6 +7,7 @@ import pytest
 
 import gpucoll
 from gpucoll.bench import cli, launched
+from gpucoll.bench.rank.own import Own
 
 SHORT = ["-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
 
@@ -90,7 +91,7 @@ def test_the_other_ranks_follow():
     prepare = {"do": "prepare", "collective": "all_reduce", "dtype": "float32", "redop": "sum",
                "root": 0, "count": 4, "variants": ["private"]}  # fmt: skip
     comm = Alone([prepare, {"do": "check", "case": "private/in_place"}, {"do": "finish"}])
-    launched.follow(comm)
+    launched.follow(comm, Own(comm))
     assert comm.commands == []
     assert comm.answers == [
         {"cases": ["private/out_of_place", "private/in_place"]},

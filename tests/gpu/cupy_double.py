@@ -132,6 +132,9 @@ class ndarray:  # noqa: N801
         self.device = SimpleNamespace(id=memory.key[1])
         self.data = SimpleNamespace(ptr=host.ctypes.data, device_id=memory.key[1])
 
+    def __len__(self) -> int:
+        return len(self.host)
+
     def __getitem__(self, where: Any) -> ndarray:
         return ndarray(self.host[where], self._memory)
 
@@ -201,6 +204,7 @@ def install(kind: str) -> ModuleType:
     global _kind
     _kind = kind
     made: Any = ModuleType("cupy")
+    made.__version__ = "a look-alike"
     made.ndarray, made.empty, made.asarray = ndarray, empty, asarray
     made.ascontiguousarray = ascontiguousarray
     made.cuda = SimpleNamespace(
@@ -209,7 +213,13 @@ def install(kind: str) -> ModuleType:
         get_current_stream=get_current_stream,
         UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer,
-        runtime=SimpleNamespace(is_hip=kind == "rocm", getDevice=_current_number),
+        runtime=SimpleNamespace(
+            is_hip=kind == "rocm",
+            getDevice=_current_number,
+            getDeviceCount=lambda: devices.device_count(kind),
+            getDeviceProperties=lambda number: {"name": _device(number).identity.name.encode()},
+            deviceSynchronize=lambda: _device(_current_number()).synchronize(),
+        ),
     )
     sys.modules["cupy"] = made
     if "gpucoll.arrays.cupy_arrays" in sys.modules:

@@ -19,6 +19,7 @@ from gpu_check import Step, check  # noqa: E402
 sys.path.remove(str(ROOT / "tools"))
 
 KEYS = {"schema", "date", "status", "environment", "steps", "benchmarks", "host_cost", "doctor"}
+KEYS |= {"bench", "bench_torch"}
 ENVIRONMENT = """
 import json, sys
 found = {"device": {"name": "Imaginary"}, "driver_version": 13000, "missing": {"ml_dtypes": "no"}}

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.doubles.communicators import Memory
+from tests.gpu import cupy_double
 
 from gpucoll import devices
+from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.rank.cupy_nccl import CupyNccl
+from gpucoll.bench.rank.session import Session
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("cupy") is None, reason="no CuPy (extra test-gpu)"
@@ -85,3 +90,40 @@ def test_cupy_drives_the_double(rank_server, doubles):
     with rank_server.fork(2) as pool:  # CuPy stays in them
         options = {"gives": "seat", "environment": double.variables}
         assert pool.call(drive, double, **options) == [[], []]
+
+
+def measure(seat, double, store):
+    """Check every call of the bench's peer over these bindings; return who has what, and wrongs."""
+    double.load()
+    importlib.import_module("cupy.cuda.nccl")  # the real one, beside the arrays of a look-alike
+    cupy_double.install("cuda").cuda.Device(seat.rank).use()
+    found = {}
+    with devices.open_device("cuda", seat.rank):
+        session = Session(CupyNccl(seat.rank, seat.world_size, store, 20.0))
+        for name, traits in COLLECTIVES.items():
+            if not traits.has_data:
+                continue
+            redop = "sum" if traits.reduces else "none"
+            answer = session.answer(
+                {"do": "prepare", "collective": name, "dtype": "float32", "redop": redop}
+                | {"root": 1, "count": 2026, "variants": ["private"], "list_length": 1}
+            )
+            for case in answer["cases"]:
+                wrong = session.answer({"do": "check", "case": case})["wrong"]
+                session.answer({"do": "measure", "case": case, "reps": 3})
+                found[name, case.partition("/")[2]] = wrong
+        session.library.close()
+    return found
+
+
+def test_the_bench_measures_it(rank_server, doubles, tmp_path):
+    double = doubles.double("nccl")
+    with rank_server.fork(2) as pool:
+        options = {"gives": "seat", "environment": double.variables}
+        results = pool.call(measure, double, str(tmp_path / "store"), **options)
+    for found in results:
+        assert not any(found.values())
+        both = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+        messages = ("send_recv", "ping_pong", "stream")
+        expected = {(name, side) for name in both for side in ("out_of_place", "in_place")}
+        assert set(found) == expected | {(name, "out_of_place") for name in messages}

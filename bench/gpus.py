@@ -1,0 +1,43 @@
+"""The GPUs that ranks are measured on: one for each."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from gpucoll.doctor.facts import Gpus
+from gpucoll.doctor.isolation import Question, ask
+
+__all__ = ["NoGpuError", "ranks_on_gpus"]
+
+LOOK_S = 30.0
+"""A driver starts in a second or two on machines with many GPUs."""
+EXTRAS = {"cupy": "'gpucoll[cuda13]' (or [cuda12], [rocm])", "torch": "torch"}
+
+
+class NoGpuError(Exception):
+    """There are too few GPUs, or there is no library for their arrays; the message says which."""
+
+
+def ranks_on_gpus(array: str, ranks: int | None) -> int:
+    """Return how many ranks are measured: as many as were asked for, or one for each GPU.
+
+    Raises
+    ------
+    NoGpuError
+        It cannot be.
+    """
+    if importlib.util.find_spec(array) is None:
+        raise NoGpuError(f"--array {array}: not installed here: pip install {EXTRAS[array]}")
+    ((found, problem),) = ask([Question("gpus", (), LOOK_S)])  # a driver may hang
+    if found is None:
+        raise NoGpuError(f"--array {array}: GPUs could not be looked for: {problem}")
+    gpus: Gpus = found
+    count = len(gpus["devices"])
+    if not count:
+        raise NoGpuError(f"--array {array} needs a GPU, and there is none: {gpus['kind_reason']}")
+    if ranks is not None and ranks > count and not gpus["may_share"]:
+        raise NoGpuError(
+            f"--array {array} --ranks {ranks}: each rank needs a GPU of its own, and this process "
+            f"sees {count}"
+        )
+    return ranks or count

@@ -1,0 +1,183 @@
+"""The arrays that are measured: NumPy's on the host, CuPy's and PyTorch's on a GPU.
+
+Needs NumPy and the array library, nothing of gpucoll: peers' ranks have these arrays too.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpucoll.bench.rank.inputs import STORAGE, storage
+
+__all__ = ["KINDS", "Arrays", "HostArrays", "open_arrays"]
+
+Array = Any
+
+
+class Arrays(Protocol):
+    """One library's arrays, of one dimension.
+
+    Attributes
+    ----------
+    on_gpu : bool
+        Whether a call only enqueues: then what is timed ends with `wait`.
+    number : int or None
+        Which GPU, as this process numbers it.
+    """
+
+    on_gpu: bool
+    number: int | None
+
+    def allocate(self, count: int, dtype: str) -> Array:
+        """Return an array of so many elements."""
+        ...
+
+    def typed(self, array: Array, dtype: str) -> Array:
+        """Return the array under its own dtype, where it is kept in the bench's storage of it."""
+        ...
+
+    def edit(self, array: Array, change: Callable[[Array], object]) -> None:
+        """Have `change` write every element, in NumPy's array of the bench's storage."""
+        ...
+
+    def read(self, array: Array) -> Array:
+        """Return the elements in NumPy's array of the bench's storage."""
+        ...
+
+    def wait(self) -> None:
+        """Return when everything that has been enqueued is done."""
+        ...
+
+    def versions(self) -> dict[str, str]:
+        """Return what to note about the array library and the GPU."""
+        ...
+
+
+class HostArrays:
+    """NumPy's arrays, in the bench's storage of their dtype."""
+
+    on_gpu = False
+    number: int | None = None
+
+    def allocate(self, count: int, dtype: str) -> Array:
+        """Return an ordinary array."""
+        return np.empty(count, storage(dtype))
+
+    def typed(self, array: Array, dtype: str) -> Array:
+        """Return the array under its own dtype, which ml_dtypes may have to bring."""
+        return array.view(own_dtype(dtype)) if dtype in STORAGE else array
+
+    def edit(self, array: Array, change: Callable[[Array], object]) -> None:
+        """Change the array itself."""
+        change(array)
+
+    def read(self, array: Array) -> Array:
+        """Return the array itself."""
+        return array
+
+    def wait(self) -> None:
+        """Return: a call returns when it is done."""
+
+    def versions(self) -> dict[str, str]:
+        """Return nothing."""
+        return {}
+
+
+class CupyArrays(HostArrays):
+    """CuPy's arrays on one GPU."""
+
+    on_gpu = True
+
+    def __init__(self, rank: int) -> None:
+        self.cupy: Any = importlib.import_module("cupy")
+        runtime = self.cupy.cuda.runtime
+        self.number = rank % runtime.getDeviceCount()
+        self.cupy.cuda.Device(self.number).use()
+
+    def allocate(self, count: int, dtype: str) -> Array:
+        """Return an array on the GPU."""
+        return self.cupy.empty(count, storage(dtype))
+
+    def edit(self, array: Array, change: Callable[[Array], object]) -> None:
+        """Copy what `change` has written to the GPU."""
+        host = np.empty(len(array), array.dtype)
+        change(host)
+        array.set(host)
+        self.wait()
+
+    def read(self, array: Array) -> Array:
+        """Return a copy."""
+        return array.get()
+
+    def wait(self) -> None:
+        """Wait for the whole GPU."""
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def versions(self) -> dict[str, str]:
+        """Return CuPy's version and the GPU's name."""
+        properties = self.cupy.cuda.runtime.getDeviceProperties(self.number)
+        return {"cupy": self.cupy.__version__, "GPU": properties["name"].decode()}
+
+
+class TorchArrays:
+    """PyTorch's tensors on one GPU, of their own dtype."""
+
+    on_gpu = True
+
+    def __init__(self, rank: int) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.number = rank % self.torch.cuda.device_count()
+        self.torch.cuda.set_device(self.number)
+
+    def allocate(self, count: int, dtype: str) -> Array:
+        """Return a tensor on the GPU."""
+        return self.torch.empty(count, dtype=getattr(self.torch, dtype), device="cuda")
+
+    def typed(self, array: Array, dtype: str) -> Array:
+        """Return the tensor: it is of its dtype."""
+        return array
+
+    def edit(self, array: Array, change: Callable[[Array], object]) -> None:
+        """Copy what `change` has written to the GPU."""
+        host = np.empty(len(array), storage(str(array.dtype).removeprefix("torch.")))
+        change(host)
+        self._bytes(array).copy_(self.torch.from_numpy(host.view(np.uint8)))
+
+    def read(self, array: Array) -> Array:
+        """Return a copy."""
+        dtype = storage(str(array.dtype).removeprefix("torch."))
+        return self._bytes(array).cpu().numpy().view(dtype)
+
+    def _bytes(self, array: Array) -> Array:
+        return array.view(self.torch.uint8)
+
+    def wait(self) -> None:
+        """Wait for the whole GPU."""
+        self.torch.cuda.synchronize()
+
+    def versions(self) -> dict[str, str]:
+        """Return PyTorch's version and the GPU's name."""
+        name = self.torch.cuda.get_device_name(self.number)
+        return {"torch": str(self.torch.__version__), "GPU": str(name)}
+
+
+KINDS: dict[str, Callable[[int], Arrays]] = {
+    "numpy": lambda rank: HostArrays(),
+    "cupy": CupyArrays,
+    "torch": TorchArrays,
+}
+"""Library -> its arrays for a local rank, on the GPU with that number if there are so many."""
+
+
+def open_arrays(library: str, local_rank: int) -> Arrays:
+    """Return a library's arrays; those on a GPU for the one of this rank."""
+    return KINDS[library](local_rank)
+
+
+def own_dtype(dtype: str) -> Any:
+    """Return a dtype that NumPy has through ml_dtypes."""
+    return getattr(importlib.import_module("ml_dtypes"), dtype)

@@ -1,0 +1,207 @@
+"""torch.distributed: Gloo for arrays on the host, NCCL for those on GPUs."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+
+from gpucoll.bench.rank.arrays import Arrays, HostArrays, TorchArrays
+from gpucoll.bench.rank.library import Array, Call, Loop
+from gpucoll.bench.rank.loops import ping_pong, repeated, stream, timed
+
+__all__ = ["Gloo", "TorchNccl"]
+
+REDUCED = ("int8", "uint8", "int32", "int64", "float16", "bfloat16", "float32", "float64")
+"""What both reduce; others are moved as bytes."""
+
+IN_PLACE = ("all_reduce", "reduce", "broadcast")
+OUT_OF_PLACE = ("all_to_all", "send_recv", "ping_pong", "stream")
+ABSENT = ("scan", "exclusive_scan")
+
+
+class Distributed:
+    """A process group of torch.distributed; a subclass for each of its backends."""
+
+    backend: str
+    operations: ClassVar[dict[str, str]]
+    """Reduction -> its name in torch.distributed."""
+    arrays: Arrays
+    wait: Callable[[], None] | None = None
+    """Where calls only enqueue: what waits for them."""
+
+    def __init__(self, rank: int, world_size: int, store: str, timeout_s: float) -> None:
+        self.torch: Any = importlib.import_module("torch")
+        self.torch.set_num_threads(1)
+        self.distributed: Any = importlib.import_module("torch.distributed")
+        self.rank, self.world_size, self.reduce_scatter_block = rank, world_size, rank
+        self.distributed.init_process_group(
+            self.backend,
+            store=self.distributed.FileStore(store, world_size),
+            rank=rank,
+            world_size=world_size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of the backend, where it has one, and of torch."""
+        raise NotImplementedError
+
+    def allocate(self, placement: str, count: int, dtype: str) -> Array:
+        """Return an ordinary array, whatever the placement."""
+        return self.arrays.allocate(count, dtype)
+
+    def loop(self, call: Call) -> Loop | None:
+        """Return the loop around torch.distributed's function, where it has it."""
+        if call.variant != "private" or call.collective in ABSENT:
+            return None
+        if call.collective == "barrier":
+            return repeated(partial(self.distributed.barrier), wait=self.wait)
+        if call.collective in (OUT_OF_PLACE if call.in_place else IN_PLACE):
+            return None
+        is_reduced = call.redop in self.operations and call.dtype in REDUCED
+        if call.redop != "none" and not is_reduced:
+            return None
+        if call.collective in ("send_recv", "ping_pong", "stream"):
+            return self.messages(call)
+        return repeated(*[self.function(piece) for piece in call.pieces()], wait=self.wait)
+
+    def function(self, call: Call) -> partial[Any]:
+        """Return the function with its arguments."""
+        torch, root, at_root = self.distributed, call.root, call.root == self.rank
+        source, destination = self.tensor(call.source, call), self.tensor(call.destination, call)
+        redop = getattr(torch.ReduceOp, self.operations.get(call.redop, "SUM"))
+        sent = list(source.chunk(self.world_size)) if at_root else None
+        received = list(destination.chunk(self.world_size)) if at_root else None
+        functions: dict[str, tuple[Any, ...]] = {
+            "all_reduce": (torch.all_reduce, source, redop),
+            "reduce": (torch.reduce, source, root, redop),
+            "broadcast": (torch.broadcast, source, root),
+            "all_gather": (self.renamed("all_gather"), destination, source),
+            "gather": (torch.gather, source, received, root),
+            "reduce_scatter": (self.renamed("reduce_scatter"), destination, source, redop),
+            "scatter": (torch.scatter, destination, sent, root),
+            "all_to_all": (torch.all_to_all_single, destination, source),
+        }
+        function, *arguments = functions[call.collective]
+        return partial(function, *arguments)
+
+    def renamed(self, name: str) -> Any:
+        """Return a function on whole tensors by its name of today, or by what it was before."""
+        before = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+        found = getattr(self.distributed, f"{name}_single", None)
+        return found or getattr(self.distributed, before[name])
+
+    def messages(self, call: Call) -> Loop:
+        """Return the loop of messages around the ring, or from rank 0 to rank 1."""
+        source, destination = self.tensor(call.source, call), self.tensor(call.destination, call)
+        send, receive = self.distributed.send, self.distributed.recv
+        ends = (self.rank, send, receive, source, destination)
+        if call.collective == "ping_pong":
+            return ping_pong(*ends, self.wait)
+        if call.collective == "stream":
+            return stream(*ends, destination[:1], self.wait)
+        after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
+        return self.ring(source, after, destination, before)
+
+    def ring(self, source: Any, after: int, destination: Any, before: int) -> Loop:
+        """Return the loop that sends to one rank and receives from another, at once."""
+        raise NotImplementedError
+
+    def tensor(self, array: Array, call: Call) -> Any:
+        """Return an array as a tensor of the call's dtype, or of bytes where that is only moved."""
+        raise NotImplementedError
+
+    def path(self) -> str:
+        """Return which way the last call took, which this library does not say."""
+        return ""
+
+    def barrier(self) -> None:
+        """Return when every rank has come here."""
+        self.distributed.barrier()
+
+    def close(self) -> None:
+        """Leave the process group."""
+        self.distributed.destroy_process_group()
+
+
+class Gloo(Distributed):
+    """torch's Gloo, over this host's loopback interface; tensors are views of NumPy's arrays."""
+
+    backend = "gloo"
+    operations: ClassVar = {
+        "sum": "SUM", "prod": "PRODUCT", "min": "MIN", "max": "MAX",
+        "band": "BAND", "bor": "BOR", "bxor": "BXOR",
+    }  # fmt: skip
+    arrays: Arrays = HostArrays()
+
+    def __init__(self, rank: int, world_size: int, store: str, timeout_s: float) -> None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # one host: no name to be looked up
+        super().__init__(rank, world_size, store, timeout_s)
+
+    def versions(self) -> dict[str, str]:
+        """Return torch's version: Gloo has none that can be asked for."""
+        return {"library": f"Gloo in torch {self.torch.__version__}"}
+
+    def ring(self, source: Any, after: int, destination: Any, before: int) -> Loop:
+        """Send without waiting for it, receive, then wait for the sending."""
+        return timed(
+            "sending = send(source, after)\nreceive(destination, before)\nsending.wait()",
+            send=self.distributed.isend,
+            receive=self.distributed.recv,
+            source=source,
+            destination=destination,
+            after=after,
+            before=before,
+        )
+
+    def tensor(self, array: Array, call: Call) -> Any:
+        """Return a view of an array."""
+        bytes_ = self.torch.from_numpy(array.view(np.uint8))
+        return bytes_.view(getattr(self.torch, call.dtype)) if call.dtype in REDUCED else bytes_
+
+
+class TorchNccl(Distributed):
+    """torch's NCCL, on the GPU of this rank."""
+
+    backend = "nccl"
+    operations: ClassVar = {
+        "sum": "SUM",
+        "prod": "PRODUCT",
+        "min": "MIN",
+        "max": "MAX",
+        "avg": "AVG",
+    }
+
+    def __init__(self, rank: int, world_size: int, store: str, timeout_s: float) -> None:
+        self.arrays = TorchArrays(rank)
+        self.wait = self.arrays.wait
+        super().__init__(rank, world_size, store, timeout_s)
+
+    def versions(self) -> dict[str, str]:
+        """Return the versions of NCCL and torch, and the GPU's name."""
+        found = ".".join(map(str, self.torch.cuda.nccl.version()))
+        return {"library": f"NCCL {found} in torch.distributed", **self.arrays.versions()}
+
+    def ring(self, source: Any, after: int, destination: Any, before: int) -> Loop:
+        """Have both in one group of NCCL's, which alone would wait for each other."""
+        distributed = self.distributed
+        operations = [
+            distributed.P2POp(distributed.isend, source, after),
+            distributed.P2POp(distributed.irecv, destination, before),
+        ]
+        return timed(
+            "for work in batch(operations):\n    work.wait()",
+            self.wait,
+            batch=distributed.batch_isend_irecv,
+            operations=operations,
+        )
+
+    def tensor(self, array: Array, call: Call) -> Any:
+        """Return the tensor, as bytes where it is only moved."""
+        return array if call.dtype in REDUCED else array.view(self.torch.uint8)

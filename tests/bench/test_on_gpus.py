@@ -1,0 +1,130 @@
+"""The whole command on arrays of GPUs: real processes over doubles of NCCL and CUDA's driver."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpucoll import config
+from gpucoll.bench import cli, gpus
+
+ROOT = Path(__file__).resolve().parents[2]
+SHORT = ["-b", "4", "-e", "4K", "-f", "32", "-n", "3", "-w", "1", "--rounds", "3"]
+
+LOOK_ALIKE = """
+import sys
+sys.path.insert(0, {root!r})
+from tests.gpu import cupy_double
+sys.path.remove({root!r})
+cupy_double.install("cuda")
+"""
+
+
+@pytest.fixture
+def double(doubles, monkeypatch, tmp_path):
+    """Let processes that are started from now on find the doubles, and a look-alike of CuPy."""
+    made = doubles.double("nccl")
+    (tmp_path / "path").mkdir()
+    (tmp_path / "path" / "cupy.py").write_text(LOOK_ALIKE.format(root=str(ROOT)))
+    before = os.environ.get("PYTHONPATH")
+    paths = [str(tmp_path / "path"), *filter(None, [before])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    monkeypatch.syspath_prepend(tmp_path / "path")
+    for name, value in {**made.variables, **made.search_path, config.GPU_KIND: "cuda"}.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    sys.modules.pop("cupy", None)
+
+
+def results(text):
+    return [line.split() for line in text.splitlines() if not line.startswith("#")]
+
+
+def test_a_sweep(double, tmp_path, capfd):
+    path = tmp_path / "result.json"
+    more = ["--array", "cupy", "--symmetric", "--plan", "--json", str(path)]
+    assert cli.main(["all_reduce,all_gather,scan", "--ranks", "2", *SHORT, *more]) == 0
+    captured = capfd.readouterr()
+    rows = results(captured.out)
+    assert {row[0] for row in rows} == {"4", "128", "4096"} | {"8"}
+    assert all(row[8] == row[12] == "0" for row in rows)
+    assert "# gpucoll: gpucoll 0.1.0.dev0 over NCCL 2.29.7, cupy a look-alike, GPU Double of" in (
+        captured.out
+    )
+    content = json.loads(path.read_text())
+    assert content["environment"]["array"] == "cupy"
+    assert content["environment"]["pinned_cpus"] is None
+    assert content["environment"]["timing"].count("It ends when the GPU has done them all.") == 1
+    placements = {(entry["library"], entry["placement"]) for entry in content["results"]}
+    assert placements == {
+        ("gpucoll", "private"), ("gpucoll", "symmetric"), ("gpucoll-plan", "private"),
+    }  # fmt: skip
+
+
+def test_every_collective_with_a_rank_for_each_gpu(double, monkeypatch, capfd):
+    found = [{"name": "Double"}] * 3
+    answer = {"devices": found, "may_share": False, "kind_reason": ""}
+    monkeypatch.setattr(gpus, "ask", lambda questions: [(answer, None)])
+    assert cli.main(["all", *SHORT, "--array", "cupy"]) == 0
+    out = capfd.readouterr().out
+    assert out.count("nRanks 3") == 14
+    assert "# Out of bounds values : 0 OK" in out
+
+
+def test_what_the_library_cannot_reduce_has_no_row(double, capfd):
+    arguments = ["--ranks", "2", "-b", "64", "-e", "64", "-n", "1", "-w", "0", "--rounds", "1"]
+    assert cli.main([*arguments, "--array", "cupy", "-d", "int16,int32,bool", "-o", "all"]) == 0
+    out = capfd.readouterr().out
+    types = {row[2] for row in results(out)}
+    assert types == {"int32", "bool"}
+    assert "# all_reduce of int16, sum: no library here has it" in out
+
+
+def test_a_list_in_one_call(double, capfd):
+    arguments = ["--ranks", "2", *SHORT, "--array", "cupy", "--list", "4"]
+    assert cli.main(arguments) == 0
+    assert "gpucoll-list" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("found", "problem", "more", "expected"),
+    [
+        (None, "no answer within 30 s; it was ended", [], "could not be looked for: no answer"),
+        ([], None, [], "needs a GPU, and there is none: there are no device files"),
+        ([{}], None, ["--ranks", "2"], "each rank needs a GPU of its own, and this process sees 1"),
+    ],
+)
+def test_too_few_gpus(monkeypatch, capfd, found, problem, more, expected):
+    answer = found is not None and {
+        "devices": found, "may_share": False, "kind_reason": "there are no device files",
+    }  # fmt: skip
+    monkeypatch.setattr(gpus, "ask", lambda questions: [(answer or None, problem)])
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert cli.main(["--array", "cupy", *more]) == 2
+    assert expected in capfd.readouterr().err
+
+
+def test_no_array_library(monkeypatch, capfd):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main(["--array", "cupy"]) == 2
+    assert "--array cupy: not installed here: pip install 'gpucoll[cuda" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--array", "jax"], "invalid choice"),
+        (["--array", "cupy", "--limit"], "--limit is the host memory's"),
+        (["--array", "cupy", "--compare", "gloo"], "--compare gloo is for host arrays only"),
+        (["--compare", "cupy-nccl"], "is for arrays on GPUs: give --array too"),
+    ],
+)
+def test_contradictions(arguments, expected, capfd):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert expected in capfd.readouterr().err
