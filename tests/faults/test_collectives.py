@@ -120,8 +120,10 @@ def test_a_rank_killed_while_data_moves(ranks, kind, way):
 
 def interrupt_rank_0(comm, kind, size, pids):
     """Rank 0 waits for rank 3, which sends rank 0 the signal of Ctrl-C there."""
+    # Rank 0 of a small exclusive_scan waits for nobody: it waits in the barrier.
+    ahead = 2 if (kind, size) == ("exclusive_scan", "small") else 1
     if comm.rank == 3:
-        until(lambda: has_begun(comm, 0))
+        until(lambda: has_begun(comm, 0, ahead))
         os.kill(pids[0], signal.SIGINT)
         until(lambda: is_broken(comm))
     go_on(comm, kind, size)

@@ -26,9 +26,9 @@ def until(condition, limit_s=15.0):
         time.sleep(0.001)
 
 
-def has_begun(comm, rank):
-    """Return whether another rank is in this communicator's next call, or already through it."""
-    sequence = int(comm._group.context[Context.SEQUENCE]) + 1
+def has_begun(comm, rank, ahead=1):
+    """Return whether another rank is in this communicator's next call (or the one after it)."""
+    sequence = int(comm._group.context[Context.SEQUENCE]) + ahead
     return comm._group.members.record_words(rank, sequence)[Record.SEQUENCE] == sequence
 
 
