@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +14,7 @@ from tests.doubles import Double
 from tests.gpu import cupy_double, kits, real
 
 from gpucoll import config
+from gpucoll.backends.discovery import look_for_gpus
 
 REAL = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch")]
 """A real GPU, through each array library: one rank."""
@@ -144,8 +144,9 @@ class Gpus:
 
 
 def skip_without_gpu(library: str) -> None:
-    if not Path("/dev/nvidiactl").exists() and not Path("/dev/kfd").exists():
-        pytest.skip("no GPU in this machine")
+    seen = look_for_gpus()
+    if not seen.kind:
+        pytest.skip(f"no GPU: {seen.reason}")
     pytest.importorskip(library)
 
 

@@ -81,7 +81,8 @@ class RealCupyKit(CupyKit):
         self.cupy.cuda.get_current_stream().synchronize()
 
     def copy(self, destination: Any, source: Any) -> None:
-        destination[...] = source
+        # Not [...] =, whose kernel would be compiled and loaded, which may wait for the whole GPU.
+        destination.data.copy_from_device_async(source.data, source.nbytes)
 
     def captured(self, stream: Any) -> real.CupyGraph:
         """Capture what the block enqueues on a stream."""

@@ -68,7 +68,6 @@ class TorchGraph:
         self._torch, self._graph = torch, torch.cuda.CUDAGraph()
 
     def __enter__(self) -> TorchGraph:
-        self._torch.cuda.synchronize()
         self._graph.capture_begin(capture_error_mode="global")
         return self
 
