@@ -198,7 +198,7 @@ class Calling:
 
         def finish() -> Any:
             results = [item.finish() for item in made] if gets else None
-            return tuple(results) if results and isinstance(xs, tuple) else results
+            return tuple(results) if results is not None and isinstance(xs, tuple) else results
 
         lasting = list_in_group(made, xs) if gets else None
         if made and made[0].template.device != "cpu":
