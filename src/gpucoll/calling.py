@@ -268,7 +268,7 @@ class Calling:
                 found[name] = parse_counts(given[name], self.world_size, label)
         return Arguments(**found)
 
-    def _plan(self, collective: Collective, x: Any, **given: Any) -> Plan:
+    def _plan(self, collective: Collective, x: Any, **given: Any) -> Plan[Any]:
         """Prepare a call that is made again and again on the same memory."""
         arguments = self._parse(given)
         prepared = prepare(collective, x, arguments, self.rank, self.world_size)

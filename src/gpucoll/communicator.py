@@ -8,8 +8,8 @@ import pickle
 import secrets
 import threading
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -36,6 +36,12 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.shapes import parse_shape
 from gpucoll.types import Collective
 from gpucoll.work import Work, WorkQueue
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gpucoll.arrays.device_array import DeviceArray
+    from gpucoll.call_types import A, N, Shape
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -139,9 +145,25 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
 
     # --- memory, plans, description ---------------------------------------------------------------
 
+    @overload
+    def empty(
+        self, shape: Shape, dtype: Any = "float32", *, like: A, symmetric: bool = False
+    ) -> A: ...
+    @overload
+    def empty(
+        self, shape: Shape, dtype: Any = "float32", *, like: str, symmetric: bool = False
+    ) -> DeviceArray: ...
+    @overload
+    def empty(
+        self, shape: Shape, dtype: type[N] | np.dtype[N] = ..., *, symmetric: bool = False
+    ) -> npt.NDArray[N]: ...
+    @overload
+    def empty(
+        self, shape: Shape, dtype: Any = "float32", *, like: None = None, symmetric: bool = False
+    ) -> npt.NDArray[Any]: ...
     def empty(
         self,
-        shape: int | Sequence[int],
+        shape: Shape,
         dtype: Any = "float32",
         *,
         like: Any = None,
@@ -354,7 +376,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
         async_op: bool = False,
         timeout_s: float | None = None,
         lasting: Any = NOT_IN_GROUPS,
-        on_work: Callable[[Work], None] | None = None,
+        on_work: Callable[[Work[Any]], None] | None = None,
     ) -> Any:
         """Run a task in its turn, then `finish`; or queue it, or keep it for the end of the group.
 

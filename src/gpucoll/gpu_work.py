@@ -12,7 +12,7 @@ from gpucoll.errors import StateError
 from gpucoll.work import Work
 
 
-class GpuWork(Work):
+class GpuWork(Work[Any]):
     """A call on GPU arrays that was started with ``async_op=True``.
 
     `wait` makes the current stream of the arrays' library wait and returns at once: what is issued

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING
 
 from gpucoll.errors import ArgumentError
 from gpucoll.types import Collective
 
-_T = TypeVar("_T")
+if TYPE_CHECKING:
+    from gpucoll.call_types import V
 
 
 class ObjectCollectives:
@@ -23,22 +24,25 @@ class ObjectCollectives:
     rank: int
     world_size: int
 
-    def broadcast_object(self, value: Any, root: int = 0, *, timeout_s: float | None = None) -> Any:
+    def broadcast_object(
+        self, value: V | None, root: int = 0, *, timeout_s: float | None = None
+    ) -> V:
         """Give every rank the root's picklable object; the others' `value` is ignored."""
         self._check_root(root)
         data = pickle.dumps(value) if self.rank == root else b""
         parts = self._exchange_bytes(data, Collective.BROADCAST_OBJECT, root, timeout_s)
-        return pickle.loads(parts[root])
+        received: V = pickle.loads(parts[root])
+        return received
 
-    def all_gather_object(self, value: Any, *, timeout_s: float | None = None) -> list[Any]:
+    def all_gather_object(self, value: V, *, timeout_s: float | None = None) -> list[V]:
         """Return the picklable objects of all ranks, in rank order."""
         data = pickle.dumps(value)
         parts = self._exchange_bytes(data, Collective.ALL_GATHER_OBJECT, -1, timeout_s)
         return [pickle.loads(part) for part in parts]
 
     def gather_object(
-        self, value: Any, root: int = 0, *, timeout_s: float | None = None
-    ) -> list[Any] | None:
+        self, value: V, root: int = 0, *, timeout_s: float | None = None
+    ) -> list[V] | None:
         """Return the objects of all ranks on the root, None elsewhere."""
         self._check_root(root)
         data = pickle.dumps(value)
@@ -47,11 +51,11 @@ class ObjectCollectives:
 
     def scatter_object(
         self,
-        values: Sequence[Any] | None = None,
+        values: Sequence[V] | None = None,
         root: int = 0,
         *,
         timeout_s: float | None = None,
-    ) -> Any:
+    ) -> V:
         """Return this rank's item of the root's sequence, which has one item per rank."""
         self._check_root(root)
         data = b""
@@ -63,15 +67,16 @@ class ObjectCollectives:
                 )
             data = pickle.dumps([pickle.dumps(value) for value in values])
         parts = self._exchange_bytes(data, Collective.SCATTER_OBJECT, root, timeout_s)
-        return pickle.loads(pickle.loads(parts[root])[self.rank])
+        mine: V = pickle.loads(pickle.loads(parts[root])[self.rank])
+        return mine
 
     def all_reduce_object(
-        self, value: _T, function: Callable[[_T, _T], _T], *, timeout_s: float | None = None
-    ) -> _T:
+        self, value: V, function: Callable[[V, V], V], *, timeout_s: float | None = None
+    ) -> V:
         """Combine the objects of all ranks with ``function(left, right)``, in rank order."""
         data = pickle.dumps(value)
         parts = self._exchange_bytes(data, Collective.ALL_REDUCE_OBJECT, -1, timeout_s)
-        result: _T = pickle.loads(parts[0])
+        result: V = pickle.loads(parts[0])
         for part in parts[1:]:
             result = function(result, pickle.loads(part))
         return result

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Generic, TypeVar
+
+_R = TypeVar("_R", covariant=True)
 
 
-class Plan:
+class Plan(Generic[_R]):
     """A prepared collective; calling it runs it and returns its output array.
 
     Made by ``comm.plan_all_reduce`` and its like. It keeps its arrays alive. Its memory must not be
@@ -20,15 +22,15 @@ class Plan:
         run: Callable[[], int],
         raise_status: Callable[[int], None],
         run_slowly: Callable[[], None],
-        out: Any,
+        out: _R,
     ) -> None:
         self._run = run
         self._raise_status = raise_status
         self._run_slowly = run_slowly
-        self.out = out
+        self.out: _R = out
         """Where the result is after each call."""
 
-    def __call__(self) -> Any:
+    def __call__(self) -> _R:
         """Run the collective and return `out`."""
         if status := self._run():
             self._raise_status(status)

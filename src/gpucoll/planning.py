@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from gpucoll.calling import Calling
 from gpucoll.plan import Plan
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import Collective
+
+if TYPE_CHECKING:
+    from gpucoll.call_types import A, Op, Rows
 
 
 class Planning(Calling):
@@ -27,75 +27,53 @@ class Planning(Calling):
     ...     step()
     """
 
-    def plan_all_reduce(self, x: Any, op: str | ReduceOp = "sum", *, out: Any = None) -> Plan:
+    def plan_all_reduce(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
         """Prepare an `all_reduce` that is done again and again on the same memory."""
         return self._plan(Collective.ALL_REDUCE, x, op=op, out=out)
 
     def plan_reduce(
-        self, x: Any, op: str | ReduceOp = "sum", root: int = 0, *, out: Any = None
-    ) -> Plan:
+        self, x: A, op: Op = "sum", root: int = 0, *, out: A | None = None
+    ) -> Plan[A | None]:
         """Prepare a `reduce` that is done again and again on the same memory."""
         return self._plan(Collective.REDUCE, x, op=op, root=root, out=out)
 
     def plan_reduce_scatter(
-        self,
-        x: Any,
-        op: str | ReduceOp = "sum",
-        *,
-        counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
-        out: Any = None,
-    ) -> Plan:
+        self, x: A, op: Op = "sum", *, counts: Rows = None, out: A | None = None
+    ) -> Plan[A]:
         """Prepare a `reduce_scatter` that is done again and again on the same memory."""
         return self._plan(Collective.REDUCE_SCATTER, x, op=op, counts=counts, out=out)
 
-    def plan_scan(self, x: Any, op: str | ReduceOp = "sum", *, out: Any = None) -> Plan:
+    def plan_scan(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
         """Prepare a `scan` that is done again and again on the same memory."""
         return self._plan(Collective.SCAN, x, op=op, out=out)
 
-    def plan_exclusive_scan(self, x: Any, op: str | ReduceOp = "sum", *, out: Any = None) -> Plan:
+    def plan_exclusive_scan(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
         """Prepare an `exclusive_scan` that is done again and again on the same memory."""
         return self._plan(Collective.EXCLUSIVE_SCAN, x, op=op, out=out)
 
-    def plan_broadcast(self, x: Any, root: int = 0, *, out: Any = None) -> Plan:
+    def plan_broadcast(self, x: A | None, root: int = 0, *, out: A | None = None) -> Plan[A]:
         """Prepare a `broadcast` that is done again and again on the same memory."""
         return self._plan(Collective.BROADCAST, x, root=root, out=out)
 
-    def plan_all_gather(
-        self, x: Any, *, counts: Sequence[int] | np.ndarray[Any, Any] | None = None, out: Any = None
-    ) -> Plan:
+    def plan_all_gather(self, x: A, *, counts: Rows = None, out: A | None = None) -> Plan[A]:
         """Prepare an `all_gather` that is done again and again on the same memory."""
         return self._plan(Collective.ALL_GATHER, x, counts=counts, out=out)
 
     def plan_gather(
-        self,
-        x: Any,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
-        out: Any = None,
-    ) -> Plan:
+        self, x: A, root: int = 0, *, counts: Rows = None, out: A | None = None
+    ) -> Plan[A | None]:
         """Prepare a `gather` that is done again and again on the same memory."""
         return self._plan(Collective.GATHER, x, root=root, counts=counts, out=out)
 
     def plan_scatter(
-        self,
-        x: Any = None,
-        root: int = 0,
-        *,
-        counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
-        out: Any = None,
-    ) -> Plan:
+        self, x: A | None = None, root: int = 0, *, counts: Rows = None, out: A | None = None
+    ) -> Plan[A]:
         """Prepare a `scatter` that is done again and again on the same memory."""
         return self._plan(Collective.SCATTER, x, root=root, counts=counts, out=out)
 
     def plan_all_to_all(
-        self,
-        x: Any,
-        *,
-        send_counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
-        recv_counts: Sequence[int] | np.ndarray[Any, Any] | None = None,
-        out: Any = None,
-    ) -> Plan:
+        self, x: A, *, send_counts: Rows = None, recv_counts: Rows = None, out: A | None = None
+    ) -> Plan[A]:
         """Prepare an `all_to_all` that is done again and again on the same memory."""
         return self._plan(
             Collective.ALL_TO_ALL, x, counts=send_counts, receive_counts=recv_counts, out=out

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
@@ -26,6 +26,12 @@ from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.shapes import parse_shape
 from gpucoll.transport.words import Context, Kind, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpucoll.call_types import Array, Asynchronous, Blocking, Either, M, Number, Shape
+    from gpucoll.work import Work
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,18 @@ class PointToPoint(Calling):
     _quick_recv: Callable[[Any, int, int], Any]
     _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
 
+    @overload
+    def send(
+        self, x: Array | Number, dest: int, tag: int = 0, **options: Unpack[Blocking]
+    ) -> None: ...
+    @overload
+    def send(
+        self, x: Array | Number, dest: int, tag: int = 0, **options: Unpack[Asynchronous]
+    ) -> Work[None]: ...
+    @overload
+    def send(
+        self, x: Array | Number, dest: int, tag: int = 0, **options: Unpack[Either]
+    ) -> Work[None] | None: ...
     def send(
         self,
         x: Any,
@@ -122,6 +140,38 @@ class PointToPoint(Calling):
         request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
         return self._deliver("send", [request], lambda: None, async_op, timeout_s)
 
+    @overload
+    def recv(
+        self,
+        out: M | None = None,
+        source: int = ANY_SOURCE,
+        tag: int = 0,
+        *,
+        like: M | None = None,
+        **options: Unpack[Blocking],
+    ) -> M: ...
+    @overload
+    def recv(
+        self,
+        out: M | None = None,
+        source: int = ANY_SOURCE,
+        tag: int = 0,
+        *,
+        like: M | None = None,
+        **options: Unpack[Asynchronous],
+    ) -> Work[M]: ...
+    @overload
+    def recv(
+        self,
+        out: Any = None,
+        source: int = ANY_SOURCE,
+        tag: int = 0,
+        *,
+        like: Any = None,
+        shape: Shape | None = None,
+        dtype: Any = None,
+        **options: Unpack[Either],
+    ) -> Any: ...
     def recv(
         self,
         out: Any = None,
@@ -200,6 +250,39 @@ class PointToPoint(Calling):
             "recv", [request], destination.finish, async_op, timeout_s, _in_group(destination)
         )
 
+    @overload
+    def send_recv(
+        self,
+        x: M,
+        dest: int,
+        source: int,
+        out: M | None = None,
+        *,
+        tag: int = 0,
+        **options: Unpack[Blocking],
+    ) -> M: ...
+    @overload
+    def send_recv(
+        self,
+        x: M,
+        dest: int,
+        source: int,
+        out: M | None = None,
+        *,
+        tag: int = 0,
+        **options: Unpack[Asynchronous],
+    ) -> Work[M]: ...
+    @overload
+    def send_recv(
+        self,
+        x: M,
+        dest: int,
+        source: int,
+        out: M | None = None,
+        *,
+        tag: int = 0,
+        **options: Unpack[Either],
+    ) -> M | Work[M]: ...
     def send_recv(
         self,
         x: Any,

@@ -51,7 +51,7 @@ class _Delivery:
     """The requests of one call, and the Work that stands for them."""
 
     requests: list[MessageRequest]
-    work: Work
+    work: Work[Any]
     timeout_s: float
     begun_ns: int = 0
     """When it was taken up: its deadline counts from there."""
@@ -68,7 +68,7 @@ class _Batch:
         self._courier = courier
         self._queue = queue
         self._lock = threading.Lock()
-        self.work: Work | None = None
+        self.work: Work[Any] | None = None
         """The batch's own place in the queue."""
         self._new: list[_Delivery] = []
         self._unfinished: list[_Delivery] = []
@@ -83,7 +83,7 @@ class _Batch:
         self._courier.ring_own_bell()
         return True
 
-    def set_work(self, work: Work) -> None:
+    def set_work(self, work: Work[Any]) -> None:
         """Note the batch's own place in the queue."""
         self.work = work
 

@@ -7,31 +7,32 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentTypeError, DeadlineError, StateError
 
+_R = TypeVar("_R", covariant=True)
 _Task = Callable[[], Any]
 
 
-class Work:
+class Work(Generic[_R]):
     """A call that was started with ``async_op=True``.
 
     It owns input and output until it is done: neither may be touched before. A failed Work that
     nobody waits for is raised at the communicator's next call, or at close.
     """
 
-    def __init__(self, task: _Task, name: str) -> None:
+    def __init__(self, task: Callable[[], _R], name: str) -> None:
         self._task = task
         self._name = name
         self._finished = threading.Event()
-        self._result: Any = None
+        self._result: _R
         self._error: BaseException | None = None
         self._was_seen = False
         self._process = os.getpid()
 
-    def wait(self, timeout_s: float | None = None) -> Any:
+    def wait(self, timeout_s: float | None = None) -> _R:
         """Wait until the call is done and return its result, or raise its error.
 
         Parameters
@@ -108,16 +109,18 @@ class WorkQueue:
     def __init__(self, on_change: Callable[[int], None]) -> None:
         self._on_change = on_change
         self._condition = threading.Condition()
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[Work[Any]] = deque()
         self._unfinished = 0
-        self._failed: list[Work] = []
+        self._failed: list[Work[Any]] = []
         self._thread: threading.Thread | None = None
         self._is_stopping = False
-        self._last: Work | None = None
+        self._last: Work[Any] | None = None
         self._n_held = 0
         _queues.add(self)
 
-    def submit(self, task: _Task, name: str, on_work: Callable[[Work], None] | None = None) -> Work:
+    def submit(
+        self, task: _Task, name: str, on_work: Callable[[Work[Any]], None] | None = None
+    ) -> Work[Any]:
         """Queue a task and return its Work, which `on_work` gets before the task can run."""
         work = Work(task, name)
         if on_work is not None:
@@ -139,16 +142,16 @@ class WorkQueue:
         """Whether a task is waiting or running."""
         return self._unfinished > 0
 
-    def is_last(self, work: Work | None) -> bool:
+    def is_last(self, work: Work[Any] | None) -> bool:
         """Return whether nothing was queued after this work, which has not ended."""
         return work is not None and work is self._last
 
-    def complete(self, work: Work) -> None:
+    def complete(self, work: Work[Any]) -> None:
         """End a Work that was not queued itself, by its task."""
         work._run()
         self._note_failure(work)
 
-    def fail(self, work: Work, error: BaseException) -> None:
+    def fail(self, work: Work[Any], error: BaseException) -> None:
         """End a Work that was not queued itself, with an error."""
         work._fail(error)
         self._note_failure(work)
@@ -159,7 +162,7 @@ class WorkQueue:
             self._n_held = int(is_held)
             self._tell()
 
-    def _note_failure(self, work: Work) -> None:
+    def _note_failure(self, work: Work[Any]) -> None:
         if work._error is not None:
             with self._condition:
                 self._failed.append(work)

@@ -6,7 +6,7 @@ import numbers
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -16,15 +16,17 @@ from gpucoll.launcher.launch_job import LaunchJob
 
 __all__ = ["launch"]
 
+_R = TypeVar("_R")
+
 
 def launch(
-    function: Callable[..., Any],
+    function: Callable[..., _R],
     ranks: int = 4,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     bind: str = "auto",
-) -> list[Any]:
+) -> list[_R]:
     """Call ``function(comm, *args, **kwargs)`` on each of `ranks` new processes.
 
     Each rank is a fresh interpreter, not a fork, so it works from notebooks and beside threads and
