@@ -126,10 +126,9 @@ class Calling:
         self,
         collective: Collective,
         x: Any,
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-        stream: Any = None,
+        async_op: bool,
+        timeout_s: float | None,
+        stream: Any,
         **given: Any,
     ) -> Any:
         """Check everything, then run in turn; teach the compiled entry where it could serve."""
