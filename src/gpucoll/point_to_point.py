@@ -9,23 +9,21 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.arrays.arguments import (
-    destination_of,
     ensure_served,
     source_of,
     template_like,
     template_of,
 )
-from gpucoll.arrays.library import Destination, Template
+from gpucoll.arrays.library import Template
 from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.backends.protocol import MessageRequest
-from gpucoll.calling import Calling
-from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
-from gpucoll.gpu_call import GpuCall
-from gpucoll.postman import Postman, check_in_group
+from gpucoll.delivering import Delivering, in_group
+from gpucoll.errors import ArgumentError
+from gpucoll.postman import check_in_group
 from gpucoll.preparation import NOT_IN_GROUPS
 from gpucoll.shapes import parse_shape
 from gpucoll.transport.words import Context, Kind, Status
-from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
+from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -57,7 +55,7 @@ class Message:
     size_bytes: int
 
 
-class PointToPoint(Calling):
+class PointToPoint(Delivering):
     """What `Communicator` can do between two ranks.
 
     Messages between two ranks with one tag arrive in the order in which they were sent. The
@@ -71,7 +69,6 @@ class PointToPoint(Calling):
     sender's memory, else twice.
     """
 
-    _postman: Postman
     _quick_send: Callable[[Any, int, int], Any]
     _quick_recv: Callable[[Any, int, int], Any]
     _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
@@ -241,13 +238,13 @@ class PointToPoint(Calling):
             request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
             call = self._gpu_message("recv", [request], template, destination, stream, timeout_s)
             call.is_own = out is not None and destination.lasting is out
-            return self._gpu.call(call, async_op, _in_group(destination))
+            return self._gpu.call(call, async_op, in_group(destination))
         self._check_host("out")
         if type(out) is np.ndarray:
             self._backend.courier.learn(Kind.RECV, out.dtype, template.dtype)
         request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
         return self._deliver(
-            "recv", [request], destination.finish, async_op, timeout_s, _in_group(destination)
+            "recv", [request], destination.finish, async_op, timeout_s, in_group(destination)
         )
 
     @overload
@@ -339,7 +336,7 @@ class PointToPoint(Calling):
             call = self._gpu_message(name, requests, template, destination, stream, timeout_s)
             has_out = out is not None and destination.lasting is out
             call.is_own = has_out and not given.is_packed
-            return self._gpu.call(call, async_op, _in_group(destination))
+            return self._gpu.call(call, async_op, in_group(destination))
         self._check_host()
         for array in (x, out):
             if type(array) is np.ndarray:
@@ -349,7 +346,7 @@ class PointToPoint(Calling):
             MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
         ]
         return self._deliver(
-            "send_recv", requests, destination.finish, async_op, timeout_s, _in_group(destination)
+            "send_recv", requests, destination.finish, async_op, timeout_s, in_group(destination)
         )
 
     def probe(
@@ -401,92 +398,6 @@ class PointToPoint(Calling):
         if requests[0].is_misfit:
             raise self._misfit(requests[0])
         return out
-
-    # --- on GPUs ---------------------------------------------------------------------------------
-
-    def _gpu_message(
-        self,
-        name: str,
-        requests: list[MessageRequest],
-        template: Template,
-        destination: Destination | None,
-        stream: Any,
-        timeout_s: float | None,
-    ) -> GpuCall:
-        """Return messages of GPU arrays as one call."""
-        for request in requests:
-            if request.peer == ANY_SOURCE or request.tag == ANY_TAG:
-                raise ArgumentError(
-                    f"{name} of GPU arrays must name its source and tag: the vendor's library "
-                    "matches messages by rank and order alone, and cannot say which has come. "
-                    "Send the choice as a host array first"
-                )
-            if request.peer == self.rank and len(requests) == 1 and self._gpu.grouped is None:
-                raise ArgumentError(
-                    f"{name} of GPU arrays to or from this rank itself would wait for ever: use "
-                    "send_recv or group()"
-                )
-        finish = (lambda: None) if destination is None else destination.finish
-        return GpuCall(
-            name, template, finish, messages=requests, stream=stream, timeout_s=timeout_s
-        )
-
-    # --- pieces -----------------------------------------------------------------------------------
-
-    def _deliver(
-        self,
-        name: str,
-        requests: list[MessageRequest],
-        finish: Callable[[], Any],
-        async_op: bool,
-        timeout_s: float | None,
-        lasting: Any = None,
-    ) -> Any:
-        """Hand requests to the postman, who runs them now, in their turn, or with others."""
-
-        def checked() -> Any:
-            for request in requests:
-                if request.is_misfit:
-                    raise self._misfit(request)
-            return finish()
-
-        return self._postman.deliver(name, requests, checked, async_op, timeout_s, lasting)
-
-    def _misfit(self, request: MessageRequest) -> MismatchError:
-        buffer = request.buffer
-        assert buffer is not None
-        what = f"{request.found_bytes} bytes of {dtype_name(request.found_dtype)}"
-        if request.found_shape is not None:
-            what = f"{dtype_name(request.found_dtype)}, shape {request.found_shape}"
-        return MismatchError(
-            f"recv on rank {self.rank} of {self.world_size}: the message from rank "
-            f"{request.found_peer} with tag {request.found_tag} is {what}, but out is "
-            f"{buffer.dtype}, shape {buffer.shape}. The message stays: receive it into an array "
-            "that fits (probe says which), or with neither out nor shape"
-        )
-
-    def _destination(self, template: Template, out: Any, x: Any = None) -> Destination:
-        ensure_served(template, "x" if out is None else "out")
-        return destination_of(template, template.shape, out, x=x, in_place_at=None)
-
-    def _check_peer(self, peer: Any, name: str, may_be_any: bool = False) -> None:
-        if isinstance(peer, bool) or not isinstance(peer, int | np.integer):
-            raise ArgumentTypeError(f"{name} must be a rank, an int; got {peer!r}")
-        if not (0 <= peer < self.world_size or (may_be_any and peer == ANY_SOURCE)):
-            anyone = " or ANY_SOURCE" if may_be_any else ""
-            raise ArgumentError(f"{name} must be in 0..{self.world_size - 1}{anyone}; got {peer}")
-
-    def _check_tag(self, tag: Any, may_be_any: bool = False) -> None:
-        if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
-            raise ArgumentTypeError(f"tag must be an int; got {tag!r}")
-        if not (0 <= tag < TAGS or (may_be_any and tag == ANY_TAG)):
-            anything = " or ANY_TAG" if may_be_any else ""
-            raise ArgumentError(f"tag must be in 0..{TAGS - 1}{anything}; got {tag}")
-
-
-def _in_group(destination: Destination) -> Any:
-    """Return what a receive inside a group returns."""
-    return NOT_IN_GROUPS if destination.lasting is None else destination.lasting
 
 
 def _template_of_message(message: Message) -> Template:
