@@ -1,4 +1,4 @@
-"""The kits themselves: on the host and through the look-alike, so that no kit runs first on a GPU."""
+"""The kits themselves, on the host and through the look-alike: none runs first on a GPU."""
 
 from __future__ import annotations
 
