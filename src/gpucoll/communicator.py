@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays import numpy_arrays, torch_compiler
 from gpucoll.arrays.arguments import template_of
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
@@ -26,8 +26,10 @@ from gpucoll.description import Description
 from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
 from gpucoll.gpu_calls import GpuCalls
 from gpucoll.gpu_memory import Registration
+from gpucoll.gpu_work import GpuWork
 from gpucoll.grouping import Grouping
 from gpucoll.objects import ObjectCollectives
+from gpucoll.plan import Plan
 from gpucoll.planning import Planning
 from gpucoll.point_to_point import PointToPoint
 from gpucoll.postman import Postman
@@ -55,6 +57,7 @@ class Communicator(ArrayCollectives, PointToPoint, Planning, Grouping, ObjectCol
     """
 
     def __init__(self, group: HostGroup, backend: Any, choice: Choice, wish: Wish) -> None:
+        torch_compiler.tell_torch()
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -436,3 +439,4 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+torch_compiler.keep_out_of(Communicator, GpuWork, Plan, Work)
