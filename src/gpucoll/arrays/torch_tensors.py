@@ -16,6 +16,7 @@ import torch
 
 from gpucoll.arrays import numpy_arrays, torch_compiler
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.arrays.library import Destination, Library, Template, View, kind_of, raise_not_an_array
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
@@ -140,7 +141,11 @@ def complete(out: Any, temporary: Any) -> None:
 
 def adopt(array: Any, template: Template) -> Any:
     """Return a tensor over a DeviceArray's memory, which it keeps alive."""
-    return torch.from_dlpack(array)
+    try:
+        return torch.from_dlpack(array)
+    except (BufferError, RuntimeError):  # of older versions: DLPack's float8 is younger than theirs
+        data = DeviceArray(array.address, (array.size_bytes,), "uint8", array.device, array)
+        return torch.from_dlpack(data).view(template.native[0]).view(array.shape)
 
 
 def current_stream_of(template: Template) -> Callable[[], int]:
