@@ -41,7 +41,8 @@ OK, FAILED, NO_GPU = 0, 1, 2
 ENVIRONMENT = """
 import importlib, json, platform, sys
 found = {"python": platform.python_version(), "machine": platform.machine(), "versions": {}}
-for name in ("numpy", "cupy", "numba", "numba_cuda", "torch", "ml_dtypes", "pytest", "mpi4py"):
+names = "numpy cupy numba numba_cuda torch jax ml_dtypes pytest mpi4py"
+for name in names.split():
     try:
         module = importlib.import_module(name)
         found["versions"][name] = str(getattr(module, "__version__", "unknown"))
