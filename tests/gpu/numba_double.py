@@ -30,6 +30,7 @@ class Context:
 
         def free() -> None:
             del self.allocations[address]
+            self.gpu.synchronize()  # as cuMemFree does; Numba puts it off for a while
             self.gpu.free(address)
 
         pointer = ctypes.c_void_p(address)

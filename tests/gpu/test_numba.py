@@ -13,7 +13,13 @@ from tests.gpu import numba_double
 from tests.gpu.conftest import skip_without_gpu
 
 from gpucoll import config
-from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError, StateError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DeadlineError,
+    StateError,
+)
 from gpucoll.types import DTYPES
 
 SHAPES = ((), (1,), (0,), (2, 0, 3), (5, 7))
@@ -48,7 +54,7 @@ def run(request, rank_server):
 
     def call(function, *args):
         arguments = in_rank, double, function, args
-        options = {"gives": "seat", "environment": variables, "limit_s": 120}
+        options = {"gives": "seat", "environment": variables, "limit_s": 20 if double else 120}
         results = pools.call(world_size, *arguments, **options)
         if isinstance(results[0], str):
             pytest.skip(results[0])
@@ -245,3 +251,22 @@ def use_memory(comm, cuda):
 
 def test_registered_memory_outlives_the_communicator(run):
     assert set(run(use_memory)) == {True}
+
+
+def let_go_while_a_call_hangs(comm, cuda):
+    """Giving memory back waits for the GPU, which waits for a rank that never comes."""
+    x, last = full(cuda, 1, 200_000), full(cuda, 2)
+    comm.all_reduce(x, out=x)
+    comm.check()
+    comm.all_reduce(last, out=last)
+    if comm.rank == 0:
+        comm.send(x, 1, timeout_s=0.5)  # nobody receives it
+        del last
+        gc.collect()
+        with pytest.raises(DeadlineError, match=r"waited 0\.5 s in send"):
+            comm.check()
+
+
+@pytest.mark.parametrize("run", ["double"], indirect=True)
+def test_memory_is_let_go_beside_what_looks_for_deadlines(run):
+    run(let_go_while_a_call_hangs)
