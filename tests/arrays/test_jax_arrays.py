@@ -86,6 +86,21 @@ def test_a_gpus_memory_is_looked_at_in_row_major_order():
     assert list(values) == [0, 1, 2, 3, 4, 5]
 
 
+def test_results_on_a_gpu_are_arrays_while_a_function_is_traced():
+    from gpucoll.arrays import jax_arrays
+
+    x, made = jax.numpy.ones(3), []
+
+    @jax.jit
+    def call(traced):
+        made.append(jax_arrays.new(as_on_a_gpu(x).template, (5,)))
+        return traced
+
+    call(x)
+    assert made[0].finish().shape == (5,)
+    assert made[0].buffer.address == made[0].finish().unsafe_buffer_pointer()
+
+
 def test_elements_that_share_bytes_on_a_gpu_are_refused_there():
     x = jax.numpy.arange(5, dtype="int4")
 

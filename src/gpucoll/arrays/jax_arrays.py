@@ -110,7 +110,8 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
         address = numpy_arrays.address_of(memory)
         buffer = Buffer(address, shape, name, item_bytes, memory)
         return Destination(buffer, lambda: jax.device_put(memory, device))
-    result = jax.numpy.empty(shape, dtype, device=device).block_until_ready()
+    with jax.ensure_compile_time_eval():  # also where a function is being traced around the call
+        result = jax.numpy.empty(shape, dtype, device=device).block_until_ready()
     address = result.unsafe_buffer_pointer()
     buffer = Buffer(address, shape, name, item_bytes, result, place, stream)
     return Destination(buffer, lambda: result)
