@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import numpy as np
 import pytest
 from tests.dtypes import assert_same, small_values
-from tests.gpu.conftest import skip_without_gpu
 
-from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import DTYPES
 
@@ -19,53 +16,17 @@ WIDE = ("int64", "uint64", "float64", "complex128")
 SUMMED = ("int8", "int32", "uint32", "float16", "bfloat16", "float32", "complex64")
 SHAPES = ((), (1,), (0,), (2, 0, 3), (5, 7))
 
+LIBRARY = "jax"
+VARIABLES = {
+    "host": {"JAX_PLATFORMS": "cpu"},
+    "gpu": {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # the GPU is not for JAX alone
+}
+
 pytest.importorskip("jax", reason="JAX is not installed")
 
 
-def in_rank(seat, is_on_gpu, function, args):
-    jax: Any = importlib.import_module("jax")
-    if is_on_gpu and jax.default_backend() == "cpu":
-        return "JAX has no plugin for this GPU"
-    with seat.init(timeout_s=60.0) as comm:
-        return function(comm, jax, *args)
-
-
-@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
-def run(request, rank_server):
-    """Call ``function(comm, jax, *args)`` on two ranks on the host, or on one with a GPU."""
-    is_on_gpu = request.param == "gpu"
-    if is_on_gpu:
-        skip_without_gpu("jax")
-    variables = {
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",  # the GPU is not for JAX alone
-        config.CPU_ONLY: "0" if is_on_gpu else "1",
-    }
-    if not is_on_gpu:
-        variables["JAX_PLATFORMS"] = "cpu"
-    pools = request.getfixturevalue(f"{request.param}_ranks_of_this_file")
-
-    def call(function, *args):
-        options = {"gives": "seat", "environment": variables, "limit_s": 120}
-        arguments = in_rank, is_on_gpu, function, args
-        results = pools.call(1 if is_on_gpu else 2, *arguments, **options)
-        if isinstance(results[0], str):
-            pytest.skip(results[0])
-        return results
-
-    return call
-
-
-def ranks_apart(rank_server):
-    """Ranks that nobody else uses, for JAX reads its variables once; they let go of the GPU."""
-    from tests.ranks import Pools
-
-    pools = Pools(rank_server)
-    yield pools
-    pools.close()
-
-
-host_ranks_of_this_file = pytest.fixture(scope="module")(ranks_apart)
-gpu_ranks_of_this_file = pytest.fixture(scope="module")(ranks_apart)
+def missing(jax):
+    return "JAX has no plugin for this GPU" if jax.default_backend() == "cpu" else ""
 
 
 def use_every_dtype(comm, jax):
@@ -87,8 +48,8 @@ def use_every_dtype(comm, jax):
     return moved
 
 
-def test_dtypes(run):
-    assert set(run(use_every_dtype)) == {len(DTYPES) - len(WIDE)}
+def test_dtypes(host_or_gpu):
+    assert set(host_or_gpu(use_every_dtype)) == {len(DTYPES) - len(WIDE)}
 
 
 def use_every_shape(comm, jax):
@@ -100,8 +61,8 @@ def use_every_shape(comm, jax):
     comm.check()
 
 
-def test_shapes(run):
-    run(use_every_shape)
+def test_shapes(host_or_gpu):
+    host_or_gpu(use_every_shape)
 
 
 def use_at_once(comm, jax):
@@ -146,12 +107,12 @@ def call_in_every_way(comm, jax):
     return len(results)
 
 
-def test_every_way_to_call(run):
-    assert set(run(call_in_every_way)) == {5}
+def test_every_way_to_call(host_or_gpu):
+    assert set(host_or_gpu(call_in_every_way)) == {5}
 
 
-def test_used_at_once(run):
-    run(use_at_once)
+def test_used_at_once(host_or_gpu):
+    host_or_gpu(use_at_once)
 
 
 def refuse(comm, jax):
@@ -179,8 +140,8 @@ def refuse(comm, jax):
     comm.check()
 
 
-def test_what_is_refused(run):
-    run(refuse)
+def test_what_is_refused(host_or_gpu):
+    host_or_gpu(refuse)
 
 
 def own_layout(comm, jax):
@@ -191,8 +152,8 @@ def own_layout(comm, jax):
     comm.check()
 
 
-def test_a_layout_that_a_user_asked_for(run):
-    run(own_layout)
+def test_a_layout_that_a_user_asked_for(host_or_gpu):
+    host_or_gpu(own_layout)
 
 
 def use_memory(comm, jax):
@@ -213,5 +174,5 @@ def use_memory(comm, jax):
     return bool((bits[0] == bits[1]).all())
 
 
-def test_registered_memory(run):
-    assert set(run(use_memory)) == {True}
+def test_registered_memory(host_or_gpu):
+    assert set(host_or_gpu(use_memory)) == {True}

@@ -63,16 +63,6 @@ def run(request, rank_server):
     return call
 
 
-@pytest.fixture(scope="module")
-def ranks_of_this_file(rank_server):
-    """Ranks that nobody else uses, and that let go of the GPU when these tests are done."""
-    from tests.ranks import Pools
-
-    pools = Pools(rank_server)
-    yield pools
-    pools.close()
-
-
 def put(cuda, values, stream: Any = 0):
     """Return a device array of these values, which are there when it returns."""
     if values.dtype.name in BUFFERLESS:
