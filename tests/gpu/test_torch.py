@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
+from functools import partial
+from typing import Any
+
 import numpy as np
 import pytest
 from tests.gpu.conftest import skip_without_gpu
+from tests.gpu.test_repeated_calls import warm
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -124,6 +129,66 @@ def autograd_hears(comm, torch):
 
 def test_autograd_hears_that_out_changed(host_or_gpu):
     host_or_gpu(autograd_hears)
+
+
+# --- tensors of the host as if they lay on the double's GPU ---------------------------------------
+
+
+def as_on_a_gpu(rank):
+    """Make calls in every way, three times each; PyTorch's own work waits for nobody's stream."""
+    torch: Any = importlib.import_module("torch")
+    library: Any = importlib.import_module("gpucoll.arrays.torch_tensors")
+
+    kept = []
+
+    def full(value, count):
+        made = rank.kit.bytes_of(np.full(count, value, np.float32).view(np.uint8))
+        kept.append(made)
+        return torch.from_numpy(made.host.view(np.float32))
+
+    def empty(shape, *, dtype, device):
+        return full(-1, int(np.prod(shape))).reshape(shape)
+
+    with pytest.MonkeyPatch.context() as patch, rank.init() as comm:
+        patch.setattr(torch, "empty", empty)
+        patch.setattr(library, "_place", lambda device: (f"cuda:{rank.rank}", 0))
+        patch.setattr(library, "current_stream_of", lambda template: lambda: 0)
+        counted, size = warm(comm, rank.kit), comm.world_size
+        shortly = []
+        for step in range(3):
+            x, y, out, more, last = (full(value, 6) for value in (step, step, -1, -1, -1))
+            gathered, wide = full(0, 6 * size), full(0, 12)
+            calls = [
+                partial(comm.all_reduce, x, out=out),
+                partial(comm.all_reduce, y, out=y),
+                partial(comm.all_reduce, x),
+                partial(comm.all_reduce, x, out=more, async_op=True),
+                partial(comm.all_reduce, x, async_op=True),
+                partial(comm.all_reduce, x, out=wide[::2], async_op=True),
+                partial(comm.broadcast, [x], root=1),
+            ]
+            for place, call in enumerate(calls):
+                comm.check()  # so that there are events
+                counted.take()
+                result = call()
+                shortly += [place] * counted.take()
+                comm.check()  # PyTorch's work on the host comes behind nothing
+                result = result.wait() if hasattr(result, "wait") else result
+                result = result[0] if isinstance(result, list) else result
+                assert result.tolist() == [float(step * (size if place < 6 else 1))] * 6
+            assert wide.tolist() == [float(step * size), 0.0] * 6
+            with comm.group():
+                comm.all_reduce(x, out=last)
+            comm.all_gather(x, out=gathered)
+            comm.check()
+            assert last.tolist() == [float(step * size)] * 6
+            assert gathered.tolist() == [float(step)] * (6 * size)
+        return shortly
+
+
+def test_host_tensors_through_the_double(gpus):
+    shortly = [4, *range(5), *range(5)]  # from the second time on, waited for at once or later
+    assert gpus.call_ranks(2, as_on_a_gpu) == [shortly] * 2
 
 
 # --- on a GPU alone -------------------------------------------------------------------------------
