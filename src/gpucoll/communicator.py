@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.allocating import Allocating
+from gpucoll.arrays import torch_compiler
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.collectives import ArrayCollectives
@@ -24,8 +25,10 @@ from gpucoll.control.members import join
 from gpucoll.description import Description
 from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
 from gpucoll.gpu_calls import GpuCalls
+from gpucoll.gpu_work import GpuWork
 from gpucoll.grouping import Grouping
 from gpucoll.objects import ObjectCollectives
+from gpucoll.plan import Plan
 from gpucoll.planning import Planning
 from gpucoll.point_to_point import PointToPoint
 from gpucoll.postman import Postman
@@ -54,6 +57,7 @@ class Communicator(
     """
 
     def __init__(self, group: HostGroup, backend: Any, choice: Choice, wish: Wish) -> None:
+        torch_compiler.tell_torch()
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -320,3 +324,4 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
+torch_compiler.keep_out_of(Communicator, GpuWork, Plan, Work)

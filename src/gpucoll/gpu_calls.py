@@ -13,6 +13,7 @@ from gpucoll.arrays import streams
 from gpucoll.arrays.arguments import source_of
 from gpucoll.arrays.library import Template
 from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.letting_go import LetGoElsewhere
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import (
     ArgumentError,
@@ -255,7 +256,10 @@ def _work(connected: Any, flight: Flight, finish: Callable[[], Any], template: T
 
 def _departure(connected: Any, call: GpuCall, launches: Any, stream: int) -> Departure:
     signatures = connected.signatures(call.requests)
-    keep, limit_s = call.buffers, call.timeout_s
+    keep: Any = call.buffers
+    limit_s = call.timeout_s
+    if streams.forgets_freed_memory(call.template.library):
+        keep = LetGoElsewhere(keep, connected.backend.device)
     return Departure(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
 
 

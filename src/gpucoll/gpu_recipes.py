@@ -18,6 +18,7 @@ from gpucoll.arrays import streams
 from gpucoll.arrays.glance import glance_of
 from gpucoll.arrays.library import Destination, Library
 from gpucoll.backends.gpu.express import Express
+from gpucoll.backends.gpu.letting_go import LetGoElsewhere
 from gpucoll.devices import Device
 from gpucoll.gpu_work import GpuWork
 from gpucoll.preparation import Prepared
@@ -145,12 +146,15 @@ class Shelf:
             return None  # in place, or an error
         if not source or not destination:
             return None
-        if self._device is not None and not _are_there(self._device, source, destination):
-            return None
+        keep: Any = x, out
+        if self._device is not None:
+            if not _are_there(self._device, source, destination):
+                return None
+            keep = LetGoElsewhere(keep, self._device)
         stream = leader = current_stream()
         if async_op:
             stream = express.issuer.own_stream
-        flight = express.issue(source, destination, stream, leader, (x, out), timeout_s)
+        flight = express.issue(source, destination, stream, leader, keep, timeout_s)
         if flight is None:
             return None
         if async_op:

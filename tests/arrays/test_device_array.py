@@ -81,6 +81,33 @@ def test_torch_takes_every_dtype_over(dtype):
     assert (handed_over(), owner()) == (before, None)
 
 
+@pytest.mark.parametrize("knows_float8", [False, True])
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_torch_adopts_float8(monkeypatch, shape, knows_float8):
+    torch = pytest.importorskip("torch")
+    from gpucoll.arrays import torch_tensors
+
+    convert = torch.from_dlpack
+
+    def from_dlpack(array):
+        if array.dtype.startswith("float8") and not knows_float8:
+            raise RuntimeError("Unsupported code 10")
+        return convert(array)
+
+    monkeypatch.setattr(torch, "from_dlpack", from_dlpack)
+    array, owner = made(shape, "float8_e4m3fn")
+    template = torch_tensors.template_of_dtype("float8_e4m3fn")
+    before = handed_over()
+
+    taken = torch_tensors.adopt(array, template)
+    assert (taken.dtype, tuple(taken.shape)) == (torch.float8_e4m3fn, shape)
+    del array
+    assert owner() is not None
+    assert taken.numel() == 0 or taken.data_ptr() == owner().address
+    del taken
+    assert (handed_over(), owner()) == (before, None)
+
+
 @pytest.mark.parametrize("max_version", [None, (0, 8), (1, 0), (1, 1)])
 def test_a_capsule_that_nobody_takes(max_version):
     array, owner = made()

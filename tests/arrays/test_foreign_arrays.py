@@ -259,3 +259,11 @@ def test_a_new_array_without_an_input_is_numpy_s():
     template = template_like((2,), like=WithInterface(np.zeros(3)))
 
     assert type(destination_of(template, (2,)).finish()) is np.ndarray
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [(1, "cpu"), (2, "cuda:3"), (3, "cpu"), (8, "metal:3"), (9, "vpi:3"), (10, "rocm:3")],
+)
+def test_devices_have_our_names(kind, name):
+    assert dlpack.device_of(SimpleNamespace(__dlpack_device__=lambda: (kind, 3))) == name

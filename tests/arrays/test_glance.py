@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays import foreign_arrays, numpy_arrays
 from gpucoll.arrays.glance import glance_of
 
 torch = pytest.importorskip("torch")
@@ -79,3 +79,21 @@ def test_a_library_without_a_glance_is_looked_at():
     assert sort != seen(numpy_arrays, np.zeros(12, np.float32)[::2])[0]
     x.flags.writeable = False
     assert glance_of(numpy_arrays)(x) is None
+
+
+class Bound:
+    """An array that says on which stream it is used, as Numba's do."""
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    @property
+    def __cuda_array_interface__(self):
+        data = {"data": (4096, False), "version": 3, "stream": self.stream}
+        return {"shape": (6,), "typestr": "<f4", **data}
+
+
+def test_arrays_of_another_stream_are_of_another_sort():
+    """For a recipe keeps what tells the stream of the first one."""
+    first = seen(foreign_arrays, Bound(5))
+    assert first == seen(foreign_arrays, Bound(5)) != seen(foreign_arrays, Bound(6))

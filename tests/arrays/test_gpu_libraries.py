@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import ml_dtypes
 import numpy as np
 import pytest
 
 from gpucoll import arrays
-from gpucoll.arrays import libraries
+from gpucoll.arrays import device_array, libraries
 from gpucoll.arrays.arguments import destination_of, prepare, source_of, template_like, template_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
@@ -85,39 +87,95 @@ def test_cupy_described(cupy):
     assert template_like((2,), "int8", DeviceArray(np.zeros(3))).device == f"{cupy}:2"
 
 
-class NumbaDouble:
-    """Stands for Numba's device array."""
+@pytest.fixture
+def numba(monkeypatch):
+    """Numba's own arrays, over memory of the host: they do not look at it."""
+    cuda: Any = pytest.importorskip("numba.cuda")
+    from numba.cuda.cudadrv import devicearray, driver
 
-    def __init__(self, array, stream=0):
-        self.array = array
-        self.dtype = array.dtype
-        self.stream = stream
-        self.gpu_data = SimpleNamespace(context=SimpleNamespace(device=SimpleNamespace(id=3)))
+    def wrap(array, stream: Any = 0):
+        context = SimpleNamespace(device=SimpleNamespace(id=3))
+        pointer = ctypes.c_void_p(array.ctypes.data)
+        memory = driver.MemoryPointer(context, pointer, array.nbytes, owner=array)
+        return devicearray.DeviceNDArray(array.shape, array.strides, array.dtype, stream, memory)
 
-    @property
-    def __cuda_array_interface__(self):
-        stream = {"stream": self.stream} if self.stream else {}
-        return {**self.array.__array_interface__, "version": 3, **stream}
+    entered: list[int] = []
+
+    def device_array(shape, dtype, stream=0):
+        return wrap(np.empty(shape, dtype), stream)
+
+    monkeypatch.setattr(cuda, "gpus", Gpus(entered))
+    monkeypatch.setattr(cuda, "device_array", device_array)
+    return SimpleNamespace(wrap=wrap, entered=entered, cuda=cuda)
 
 
-NumbaDouble.__module__ = "numba.cuda.cudadrv.devicearray"
+class Gpus:
+    """Stands for ``numba.cuda.gpus``: notes which GPUs were made the current one."""
+
+    def __init__(self, entered):
+        self.entered = entered
+
+    def __getitem__(self, number):
+        self.entered.append(number)
+        return contextlib.nullcontext()
 
 
-def test_numba(monkeypatch):
-    cuda = pytest.importorskip("numba.cuda")
-    monkeypatch.setattr(
-        cuda, "device_array", lambda shape, dtype: NumbaDouble(np.empty(shape, dtype))
-    )
-    x = NumbaDouble(np.zeros((2, 3), np.int16), stream=99)
+class Stream:
+    """A stream of some library."""
 
-    template = template_of(x)
+    def __cuda_stream__(self):
+        return 0, 99
+
+
+def test_numba(numba):
+    stream = Stream()
+    array = np.zeros((2, 3), np.int16)
+    x = numba.wrap(array, stream)
+
+    view = template_of(x).library.look(x, "x")
+    assert (view.address, view.owner, view.strides) == (array.ctypes.data, x, None)
+    template = view.template
     assert (template.dtype, template.device, template.stream) == ("int16", "cuda:3", 99)
     made = destination_of(template, (4,))
-    assert type(made.finish()) is NumbaDouble
-    assert made.buffer.device == "cuda:3"
-    assert template_like((2,), "int8", x).device == "cuda:3"
+    assert type(made.finish()) is type(x)
+    assert made.finish().stream is stream
+    assert (made.buffer.device, made.buffer.stream, numba.entered) == ("cuda:3", 99, [3])
+    other = template_like((2,), "int8", x)
+    assert (other.device, other.dtype, other.stream) == ("cuda:3", "int8", 99)
+    assert template_of(numba.wrap(array)).stream == 0
     with pytest.raises(ArgumentError, match="Numba cannot pack it"):
-        source_of(NumbaDouble(np.zeros((2, 3)).T))
+        source_of(numba.wrap(np.zeros((2, 3)).T))
+
+
+def test_numba_arrays_that_its_interface_does_not_tell_apart(numba):
+    row = numba.wrap(np.broadcast_to(np.zeros(3), (4, 3)))
+    assert row.__cuda_array_interface__["strides"] is None
+    with pytest.raises(ArgumentError, match="is not contiguous"):
+        source_of(row)
+    with pytest.raises(ArgumentError, match="share their memory"):
+        prepare(numba.wrap(np.zeros((4, 3))), row)
+    half = numba.wrap(np.zeros(3, ml_dtypes.bfloat16))
+    pairs = numba.wrap(np.zeros(3, [("a", "i4"), ("b", "f4")]))
+    assert [template_of(x).dtype for x in (half, pairs)] == [
+        "bfloat16",
+        "[('a', '<i4'), ('b', '<f4')]",
+    ]
+
+
+def test_numba_over_memory_of_ours(numba, monkeypatch):
+    seen: dict[str, Any] = {}
+
+    def take(interface, owner):
+        seen.update(interface, dtype=np.dtype(interface["typestr"]), owner=owner)
+
+    monkeypatch.setattr(numba.cuda, "from_cuda_array_interface", take)
+    for shape, address in (((2,), 4096), ((0,), 0)):
+        template = template_like(shape, "bfloat16", numba.wrap(np.zeros(2)))
+        memory = device_array.DeviceArray(4096, shape, "bfloat16", "cuda:3", None)
+        cast(Any, template.library).adopt(memory, template)
+        assert (seen["dtype"], seen["shape"]) == (ml_dtypes.bfloat16, shape)
+        assert (seen["data"], seen["owner"]) == ((address, False), memory)
+    assert numba.entered == [3, 3]
 
 
 def test_other_things_of_numba():

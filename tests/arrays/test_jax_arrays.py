@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 
 import numpy as np
@@ -50,6 +51,63 @@ def test_nothing_is_copied():
     result = arguments.finish()
     assert result.unsafe_buffer_pointer() == arguments.destination.address
     assert arguments.lasting is None
+
+
+def test_a_layout_that_a_user_asked_for():
+    layout = pytest.importorskip("jax.experimental.layout")
+    rows = jax.numpy.arange(6.0).reshape(2, 3)
+    columns = jax.device_put(rows, layout.Format(layout.Layout((1, 0)), rows.sharding))
+    assert columns.format.layout.major_to_minor == (1, 0)
+
+    same = move(columns)
+    assert np.array_equal(same, rows)
+    assert same.format.layout.major_to_minor == (0, 1)
+
+
+def as_on_a_gpu(x):
+    """Return what is seen of an array of the host's where its memory is looked at as a GPU's is."""
+    from gpucoll.arrays import jax_arrays
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax_arrays, "_place", lambda device: "cuda:0")
+        return jax_arrays.look(x, "x")
+
+
+def test_a_gpus_memory_is_looked_at_in_row_major_order():
+    layout = pytest.importorskip("jax.experimental.layout")
+    rows = jax.numpy.arange(6.0).reshape(2, 3)
+    columns = jax.device_put(rows, layout.Format(layout.Layout((1, 0)), rows.sharding))
+
+    view = as_on_a_gpu(rows)
+    assert (view.address, view.owner is rows) == (rows.unsafe_buffer_pointer(), True)
+    view = as_on_a_gpu(columns)
+    assert view.address == view.owner.unsafe_buffer_pointer() != columns.unsafe_buffer_pointer()
+    values = (ctypes.c_float * 6).from_address(view.address)
+    assert list(values) == [0, 1, 2, 3, 4, 5]
+
+
+def test_results_on_a_gpu_are_arrays_while_a_function_is_traced():
+    from gpucoll.arrays import jax_arrays
+
+    x, made = jax.numpy.ones(3), []
+
+    @jax.jit
+    def call(traced):
+        made.append(jax_arrays.new(as_on_a_gpu(x).template, (5,)))
+        return traced
+
+    call(x)
+    assert made[0].finish().shape == (5,)
+    assert made[0].buffer.address == made[0].finish().unsafe_buffer_pointer()
+
+
+def test_elements_that_share_bytes_on_a_gpu_are_refused_there():
+    x = jax.numpy.arange(5, dtype="int4")
+
+    assert move(x).tolist() == [0, 1, 2, 3, 4]
+    with pytest.raises(ArgumentTypeError, match="int4, whose elements share bytes on a GPU"):
+        as_on_a_gpu(x)
+    assert as_on_a_gpu(x.astype("int8")).template.dtype == "int8"
 
 
 def test_results_keep_their_memory():

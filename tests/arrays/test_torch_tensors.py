@@ -139,7 +139,17 @@ def fake():
         return torch.ones(3)
 
 
+def freed(start=0):
+    x = torch.ones(8)
+    part = x[start:]
+    x.untyped_storage().resize_(0)
+    return part
+
+
 REFUSED = {
+    "freed": (freed, "x has no memory: its storage was freed"),
+    "freed part": (lambda: freed(3), "x has no memory: its storage was freed"),
+    "uninitialized": (torch.nn.parameter.UninitializedParameter, "run the module once first"),
     "sparse": (lambda: torch.eye(2).to_sparse(), r"layout torch.sparse_coo.*x.to_dense\(\)"),
     "csr": (lambda: torch.eye(2).to_sparse_csr(), "layout torch.sparse_csr"),
     "meta": (lambda: torch.ones(2, device="meta"), "meta device"),
@@ -172,6 +182,15 @@ def test_refused_inside_a_transform():
         return x
 
     torch.vmap(call)(torch.ones(2, 3))
+
+
+def test_refused_inside_functionalize():
+    def call(x):
+        with pytest.raises(ArgumentTypeError, match="x has no memory"):
+            prepare(x)
+        return x.clone()
+
+    torch.func.functionalize(call)(torch.ones(3))
 
 
 @pytest.mark.parametrize(

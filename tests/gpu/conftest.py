@@ -170,6 +170,58 @@ def real_gpu_ranks(rank_server):
     pools.close()
 
 
+@pytest.fixture(scope="module")
+def ranks_of_this_file(rank_server):
+    """Ranks that only one file uses: for a library with a GPU, which they let go of at its end."""
+    from tests.ranks import Pools
+
+    pools = Pools(rank_server)
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(params=["host", pytest.param("gpu", marks=pytest.mark.gpu)])
+def host_or_gpu(request):
+    """Call ``function(comm, library, *args)`` of ``LIBRARY``: two ranks on the host, one on a GPU.
+
+    So that nothing which needs a GPU is written and never run. The test's module says what
+    ``LIBRARY`` is, with which ``VARIABLES``, and ``missing(library)`` why it has no GPU.
+    """
+    module, is_on_gpu = request.module, request.param == "gpu"
+    if is_on_gpu:
+        skip_without_gpu(module.LIBRARY)
+    pools = request.getfixturevalue("ranks_of_this_file" if is_on_gpu else "gpu_ranks")
+    variables = {**module.VARIABLES[request.param], config.CPU_ONLY: "0" if is_on_gpu else "1"}
+
+    def call(function: Any, *args: Any) -> list[Any]:
+        missing = module.missing if is_on_gpu else None
+        results = pools.call(
+            1 if is_on_gpu else 2,
+            in_rank_with_library,
+            module.LIBRARY,
+            missing,
+            function,
+            args,
+            gives="seat",
+            environment=variables,
+            limit_s=120,
+        )
+        if isinstance(results[0], str):
+            pytest.skip(results[0])
+        return results
+
+    return call
+
+
+def in_rank_with_library(seat: Any, library: str, missing: Any, function: Any, args: Any) -> Any:
+    """Call a test's function with a communicator and a library; or say why that has no GPU."""
+    module = importlib.import_module(library)
+    if missing is not None and (reason := missing(module)):
+        return reason
+    with seat.init(timeout_s=60.0) as comm:
+        return function(comm, module, *args)
+
+
 EVERYWHERE = pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL], indirect=True)
 """For tests that run on both vendors' doubles and on a real GPU."""
 REPLAYED = pytest.mark.parametrize("gpus", ["nccl", *REAL], indirect=True)

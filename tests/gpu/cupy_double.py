@@ -153,7 +153,13 @@ class ndarray:  # noqa: N801
         return ndarray(self.host.view(dtype), self._memory)
 
     def set(self, values: np.ndarray) -> None:
-        """Overwrite it, once the current stream is done."""
+        """Overwrite it, once the current stream is done; as strict as CuPy's own."""
+        if values.dtype != self.dtype:
+            raise TypeError(f"{values.dtype} array cannot be set to {self.dtype} array")
+        if values.shape != self.shape:
+            raise ValueError(f"Shape mismatch. Old shape: {self.shape}, new: {values.shape}")
+        if not self.host.flags.forc:
+            raise RuntimeError("Cannot set to non-contiguous array")
         get_current_stream(self.device.id).synchronize()
         self.host[...] = values
 
@@ -183,8 +189,8 @@ def empty(shape: Any, dtype: Any = "float32") -> ndarray:
     return ndarray(np.frombuffer(flat, np.uint8).view(kind).reshape(lengths), memory)
 
 
-def asarray(values: Any) -> ndarray:
-    """``cupy.asarray`` of something on the host."""
+def asarray(values: Any, *, blocking: bool = False) -> ndarray:
+    """``cupy.asarray`` of something on the host; always blocking."""
     host = np.asarray(values)
     made = empty(host.shape, host.dtype)
     made.host[...] = host

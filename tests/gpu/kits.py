@@ -37,8 +37,8 @@ class CupyKit:
         return True
 
     def bytes_of(self, values: np.ndarray) -> Any:
-        """Return these bytes on the GPU."""
-        return self.cupy.asarray(values)
+        """Return these bytes on the GPU, once they are there: other streams do not wait for it."""
+        return self.cupy.asarray(values, blocking=True)
 
     def seen_as(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return bytes on the GPU as an array."""
@@ -49,8 +49,9 @@ class CupyKit:
         return np.asarray(x.get())
 
     def write(self, x: Any, values: np.ndarray) -> None:
-        """Overwrite an array."""
-        x.set(np.ascontiguousarray(values))
+        """Overwrite an array; it is done when this returns, for other streams too."""
+        x.set(np.asarray(values, order="C"))
+        self.cupy.cuda.get_current_stream().synchronize()
 
     def stream(self) -> Any:
         """Return a new stream; a context manager that makes it the current one."""

@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from gpucoll.errors import ArgumentTypeError
 
 DEVICES = {
-    1: "cpu", 2: "cuda", 3: "cpu", 8: "vpi", 10: "rocm", 11: "cpu", 13: "cuda", 14: "oneapi",
+    1: "cpu", 2: "cuda", 3: "cpu", 8: "metal", 9: "vpi", 10: "rocm", 11: "cpu", 13: "cuda",
+    14: "oneapi",
 }  # fmt: skip
 """DLDeviceType -> our name; pinned host memory (3, 11) is host memory, managed memory is CUDA's."""
 

@@ -31,4 +31,5 @@ def _glance(library: Library, x: Any) -> Glance | None:
         return None  # the long way says it in its own words
     if owner is not x:
         return None
-    return (template.shape, template.dtype, template.device, strides is None), address
+    sort = template.shape, template.dtype, template.device, template.stream, strides is None
+    return sort, address

@@ -30,14 +30,14 @@ def look(x: Any, what: str) -> View:
     if reason := _refusal(x):
         raise ArgumentTypeError(f"{what} {reason}")
     (device,) = x.devices()
-    place = _place(device)
+    place, dtype = _place(device), np.dtype(x.dtype)
     if place == "cpu":
-        array = np.asarray(x)  # waits for it; shares its memory
+        array = np.asarray(x, order="C")  # waits for it; shares its memory, or unpacks it
         address, owner = numpy_arrays.address_of(array), array
     else:
-        x.block_until_ready()
-        address, owner = x.unsafe_buffer_pointer(), x
-    dtype = np.dtype(x.dtype)
+        _check_bytes(x, dtype, what)
+        owner = (x if _is_row_major(x) else jax.numpy.copy(x)).block_until_ready()
+        address = owner.unsafe_buffer_pointer()
     name = numpy_arrays.dtype_name(dtype)
     native = (dtype, device)
     template = Template(tuple(x.shape), name, dtype.itemsize, _THIS, place, 0, None, native)
@@ -78,8 +78,23 @@ def _place(device: Any) -> str:
     return f"{kind}:{device.local_hardware_id}"
 
 
+def _check_bytes(x: Any, dtype: np.dtype[Any], what: str) -> None:
+    """Refuse what a GPU packs, where NumPy counts whole bytes: int4 and the like."""
+    if x.on_device_size_in_bytes() < x.size * dtype.itemsize:
+        raise ArgumentTypeError(
+            f"{what} has dtype {dtype}, whose elements share bytes on a GPU: convert it first, "
+            'x.astype("int8")'
+        )
+
+
+def _is_row_major(x: Any) -> bool:
+    """Return whether x's elements lie in C order, as they do but where a user asked otherwise."""
+    layout = getattr(getattr(x, "format", None), "layout", None)
+    return layout is None or tuple(layout.major_to_minor) == tuple(range(x.ndim))
+
+
 def pack(x: Any, template: Template) -> View:
-    """Return x: JAX arrays are contiguous."""
+    """Return x: what a look sees is contiguous."""
     return look(x, "x")
 
 
@@ -95,7 +110,8 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
         address = numpy_arrays.address_of(memory)
         buffer = Buffer(address, shape, name, item_bytes, memory)
         return Destination(buffer, lambda: jax.device_put(memory, device))
-    result = jax.numpy.empty(shape, dtype, device=device).block_until_ready()
+    with jax.ensure_compile_time_eval():  # also where a function is being traced around the call
+        result = jax.numpy.empty(shape, dtype, device=device).block_until_ready()
     address = result.unsafe_buffer_pointer()
     buffer = Buffer(address, shape, name, item_bytes, result, place, stream)
     return Destination(buffer, lambda: result)

@@ -1,16 +1,21 @@
-"""Numba's CUDA device arrays."""
+"""Numba's CUDA device arrays.
+
+They are looked at directly: Numba's own array interface says of a broadcast array that it is
+contiguous, and has no name for dtypes that NumPy lacks.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any, cast
 
 import numpy as np
 from numba import cuda
 
-from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays import numpy_arrays, streams
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.arrays.foreign_arrays import interface_view
+from gpucoll.arrays.dlpack import is_contiguous
 from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
 from gpucoll.errors import ArgumentError
 
@@ -21,13 +26,18 @@ _THIS = cast(Library, sys.modules[__name__])
 
 def look(x: Any, what: str) -> View:
     """Say what x is and where it lies."""
-    interface = getattr(x, "__cuda_array_interface__", None)
-    if interface is None:
+    if getattr(x, "gpu_data", None) is None:
         raise_not_an_array(x, what)
-    context = getattr(getattr(x, "gpu_data", None), "context", None)
-    device = "cuda" if context is None else f"cuda:{context.device.id}"
-    view, _ = interface_view(x, interface, what, _THIS, device)
-    return view._replace(template=view.template._replace(native=np.dtype(x.dtype)))
+    dtype, shape, strides = np.dtype(x.dtype), tuple(x.shape), tuple(x.strides)
+    numpy_arrays.check_dtype(dtype, what)
+    name, item_bytes = numpy_arrays.dtype_name(dtype), dtype.itemsize
+    device = f"cuda:{x.gpu_data.context.device.id}"
+    stream, native = streams.address_of(x.stream), (dtype, x.stream)
+    template = Template(shape, name, item_bytes, _THIS, device, stream, None, native)
+    address = x.device_ctypes_pointer.value or 0
+    return View(
+        template, address, x, None if is_contiguous(shape, strides, item_bytes) else strides
+    )
 
 
 def look_at_out(out: Any) -> View:
@@ -41,19 +51,18 @@ def pack(x: Any, template: Template) -> View:
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
-    """Make a new array on the current device."""
-    result = cuda.device_array(shape, template.native)
-    address = result.__cuda_array_interface__["data"][0] or 0
-    buffer = Buffer(
-        address,
-        shape,
-        template.dtype,
-        template.item_bytes,
-        result,
-        template.device,
-        template.stream,
-    )
+    """Make a new array, bound to the same stream as the template's."""
+    _, name, item_bytes, _, device, stream, _, (dtype, bound_to) = template
+    with _on(device):
+        result = cuda.device_array(shape, dtype, stream=bound_to)
+    address = result.device_ctypes_pointer.value or 0
+    buffer = Buffer(address, shape, name, item_bytes, result, device, stream)
     return Destination(buffer, lambda: result, result)
+
+
+def _on(device: str) -> Any:
+    """Return a context manager that makes a device Numba's current one."""
+    return cuda.gpus[int(device.partition(":")[2])]
 
 
 def complete(out: Any, temporary: Any) -> None:
@@ -64,11 +73,23 @@ def complete(out: Any, temporary: Any) -> None:
 
 def adopt(array: Any, template: Template) -> Any:
     """Return a Numba array over a DeviceArray's memory, which it keeps alive."""
-    return cuda.as_cuda_array(array, sync=False)
+    dtype, _ = template.native
+    interface = {
+        "version": 3,
+        "shape": array.shape,
+        "typestr": dtype,  # Numba makes a dtype of it, and this one may have no typestr
+        "data": (array.address if math.prod(array.shape) else 0, False),
+    }
+    with _on(array.device):
+        return cuda.from_cuda_array_interface(interface, owner=array)
 
 
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
-    device = f"cuda:{cuda.get_current_device().id}" if like is None else like.device
-    return template._replace(library=_THIS, device=device)
+    if like is None:
+        device, stream, bound_to = f"cuda:{cuda.get_current_device().id}", 0, 0
+    else:
+        device, stream, bound_to = like.device, like.stream, like.native[1]
+    native = template.native, bound_to
+    return template._replace(library=_THIS, device=device, stream=stream, native=native)

@@ -14,13 +14,16 @@ from typing import Any, cast
 
 import torch
 
-from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays import numpy_arrays, torch_compiler
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.arrays.library import Destination, Library, Template, View, kind_of, raise_not_an_array
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 NAME = "a PyTorch tensor"
 _THIS = cast(Library, sys.modules[__name__])
+
+torch_compiler.tell_torch()
 
 
 @functools.cache
@@ -32,6 +35,8 @@ def look(x: Any, what: str) -> View:
     """Say what x is and where it lies."""
     if not isinstance(x, torch.Tensor):
         raise_not_an_array(x, what)
+    if isinstance(x, torch.nn.parameter.UninitializedTensorMixin):
+        raise ArgumentTypeError(f"{what} is an uninitialized parameter: run the module once first")
     if reason := _refusal(x):
         raise ArgumentTypeError(f"{what} {reason}")
     try:
@@ -42,6 +47,11 @@ def look(x: Any, what: str) -> View:
             "torch.func transforms (vmap, grad) or on tensors without storage"
         ) from None
     dtype, item_bytes = x.dtype, x.element_size()
+    if address == x.storage_offset() * item_bytes and x.numel():
+        raise ArgumentTypeError(
+            f"{what} has no memory: its storage was freed (as FSDP does with the parts of others), "
+            "or it is a stand-in of a torch.func transform"
+        )
     device, stream = _place(x.device)
     native = (dtype, x.device)
     name = _dtype_name(dtype)
@@ -131,7 +141,11 @@ def complete(out: Any, temporary: Any) -> None:
 
 def adopt(array: Any, template: Template) -> Any:
     """Return a tensor over a DeviceArray's memory, which it keeps alive."""
-    return torch.from_dlpack(array)
+    try:
+        return torch.from_dlpack(array)
+    except (BufferError, RuntimeError):  # of older versions: DLPack's float8 is younger than theirs
+        data = DeviceArray(array.address, (array.size_bytes,), "uint8", array.device, array)
+        return torch.from_dlpack(data).view(template.native[0]).view(array.shape)
 
 
 def current_stream_of(template: Template) -> Callable[[], int]:
