@@ -122,9 +122,10 @@ class NcclBackend:
         if launch.factor is not None:
             self.connection.forget_old_operations()
 
-    def function(self, name: str) -> tuple[int, Callable[[int], None]]:
-        """Return a function's address, and what raises what its codes mean."""
-        return address_of(getattr(self._functions, name)), partial(self._check, what=name)
+    def function(self, name: str) -> tuple[int, int, Callable[[int], None]]:
+        """Return addresses, of a function and of what polls; and what raises what codes mean."""
+        poll = address_of(self._functions.ncclCommGetAsyncError)
+        return address_of(getattr(self._functions, name)), poll, partial(self._check, what=name)
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""
