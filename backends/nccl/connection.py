@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,6 +25,8 @@ from gpucoll.errors import GpucollError
 
 _PAUSES_S = (20e-6, 2e-3)
 """First and longest pause between two looks."""
+_SHORT_S = 1e-3
+"""So long a call that is in progress is polled without a pause: most take less."""
 _KEPT_OPERATIONS = 64
 """How many premultiplied sums a communicator keeps."""
 _GRAPHS_S = 1.0
@@ -53,6 +56,7 @@ class Connection:
         self.is_in_graphs = False
         """Whether calls were captured: the library lets nobody go before such graphs are gone."""
         self._operations: dict[tuple[bytes, int], int] = {}
+        self._child: ctypes.c_void_p | None = None
 
     @staticmethod
     def join(
@@ -99,7 +103,8 @@ class Connection:
 
         Ranks are numbered by key. None takes part in none and gets None.
         """
-        handle = ctypes.c_void_p()
+        # Kept where the wait fails: the library may still write there until it is aborted.
+        handle = self._child = ctypes.c_void_p()
         with self.device:
             code = self.library.functions.ncclCommSplit(
                 self.handle,
@@ -119,12 +124,20 @@ class Connection:
         return made
 
     def settle(self, code: int, watch: Watch) -> int:
-        """Wait while something is in progress; return 0, or the code of what went wrong."""
+        """Wait while something is in progress; return 0, or the code of what went wrong.
+
+        0 is not believed: ncclCommSplit, and ncclCommWindowRegister from NCCL 2.28 on, return it
+        where they have only begun, and fill in what they give when they are done.
+        """
         pause_s, longest_s = _PAUSES_S
-        while code == IN_PROGRESS:
+        begun_s = time.monotonic()
+        while code in (0, IN_PROGRESS):
             code = self.library.async_error(self.handle)
             if code != IN_PROGRESS:
                 break
+            if time.monotonic() - begun_s < _SHORT_S:
+                os.sched_yield()
+                continue
             watch()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)

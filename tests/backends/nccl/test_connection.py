@@ -32,6 +32,9 @@ class Library:
     def __init__(self):
         self.functions = Functions()
 
+    def async_error(self, _):
+        return 0
+
     def unavailable(self, code, what, communicator=0):
         return BackendUnavailableError(f"{what}: code {code}")
 
