@@ -156,11 +156,13 @@ class NcclBackend:
         functions = self._functions
         self._check(functions.ncclGroupStart(), "ncclGroupStart")
         failed, what = 0, ""
-        for name, arguments, operation, stream in calls:
-            code = self._call(name, arguments, operation, stream)
-            if code and code != IN_PROGRESS and not failed:
-                failed, what = code, name
-        ended = functions.ncclGroupEnd()
+        try:
+            for name, arguments, operation, stream in calls:
+                code = self._call(name, arguments, operation, stream)
+                if code and code != IN_PROGRESS and not failed:
+                    failed, what = code, name
+        finally:  # a group that stays open swallows whatever this thread asks for next
+            ended = functions.ncclGroupEnd()
         self._check(failed or ended, what or "ncclGroupEnd")
 
     def _call(

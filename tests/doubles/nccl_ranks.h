@@ -51,6 +51,7 @@ struct member {
     _Atomic int pid; /* set last: it has joined */
     int device;
     _Atomic uint64_t arrived[2]; /* at barriers of the streams, and of the host */
+    _Atomic int connects[2];     /* for collectives, for messages: has come to be connected */
     struct call call;
     _Atomic uint64_t split_published, split_read;
     int color, key, child_fd;
@@ -147,6 +148,7 @@ static struct setting {
     {"error_call", 0},          /* the how-manieth call from now on fails; 0: none */
     {"polls", 0},               /* a non-blocking communicator stays in progress for so many polls */
     {"job_us", 0},              /* before a non-blocking communicator's work comes onto its stream */
+    {"connects", 0},            /* 1: a rank's first call waits, on the host, for all others' first one */
     {"delay_us", 0},            /* before each batch moves data, with its output poisoned */
     {"hang_at", 0},             /* the how-manieth batch of a communicator never ends by itself */
     {"async_error_at", 0},      /* the how-manieth batch hangs and makes the asynchronous error: */

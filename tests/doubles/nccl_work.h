@@ -301,6 +301,19 @@ static int enqueue(struct batch *b)
     return code ? fail(CudaError, "Cuda failure %d", code) : Success;
 }
 
+/* Before its first collective, and its first message, a rank is connected to the others: they wait
+ * for each other. Calls that NCCL makes of messages count as such. */
+static int connect_ranks(struct comm *c, const struct operation *o)
+{
+    int kind = o->kind == SEND || o->kind == RECV || o->kind == ALL_TO_ALL || o->kind == GATHER || o->kind == SCATTER;
+    if (!get("connects"))
+        return Success;
+    atomic_store(&c->shared->members[c->rank].connects[kind], 1);
+    for (int r = 0; r < c->n; r++)
+        WAIT_UNTIL(c, atomic_load(&c->shared->members[r].connects[kind]))
+    return Success;
+}
+
 /* A thread of the library's own puts the work of a non-blocking communicator on its stream: no sooner
  * than the communicator has been polled often enough, and with the device current, as NCCL does. */
 static void *run_job(void *work)
@@ -312,7 +325,8 @@ static void *run_job(void *work)
         usleep((useconds_t)get("job_us"));
     while (c->polls > 0 && !c->aborted)
         usleep(50);
-    atomic_store(&c->job_code, c->aborted ? InternalError : enqueue(b));
+    int code = connect_ranks(c, &b->operations[0]);
+    atomic_store(&c->job_code, code || c->aborted ? InternalError : enqueue(b));
     return NULL;
 }
 
