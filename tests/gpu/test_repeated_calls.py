@@ -595,7 +595,7 @@ def test_a_library_in_progress(gpus, polls):
 
 
 def enqueue_late(rank):
-    """The work comes onto its stream long after the call returned, and is waited for all the same."""
+    """The work comes onto its stream long after the library returned."""
     with rank.init() as comm:
         kit = rank.kit
         x = full(kit, 1)

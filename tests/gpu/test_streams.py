@@ -353,3 +353,27 @@ def capture(rank):
 
 def test_a_captured_graph_can_be_replayed(gpus):
     assert gpus.call_ranks(2, capture) == [[[6.0, 6.0, 3.0], [8.0, 8.0, 4.0], 8.0]] * 2
+
+
+def look_while_capturing(rank):
+    """Who captures asks how an earlier call is going: that concerns no graph."""
+    with rank.init() as comm:
+        x, y = (full(rank.kit, 1) for _ in range(2))
+        comm.all_reduce(x, out=x)
+        comm.check()
+        stream = rank.kit.stream()
+        with rank.control.held():
+            work = comm.all_reduce(x, out=x, async_op=True)
+            with stream, rank.control.captured(stream.ptr) as graph:
+                comm.all_reduce(y, out=y)
+                assert not work.done()
+        code = graph.code
+        graph.launch(stream.ptr)
+        stream.synchronize()
+        graph.close()
+        comm.check()
+        return code, rank.kit.read(y)[0]
+
+
+def test_looking_does_not_disturb_a_capture(gpus):
+    assert gpus.call_ranks(2, look_while_capturing) == [(0, 2.0)] * 2
