@@ -13,6 +13,7 @@ from tests.faults.test_ends import until
 from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
 from gpucoll import devices
+from gpucoll.backends.gpu.issuer import MOST_FLIGHTS
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -150,7 +151,7 @@ def leave_works(rank):
         comm.check()
         left = issuer_of(comm).flights.count
     after = [rank.control.count(what) for what in ("events", "streams")]
-    return backlog <= 1024, left, before == after
+    return backlog <= MOST_FLIGHTS, left, before == after
 
 
 def test_a_backlog_is_bounded_and_nothing_is_left(gpus):
