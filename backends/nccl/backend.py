@@ -196,7 +196,8 @@ class NcclBackend:
     def abort(self) -> None:
         """End what runs for this communicator on the GPU."""
         self.registrations.close(is_aborting=True)
-        self.connection.abort()
+        if not self.connection.abort():
+            return  # giving memory back would wait for the GPU, too
         with contextlib.suppress(GpucollError):  # a GPU that has failed keeps its memory
             self.registrations.collect()
 

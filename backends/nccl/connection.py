@@ -31,6 +31,8 @@ _KEPT_OPERATIONS = 64
 """How many premultiplied sums a communicator keeps."""
 _GRAPHS_S = 1.0
 """How long an abort is waited for where graphs may keep it from ending."""
+_ABORT_S = 20.0
+"""And otherwise: it waits for the GPU, which may hang for reasons of its own."""
 
 Watch = Callable[[], None]
 """Called while something is in progress; raises what makes waiting vain."""
@@ -197,21 +199,22 @@ class Connection:
             handle, self.handle = self.handle, 0
             functions.ncclCommDestroy(handle)
 
-    def abort(self) -> None:
-        """End it and what runs on it, whatever the other ranks do."""
+    def abort(self) -> bool:
+        """End it and what runs on it, whatever the other ranks do; return False where the GPU hangs.
+
+        ncclCommAbort waits without an end: for the last graph that its calls were captured in, and
+        for the GPU, on which other work may hang. So it is waited for in a thread.
+        """
         handle, self.handle = self.handle, 0
         if not handle:
-            return
-        if self.is_in_graphs:
-            # ncclCommAbort ends what runs, then waits without an end until the last graph is gone.
-            aborting = threading.Thread(
-                target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
-            )
-            aborting.start()
-            aborting.join(_GRAPHS_S)
-        else:
-            self._abort(handle)
+            return True
+        aborting = threading.Thread(
+            target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
+        )
+        aborting.start()
+        aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
+        return self.is_in_graphs or not aborting.is_alive()
 
     def _abort(self, handle: int) -> None:
-        with self.device, contextlib.suppress(GpucollError):
+        with self.device, self.device.relaxed_capture(), contextlib.suppress(GpucollError):
             self.library.functions.ncclCommAbort(handle)
