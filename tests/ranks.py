@@ -102,7 +102,11 @@ class Pool(pool.Pool):
         answers = super().collect(limit_s, only or None)
         silent = {rank: item for rank, item in enumerate(answers) if isinstance(item, Silent)}
         if silent:
-            traces = "\n".join(f"rank {rank}: {item.trace}" for rank, item in silent.items())
+            failed = [item for item in answers if isinstance(item, Reply) and item.error]
+            traces = "\n".join(
+                [f"rank {rank}: {item.trace}" for rank, item in silent.items()]
+                + [f"another rank had failed:\n{item.trace}" for item in failed]
+            )
             raise TimeoutError(
                 f"ranks {[*silent]} of {self.world_size} did not answer within {limit_s:g} s:\n"
                 f"{traces}{self.output()}"

@@ -29,12 +29,13 @@ from typing import Any
 
 import gpucoll
 from gpucoll import config, devices
+from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.prototypes import ncclDataType_t, ncclRedOp_t
 from gpucoll.preparation import Arguments, prepare
 from gpucoll.types import Collective, ReduceOp
 
-CALLS = 200
-"""In a batch: fewer than a GPU's queue holds."""
+CALLS = 100
+"""In a batch: fewer than may be under way (`gpucoll.backends.gpu.issuer.MOST_FLIGHTS`)."""
 COUNT = 256
 """Elements of float32: the work itself shall not matter."""
 
@@ -102,11 +103,15 @@ def _raw(connected: Any, address: int) -> Call:
     function, handle = backend.library.functions.ncclAllReduce, backend.connection.handle
     record, before, after = device.record_event, device.create_event(), device.create_event()
     kind, operation = int(ncclDataType_t.ncclFloat32), int(ncclRedOp_t.ncclSum)
+    poll = backend.library.async_error
 
     def call() -> None:
-        code = record(before, 0)
-        code |= function(address, address, COUNT, kind, operation, handle, 0)
-        if code | record(after, 0):
+        started = record(before, 0)
+        code = function(address, address, COUNT, kind, operation, handle, 0)
+        while code == IN_PROGRESS:  # as it is with several ranks
+            os.sched_yield()
+            code = poll(handle)
+        if started | code | record(after, 0):
             raise AssertionError("the library or the driver refused it")
 
     return call

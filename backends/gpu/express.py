@@ -24,6 +24,8 @@ class Function(NamedTuple):
 
     address: int
     settings: Sequence[int]
+    poll: int
+    """Address of what says of a communicator whether it is still busy with such a call."""
     settle: Callable[[int], None]
     """Raises what a code of the function's means, once it is final."""
 
@@ -66,7 +68,7 @@ class Express:
         self._connection = connection
         calls, block = issuer.calls, signature.block
         self._depart, words = calls.departer(
-            issuer.road, block, function.address, function.settings
+            issuer.road, block, function.address, function.settings, function.poll
         )
         self._keep = signature, words
         self._words, self._group, self._flights = calls.words, issuer.group, issuer.flights

@@ -17,8 +17,13 @@ from gpucoll.devices import PER_THREAD_STREAM
 from gpucoll.transport.layout import Abort
 from gpucoll.transport.words import Status
 
-MOST_FLIGHTS = 1024
-"""How many calls may be under way; a GPU's own queue holds about as many."""
+MOST_FLIGHTS = 128
+"""How many calls may be under way.
+
+A stream of CUDA's takes about 1000 pieces of work; then the driver keeps who brings more waiting,
+and that would be this thread with its lock, so that nobody could end what hangs on the GPU. A call
+is up to eight pieces: events and waits of ours and of the library's, and its kernel.
+"""
 
 
 class Issuer(Lookout):

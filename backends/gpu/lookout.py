@@ -84,7 +84,8 @@ class Lookout:
 
     def look(self) -> None:
         """Find out how far all calls are, and whether something is wrong. Does not wait."""
-        with self.lock:
+        # Whoever looks may be capturing a graph, or another thread of the process.
+        with self.lock, self.device.relaxed_capture():
             if self.failure is None:
                 self._look_for_failures()
             try:

@@ -63,10 +63,6 @@ class Watcher:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        first = self._issuer()
-        if first is not None:
-            first.device.relax_capture()
-        del first
         while not self._is_stopping:
             self._event.wait(self._pause_s)
             self._event.clear()

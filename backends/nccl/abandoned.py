@@ -35,7 +35,8 @@ class Estate(NamedTuple):
     def end(self) -> None:
         """Give it up, whatever the other ranks do."""
         self.registrations.close(is_aborting=True)
-        self.connection.abort()
+        if not self.connection.abort():
+            return  # giving anything back would wait for the GPU, too
         with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
             self.flights.let_go(self.streams)
             self.streams.close()

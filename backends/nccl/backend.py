@@ -122,9 +122,10 @@ class NcclBackend:
         if launch.factor is not None:
             self.connection.forget_old_operations()
 
-    def function(self, name: str) -> tuple[int, Callable[[int], None]]:
-        """Return a function's address, and what raises what its codes mean."""
-        return address_of(getattr(self._functions, name)), partial(self._check, what=name)
+    def function(self, name: str) -> tuple[int, int, Callable[[int], None]]:
+        """Return addresses, of a function and of what polls; and what raises what codes mean."""
+        poll = address_of(self._functions.ncclCommGetAsyncError)
+        return address_of(getattr(self._functions, name)), poll, partial(self._check, what=name)
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""
@@ -155,11 +156,13 @@ class NcclBackend:
         functions = self._functions
         self._check(functions.ncclGroupStart(), "ncclGroupStart")
         failed, what = 0, ""
-        for name, arguments, operation, stream in calls:
-            code = self._call(name, arguments, operation, stream)
-            if code and code != IN_PROGRESS and not failed:
-                failed, what = code, name
-        ended = functions.ncclGroupEnd()
+        try:
+            for name, arguments, operation, stream in calls:
+                code = self._call(name, arguments, operation, stream)
+                if code and code != IN_PROGRESS and not failed:
+                    failed, what = code, name
+        finally:  # a group that stays open swallows whatever this thread asks for next
+            ended = functions.ncclGroupEnd()
         self._check(failed or ended, what or "ncclGroupEnd")
 
     def _call(
@@ -193,7 +196,8 @@ class NcclBackend:
     def abort(self) -> None:
         """End what runs for this communicator on the GPU."""
         self.registrations.close(is_aborting=True)
-        self.connection.abort()
+        if not self.connection.abort():
+            return  # giving memory back would wait for the GPU, too
         with contextlib.suppress(GpucollError):  # a GPU that has failed keeps its memory
             self.registrations.collect()
 

@@ -39,7 +39,7 @@ def launch_of(request: Request, place: Place, library: Library) -> Launch:
     reduced = None
     if request.op is not None:
         name, version = library.vendor.name, library.version
-        reduced = reduction(request.op, request.data.dtype, name, version)
+        reduced = reduction(request.op, request.data.dtype, name, version, place.world_size)
     made = _MAKERS[request.collective](request, place, library, reduced)
     if reduced is not None and reduced.factor is not None:
         made = made._replace(factor=(reduced.factor, reduced.type))

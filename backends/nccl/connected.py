@@ -123,8 +123,8 @@ class Connected:
         if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
             return None
         source, destination, *settings = (int(argument or 0) for argument in arguments)
-        address, settle = self.backend.function(symbol)
-        function = Function(address, settings, settle)
+        address, poll, settle = self.backend.function(symbol)
+        function = Function(address, settings, poll, settle)
         made = Express(self.issuer, name, signatures[0], function, self.backend.connection)
         return made, (source, destination)
 

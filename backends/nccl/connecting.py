@@ -24,6 +24,7 @@ from gpucoll.devices import device_count, open_device
 from gpucoll.errors import BackendUnavailableError, DeadlineError
 from gpucoll.topology.default_gpu import default_number
 from gpucoll.transport.layout import Abort
+from gpucoll.transport.words import Status
 from gpucoll.types import Collective
 
 _ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
@@ -145,6 +146,8 @@ def watch_of(
 
     def watch() -> None:
         nonlocal looked_s
+        if calls.compare() == Status.MISMATCH:  # ranks that make other calls may never meet
+            group.abort(Abort.ENQUEUED_MISMATCH, group.rank, calls.compared + 1)
         group.raise_if_aborted()
         if failed := calls.failed_ranks():
             raise BackendUnavailableError(f"{_HEARD} ({diagnosis.list_ranks(failed)})")

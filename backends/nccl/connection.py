@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -24,10 +25,14 @@ from gpucoll.errors import GpucollError
 
 _PAUSES_S = (20e-6, 2e-3)
 """First and longest pause between two looks."""
+_SHORT_S = 1e-3
+"""So long a call that is in progress is polled without a pause: most take less."""
 _KEPT_OPERATIONS = 64
 """How many premultiplied sums a communicator keeps."""
 _GRAPHS_S = 1.0
 """How long an abort is waited for where graphs may keep it from ending."""
+_ABORT_S = 20.0
+"""And otherwise: it waits for the GPU, which may hang for reasons of its own."""
 
 Watch = Callable[[], None]
 """Called while something is in progress; raises what makes waiting vain."""
@@ -53,6 +58,7 @@ class Connection:
         self.is_in_graphs = False
         """Whether calls were captured: the library lets nobody go before such graphs are gone."""
         self._operations: dict[tuple[bytes, int], int] = {}
+        self._child: ctypes.c_void_p | None = None
 
     @staticmethod
     def join(
@@ -99,7 +105,8 @@ class Connection:
 
         Ranks are numbered by key. None takes part in none and gets None.
         """
-        handle = ctypes.c_void_p()
+        # Kept where the wait fails: the library may still write there until it is aborted.
+        handle = self._child = ctypes.c_void_p()
         with self.device:
             code = self.library.functions.ncclCommSplit(
                 self.handle,
@@ -119,12 +126,20 @@ class Connection:
         return made
 
     def settle(self, code: int, watch: Watch) -> int:
-        """Wait while something is in progress; return 0, or the code of what went wrong."""
+        """Wait while something is in progress; return 0, or the code of what went wrong.
+
+        0 is not believed: ncclCommSplit, and ncclCommWindowRegister from NCCL 2.28 on, return it
+        where they have only begun, and fill in what they give when they are done.
+        """
         pause_s, longest_s = _PAUSES_S
-        while code == IN_PROGRESS:
+        begun_s = time.monotonic()
+        while code in (0, IN_PROGRESS):
             code = self.library.async_error(self.handle)
             if code != IN_PROGRESS:
                 break
+            if time.monotonic() - begun_s < _SHORT_S:
+                os.sched_yield()
+                continue
             watch()
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, longest_s)
@@ -184,21 +199,22 @@ class Connection:
             handle, self.handle = self.handle, 0
             functions.ncclCommDestroy(handle)
 
-    def abort(self) -> None:
-        """End it and what runs on it, whatever the other ranks do."""
+    def abort(self) -> bool:
+        """End it and what runs on it, whatever the others do; return False where the GPU hangs.
+
+        ncclCommAbort waits without an end: for the last graph that its calls were captured in, and
+        for the GPU, on which other work may hang. So it is waited for in a thread.
+        """
         handle, self.handle = self.handle, 0
         if not handle:
-            return
-        if self.is_in_graphs:
-            # ncclCommAbort ends what runs, then waits without an end until the last graph is gone.
-            aborting = threading.Thread(
-                target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
-            )
-            aborting.start()
-            aborting.join(_GRAPHS_S)
-        else:
-            self._abort(handle)
+            return True
+        aborting = threading.Thread(
+            target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
+        )
+        aborting.start()
+        aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
+        return self.is_in_graphs or not aborting.is_alive()
 
     def _abort(self, handle: int) -> None:
-        with self.device, contextlib.suppress(GpucollError):
+        with self.device, self.device.relaxed_capture(), contextlib.suppress(GpucollError):
             self.library.functions.ncclCommAbort(handle)

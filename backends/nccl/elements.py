@@ -79,7 +79,9 @@ class Reduction(NamedTuple):
         return self.type, self.operation if self.factor is None else OPERATION
 
 
-def reduction(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...]) -> Reduction:
+def reduction(
+    op: ReduceOp, dtype: str, name: str, version: tuple[int, ...], world_size: int
+) -> Reduction:
     """Return how the library reduces this dtype.
 
     Parameters
@@ -91,6 +93,9 @@ def reduction(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...]) -> 
         ``"NCCL"`` or ``"RCCL"``, for errors.
     version : tuple of int
         The library's.
+    world_size : int
+        How many ranks there are. One rank's average is its sum: NCCL has no kernel of its own for a
+        product of float8 (``ncclLaunchOneRank``), and an error would break the communicator.
 
     Raises
     ------
@@ -98,17 +103,18 @@ def reduction(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...]) -> 
         It cannot: why, and what to do.
     """
     op.check_dtype(dtype)
-    if reason := _refusal(op, dtype, version):
+    if reason := _refusal(op, dtype, version, is_alone=world_size == 1 and name == "NCCL"):
         raise ArgumentTypeError(f"{name} cannot reduce {dtype} with {op}: {reason}")
     operations = _OPERATIONS_OF_BOOL if dtype == "bool" else _OPERATIONS
+    operation = operations["sum" if op.name == "avg" and world_size == 1 else op.name]
     factor = None
     if op.name == "scaled_sum":
         factor = _factor(op.factor or 0.0, dtype).tobytes()
     parts = 2 if dtype.startswith("complex") else 1
-    return Reduction(int(_TYPES[dtype]), int(operations[op.name]), parts, factor)
+    return Reduction(int(_TYPES[dtype]), int(operation), parts, factor)
 
 
-def _refusal(op: ReduceOp, dtype: str, version: tuple[int, ...]) -> str:
+def _refusal(op: ReduceOp, dtype: str, version: tuple[int, ...], *, is_alone: bool) -> str:
     """Return why the library has no such reduction, and what to do; empty where it has."""
     to_host = "or copy to the host, where it works"
     if op.function is not None:
@@ -119,6 +125,8 @@ def _refusal(op: ReduceOp, dtype: str, version: tuple[int, ...]) -> str:
     if dtype.startswith("float8") and version < FLOAT8_VERSION:
         least = ".".join(map(str, FLOAT8_VERSION))
         return f"float8 came with version {least}; convert to float16 first"
+    if dtype.startswith("float8") and op.name == "scaled_sum" and is_alone:
+        return "it has no such kernel for one rank alone; multiply it before you convert to float8"
     if dtype == "bool":
         if op.name in _OPERATIONS_OF_BOOL:
             return ""

@@ -98,6 +98,7 @@ class Registrations:
         self._communicator = communicator
         self._dead: deque[tuple[int, list[Registration]]] = deque()
         self._is_closed = False
+        self._window: ctypes.c_void_p | None = None
         self.open: set[Registration] = set()
 
     # --- memory of the library --------------------------------------------------------------------
@@ -221,7 +222,7 @@ class Registrations:
             Waits, under a deadline, while the library says that it is in progress; returns the code
             in the end.
         """
-        made = ctypes.c_void_p()  # filled in when it has settled
+        made = self._window = ctypes.c_void_p()  # filled in when it has settled, so it is kept
         with self.device:
             code = self.library.functions.ncclCommWindowRegister(
                 self._communicator,

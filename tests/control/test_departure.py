@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpucoll.control.call import CallBlock
-from gpucoll.control.departure_entry import Step
+from gpucoll.control.departure_entry import IN_PROGRESS, POLLS, Step
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.types import Collective, ReduceOp
 
@@ -22,13 +22,16 @@ HANDLE = 0x40
 class Recorded:
     """A driver and a library that write down what they are asked."""
 
-    def __init__(self, kind, failing):
+    def __init__(self, kind, failing, states=()):
         self.calls = []
         self.failing = failing
+        self.states = [*states]
+        """What the communicator says of itself, poll by poll; then that it is busy."""
         self._kind = kind
         self._functions = {}
         self._current = 5
         self.library = self._function("call", 8)
+        self.poll = self._function("poll", 2)
 
     def _function(self, name, n_arguments):
         def called(*arguments):
@@ -43,6 +46,12 @@ class Recorded:
                 self.calls[-1] = (name,)
             if name == "set":
                 self._current = arguments[0]
+            if name == "poll":
+                state = self.states.pop(0) if self.states else IN_PROGRESS
+                ctypes.c_int.from_address(arguments[1]).value = state
+                self.calls[-1] = (name, arguments[0])
+            if name == "call" and self.failing == "slow":
+                return IN_PROGRESS
             return 77 if self.failing == (name, sum(call[0] == name for call in self.calls)) else 0
 
         kind = ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * n_arguments)
@@ -82,15 +91,15 @@ FOLLOWING: list[tuple] = [
 ]
 
 
-def depart(comm, kind, failing, leader=STREAM):
+def depart(comm, kind, failing, leader=STREAM, states=()):
     """Return what a departure returned, what it called, and whether it was posted."""
     calls = EnqueuedCalls(comm._group)
     block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
     block.set_arrays((16,), 0, 0)
     calls.poster(block)
-    recorded: Any = Recorded(kind, failing)
+    recorded: Any = Recorded(kind, failing, states)
     road, before = calls.road(recorded), calls.sequence
-    go, _words = calls.departer(road, block, recorded.library, SETTINGS)
+    go, _words = calls.departer(road, block, recorded.library, SETTINGS, recorded.poll)
     result = go(*ADDRESSES, HANDLE, STREAM, leader, START, END)
     return result, recorded.calls, calls.sequence - before
 
@@ -139,6 +148,24 @@ def test_a_device_that_does_not_become_current(ranks, kind, failing):
     assert result >> 32 == Step.NOTHING
     assert calls[-1][0] == failing
     assert posted == 0
+
+
+@pytest.mark.parametrize(
+    ("states", "step", "code", "n_polls"),
+    [
+        ((IN_PROGRESS, IN_PROGRESS, 0), 0, 0, 3),
+        ((IN_PROGRESS, 6), Step.CALL, 6, 2),
+        ((), Step.CALL, IN_PROGRESS, POLLS),
+    ],
+)
+def test_a_library_that_is_in_progress_is_polled_before_the_event(
+    ranks, states, step, code, n_polls
+):
+    """As every communicator of several ranks is that was made non-blocking."""
+    (found,) = ranks.call(1, depart, "cuda", "slow", STREAM, states, environment=FEW)
+    last = WORK[3:] if not step else []
+    work = [*WORK[:3], *[("poll", HANDLE)] * n_polls, *last]
+    assert found == ((step << 32) | code, [*ENTERED["cuda"], *work, *LEFT["cuda"]], 1)
 
 
 def depart_when_full(comm):

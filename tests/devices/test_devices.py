@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -264,9 +265,7 @@ def capturing(device, control, relaxes):
     codes = []
 
     def watch():
-        if relaxes:
-            device.relax_capture()
-        with device:
+        with device.relaxed_capture() if relaxes else nullcontext(), device:
             codes.append(device.query_event(event))
 
     with device:

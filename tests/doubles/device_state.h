@@ -144,6 +144,13 @@ static int current(void)
 
 DOUBLE_API int double_current_device(void) { return current(); }
 
+/* What cudaSetDevice does for a thread of the library's own. */
+DOUBLE_API void double_use_device(int device)
+{
+    depth = 1;
+    stack[0] = device;
+}
+
 /* What every call looks at first. */
 static int begin(void)
 {

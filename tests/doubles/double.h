@@ -19,6 +19,7 @@ struct double_kind {
 typedef int double_enqueue_function(void *stream, const struct double_kind *kind, void *work);
 typedef int double_join_function(void *from, void *to);
 typedef int double_current_device_function(void);
+typedef void double_use_device_function(int device);
 typedef int double_stream_device_function(void *stream);
 typedef int double_allocate_function(void **address, size_t size);
 typedef int double_free_function(void *address);

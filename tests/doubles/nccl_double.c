@@ -7,8 +7,11 @@
  *
  * Manners that it keeps, since programs depend on them: a call only enqueues; nothing in a group
  * happens before the outermost ncclGroupEnd; calls that differ between ranks, and peers that died,
- * hang until ncclCommAbort (or until DOUBLE_LIMIT_S, with a line on standard error); a communicator
- * made non-blocking is in progress until it has been polled often enough, and is refused before.
+ * hang until ncclCommAbort (or until DOUBLE_LIMIT_S, with a line on standard error). A communicator
+ * made non-blocking puts its work on streams in a thread of the library's own, later than its call
+ * returns; it is in progress until that is done and it has been polled often enough, and refuses other
+ * calls before; and ncclCommSplit and ncclCommWindowRegister return 0 while they are in progress, with
+ * nothing in their out-parameters. One rank alone does its collectives at once, inside groups too.
  * The output is poisoned when the work begins on its stream, and the input is read as late as can be.
  *
  * ncclDoubleSet(key, value) and the environment (NCCL_DOUBLE_KEY) make it misbehave: `settings`.
@@ -86,7 +89,7 @@ static struct comm *ready(void *handle, const char *function, int *code)
         fail(InvalidArgument, "%s : comm argument is NULL", function);
     else if (!c)
         fail(InvalidArgument, "%s : comm argument is no communicator any more", function);
-    else if (c->state != READY || c->deferred)
+    else if (c->state != READY || c->has_job || c->child || c->deferred_window.out)
         fail(InvalidArgument, "Attempt to use communicator before the previous operation returned ncclSuccess");
     else if (c->async_error)
         *code = fail(c->async_error, "%s : the communicator has failed", function);
@@ -117,16 +120,35 @@ DOUBLE_API int ncclCommSplit(void *comm, int color, int key, void **out, const s
     child->fd = memfd_create("nccl-double", MFD_CLOEXEC);
     child->state = PUBLISHING;
     c->splits++;
-    if (color < 0) { /* says so to the others, and gets nothing */
-        code = progress_until_ready(child);
-        child->is_alive = 0;
-        return code;
+    if (!c->is_blocking) {
+        c->child = child;
+        c->child_out = out;
+        c->polls = (int)get("polls");
+        return Success; /* as NCCL does, though all is still to be done */
     }
-    code = start(child);
-    *out = code && code != InProgress ? NULL : child;
+    code = progress_until_ready(child);
+    if (code || color < 0) /* without a color it says so to the others, and gets nothing */
+        child->is_alive = 0;
+    else
+        *out = child;
     return code;
 }
 #endif
+
+/* A step of a split; its outcome is there when the parent is ready again. */
+static int finish_child(struct comm *c)
+{
+    struct comm *child = c->child;
+    int code = progress(child);
+    if (code == InProgress)
+        return code;
+    c->child = NULL;
+    if (code || child->color < 0)
+        child->is_alive = 0;
+    else
+        *c->child_out = child;
+    return code;
+}
 
 static int finish_window(struct comm *c);
 
@@ -139,17 +161,19 @@ DOUBLE_API int ncclCommGetAsyncError(void *comm, int *out)
     *out = c->async_error;
     if (*out)
         return Success;
+    if (c->polls > 0) {
+        c->polls--;
+        *out = InProgress;
+        return Success;
+    }
     if (c->state != READY)
         *out = progress(c);
-    if (*out == Success && (c->deferred || c->deferred_window.out || c->polls > 0) && c->polls-- > 0)
-        *out = InProgress;
-    if (*out == Success && c->deferred) {
-        struct batch *b = c->deferred;
-        c->deferred = NULL;
-        *out = enqueue(b);
-    }
-    if (*out == Success && c->deferred_window.out)
+    else if (c->child)
+        *out = finish_child(c);
+    else if (c->deferred_window.out)
         *out = finish_window(c);
+    else if (c->has_job)
+        *out = finish_job(c);
     if (*out != InProgress && *out != Success) /* a stream may have set one meanwhile */
         c->async_error = *out;
     return Success;
@@ -290,7 +314,7 @@ DOUBLE_API int ncclCommWindowRegister(void *comm, void *address, size_t size, vo
     atomic_store(&c->shared->members[c->rank].arrived[1], c->arrivals[1]);
     if (!c->is_blocking) {
         c->polls = (int)get("polls");
-        return InProgress;
+        return get("version") < 22800 ? InProgress : Success; /* though it is still to be done */
     }
     double since = now_s();
     for (unsigned turn = 0; (code = finish_window(c)) == InProgress; turn++)
@@ -366,6 +390,8 @@ static int issue(struct comm *c, struct operation o, const char *name)
         return code;
     if (!o.count && o.kind < SEND)
         return Success; /* empty collectives are no call at all */
+    if (c->n == 1 && o.kind < SEND)
+        return issue_alone(c, &o);
     if (group_count == group_capacity) {
         group_capacity = group_capacity ? 2 * group_capacity : 64;
         group = realloc(group, (size_t)group_capacity * sizeof *group);

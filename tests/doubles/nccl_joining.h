@@ -241,10 +241,15 @@ static int wait_for_batches(struct comm *c)
 
 static int end(struct comm *c)
 {
+    if (c->has_job)
+        pthread_join(c->job, NULL);
+    c->has_job = 0;
     if (wait_for_batches(c) && !c->aborted)
         return fail(SystemError, "work of the communicator did not end");
     for (int i = 0; c->aborted && c->pending && i < 1000; i++)
         usleep(1000); /* what waits for other ranks stops waiting */
+    if (c->child)
+        c->child->is_alive = 0;
     c->is_alive = 0;
     registrations -= c->registrations;
     for (int r = 0; r < c->n; r++)

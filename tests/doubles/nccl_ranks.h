@@ -51,6 +51,7 @@ struct member {
     _Atomic int pid; /* set last: it has joined */
     int device;
     _Atomic uint64_t arrived[2]; /* at barriers of the streams, and of the host */
+    _Atomic int connects[2];     /* for collectives, for messages: has come to be connected */
     struct call call;
     _Atomic uint64_t split_published, split_read;
     int color, key, child_fd;
@@ -110,9 +111,13 @@ struct comm {
     int pending; /* batches that are on streams */
     /* While in progress: */
     enum { READY, JOINING, PUBLISHING, COLLECTING } state;
-    int polls, color, key;
-    struct comm *parent;
-    struct batch *deferred;
+    _Atomic int polls;
+    int color, key;
+    struct comm *parent, *child; /* who is split, and what comes of it */
+    void **child_out;
+    pthread_t job; /* puts a batch on its stream */
+    int has_job;
+    _Atomic int job_code;
     struct deferred_window deferred_window;
     _Atomic long registrations;
     struct { int is_used, type; char factor[8]; } operators[OPERATORS];
@@ -142,6 +147,8 @@ static struct setting {
     {"error_code", 1},          /* of the injected error: */
     {"error_call", 0},          /* the how-manieth call from now on fails; 0: none */
     {"polls", 0},               /* a non-blocking communicator stays in progress for so many polls */
+    {"job_us", 0},              /* before a non-blocking communicator's work comes onto its stream */
+    {"connects", 0},            /* 1: a rank's first call waits, on the host, for all others' first one */
     {"delay_us", 0},            /* before each batch moves data, with its output poisoned */
     {"hang_at", 0},             /* the how-manieth batch of a communicator never ends by itself */
     {"async_error_at", 0},      /* the how-manieth batch hangs and makes the asynchronous error: */
@@ -255,6 +262,7 @@ static struct {
     double_enqueue_function *enqueue;
     double_join_function *join;
     double_current_device_function *current_device;
+    double_use_device_function *use_device;
     double_stream_device_function *stream_device;
     double_allocate_function *allocate;
     double_free_function *free;
@@ -270,6 +278,7 @@ static int find_device(void)
         return fail(CudaError, "Cuda failure 'CUDA driver version is insufficient for CUDA runtime version'");
     device.join = dlsym(driver, "double_join");
     device.current_device = dlsym(driver, "double_current_device");
+    device.use_device = dlsym(driver, "double_use_device");
     device.stream_device = dlsym(driver, "double_stream_device");
     device.allocate = dlsym(driver, "double_allocate");
     device.free = dlsym(driver, "double_free");

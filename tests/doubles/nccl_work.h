@@ -301,14 +301,70 @@ static int enqueue(struct batch *b)
     return code ? fail(CudaError, "Cuda failure %d", code) : Success;
 }
 
+/* Before its first collective, and its first message, a rank is connected to the others: they wait
+ * for each other. Calls that NCCL makes of messages count as such. */
+static int connect_ranks(struct comm *c, const struct operation *o)
+{
+    int kind = o->kind == SEND || o->kind == RECV || o->kind == ALL_TO_ALL || o->kind == GATHER || o->kind == SCATTER;
+    if (!get("connects"))
+        return Success;
+    atomic_store(&c->shared->members[c->rank].connects[kind], 1);
+    for (int r = 0; r < c->n; r++)
+        WAIT_UNTIL(c, atomic_load(&c->shared->members[r].connects[kind]))
+    return Success;
+}
+
+/* A thread of the library's own puts the work of a non-blocking communicator on its stream: no sooner
+ * than the communicator has been polled often enough, and with the device current, as NCCL does. */
+static void *run_job(void *work)
+{
+    struct batch *b = work;
+    struct comm *c = b->comm;
+    device.use_device(c->device);
+    if (get("job_us"))
+        usleep((useconds_t)get("job_us"));
+    while (c->polls > 0 && !c->aborted)
+        usleep(50);
+    int code = connect_ranks(c, &b->operations[0]);
+    atomic_store(&c->job_code, code || c->aborted ? InternalError : enqueue(b));
+    return NULL;
+}
+
 static int submit(struct batch *b)
 {
     struct comm *c = b->comm;
-    if (c->is_blocking || !get("polls"))
+    if (c->is_blocking)
         return enqueue(b);
-    c->deferred = b; /* comes onto its stream when it has been polled often enough */
     c->polls = (int)get("polls");
+    c->job_code = InProgress;
+    if (pthread_create(&c->job, NULL, run_job, b))
+        return fail(SystemError, "pthread_create failed");
+    c->has_job = 1;
     return InProgress;
+}
+
+/* What has become of the job; the thread is joined once that is known. */
+static int finish_job(struct comm *c)
+{
+    int code = atomic_load(&c->job_code);
+    if (code == InProgress)
+        return code;
+    pthread_join(c->job, NULL);
+    c->has_job = 0;
+    return code;
+}
+
+/* One rank has nobody to wait for: its collectives go on their streams at once, even inside a group. */
+static int issue_alone(struct comm *c, const struct operation *o)
+{
+#ifndef RCCL
+    if ((o->has_factor || o->op == AVG) && (o->type == E4M3 || o->type == E5M2))
+        return fail(InvalidArgument, "one rank's kernel knows no float8");
+#endif
+    struct batch *b = calloc(1, sizeof *b + sizeof b->operations[0]);
+    *b = (struct batch){c, 0, 1};
+    b->operations[0] = *o;
+    return enqueue(b);
 }
 
 static int end_group(void)

@@ -102,6 +102,8 @@ def run_cases(comm, kit, cases: Sequence[Case]) -> int:
     for place, case in enumerate(cases):
         if not kit.knows(case.dtype):
             continue  # CuPy has neither bfloat16 nor float8; the look-alike and PyTorch have
+        if comm.world_size == 1 and case.op == "scaled_sum" and case.dtype.startswith("float8"):
+            continue  # refused: test_float8_of_one_rank
         try:
             made = GpuCase(comm, kit, case)
             made.check(made.run())
@@ -119,7 +121,7 @@ def is_reducible(dtype: str, op: str) -> bool:
     from gpucoll.types import ReduceOp
 
     try:
-        reduction(ReduceOp.parse(op_of(op)), dtype, "NCCL", (2, 29, 7))
+        reduction(ReduceOp.parse(op_of(op)), dtype, "NCCL", (2, 29, 7), 2)
     except ArgumentTypeError:
         return False
     return True

@@ -9,7 +9,7 @@ import pytest
 from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
 from tests.dtypes import op_of
 from tests.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
-from tests.gpu.conftest import EVERYWHERE, REPLAYED
+from tests.gpu.conftest import EVERYWHERE, REAL, REPLAYED
 
 from gpucoll import ReduceOp
 from gpucoll.errors import ArgumentTypeError
@@ -131,6 +131,23 @@ def reduce_float8_on_an_older_gpu(comm, kit):
 @REPLAYED
 def test_float8_is_reduced_on_hopper_and_newer_only(gpus):
     gpus.call(2, reduce_float8_on_an_older_gpu)
+
+
+def reduce_float8_alone(comm, kit):
+    """NCCL has the kernel that one rank would need, and an oversight that keeps it from it."""
+    values = np.array([1, -2, 0.5, 448], "float8_e4m3fn")
+    x = kit.seen_as(kit.bytes_of(values.view(np.uint8)), (4,), "float8_e4m3fn")
+    averages = kit.read(comm.all_reduce(x, "avg"))
+    if comm._gpu._connected.backend.name == "nccl":
+        with pytest.raises(ArgumentTypeError, match="one rank alone; multiply"):
+            comm.all_reduce(x, ReduceOp.scaled_sum(2.0))
+    comm.check()
+    assert averages.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL[1:]], indirect=True)
+def test_float8_of_one_rank(gpus):
+    gpus.call(1, reduce_float8_alone)
 
 
 def scan_in_pieces(comm, kit):

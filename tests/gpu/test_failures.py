@@ -64,8 +64,8 @@ def call_otherwise(rank, kind):
         different = OTHERWISE[kind] if comm.rank == 1 else OTHERWISE["shape"]
         if kind in ("shape", "asynchronous", "plan") and comm.rank != 1:
             different = lambda comm, kit: comm.all_reduce(ones(kit))  # noqa: E731
-        different(comm, kit)
         with pytest.raises(MismatchError) as caught:
+            different(comm, kit)  # raises where the library is still busy with it
             comm.check()
         with pytest.raises(MismatchError):
             comm.all_reduce(ones(kit))
@@ -114,6 +114,25 @@ def call_in_another_order(rank):
 def test_another_order(gpus):
     for error in errors(gpus.replies(2, call_in_another_order)):
         assert isinstance(error, MismatchError), error
+
+
+def never_meet(rank):
+    def calls(comm, kit):
+        with rank.control.library_set(connects=1):
+            if comm.rank:
+                comm.all_to_all(ones(kit))
+            else:
+                comm.all_reduce(ones(kit))
+        comm.check()
+
+    return counted(rank, calls)
+
+
+def test_a_mismatch_while_the_library_connects_the_ranks(gpus):
+    """The library waits for the other rank inside the call: whose lock keeps the watcher out."""
+    for error in errors(gpus.replies(2, never_meet)):
+        assert isinstance(error, MismatchError), error
+        assert "all_to_all" in str(error)
 
 
 def send_counts_that_differ(rank):
@@ -326,7 +345,8 @@ def test_an_asynchronous_error(gpus):
     other, failed = errors(gpus.replies(2, fail_beside, 1))
 
     assert isinstance(failed, PeerLostError), failed
-    assert "an asynchronous error" in str(failed)
+    # Found by who looks, or by the call itself, which asks whether its work is on the stream.
+    assert re.search("an asynchronous error|ncclAllReduce", str(failed)), failed
     assert isinstance(other, AbortedError | PeerLostError), other
 
 
@@ -346,6 +366,62 @@ def go_on_in_progress(rank):
 def test_what_is_in_progress_is_polled(gpus):
     expected = ([[3.0] * 8] * 3, [[3.0] * 8, [1.0] * 8])
     assert gpus.call_ranks(3, go_on_in_progress) == [expected] * 3
+
+
+def interrupt_a_group(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit))
+        backend = comm._gpu._connected.backend
+
+        def interrupt(call):
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            backend._enqueue_group(map(interrupt, range(1)))
+        result = comm.all_reduce(ones(kit))
+        comm.check()
+        return kit.read(result).tolist()
+
+    return counted(rank, calls)
+
+
+def test_a_group_that_is_interrupted_is_ended(gpus):
+    assert gpus.call_ranks(2, interrupt_a_group) == [[2.0] * 8] * 2
+
+
+def connect_at_the_first_call(rank):
+    def calls(comm, kit):
+        with rank.control.library_set(connects=1):
+            results = [comm.all_reduce(ones(kit)) for _ in range(3)]
+            comm.check()
+        return [kit.read(x).tolist() for x in results]
+
+    return counted(rank, calls)
+
+
+def test_a_first_call_that_waits_for_the_other_ranks(gpus):
+    assert gpus.call_ranks(3, connect_at_the_first_call) == [[[3.0] * 8] * 3] * 3
+
+
+def leave_before_the_first_call(rank):
+    def calls(comm, kit):
+        with rank.control.library_set(connects=1):
+            if comm.rank:
+                os._exit(3)
+            comm.all_reduce(ones(kit))
+        comm.check()
+
+    return counted(rank, calls, device=rank.rank)
+
+
+def test_a_rank_that_is_lost_while_the_library_connects_it(rank_server, gpus):
+    with rank_server.fork(2) as pool:
+        arguments = gpus.double, leave_before_the_first_call, ()
+        pool.start(in_rank, *arguments, gives="seat", environment=gpus.variables)
+        reply, left = pool.collect()
+
+    assert isinstance(left, Ended)
+    assert isinstance(reply.error, PeerLostError), reply
 
 
 def stay_in_progress(rank):

@@ -12,7 +12,7 @@ import pytest
 from tests.faults.test_ends import until
 from tests.gpu.conftest import EVERYWHERE, REPLAYED
 
-from gpucoll.control.departure_entry import Step
+from gpucoll.control.departure_entry import IN_PROGRESS, POLLS, Step
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -45,8 +45,8 @@ class Counted:
 
         def call(*arguments):
             result = depart(*arguments)
-            # NCCL answers "in progress" where another thread of its own enqueues the work.
-            self._whole += result >> 32 != Step.NOTHING
+            # In progress: it was enqueued, and only takes long to come onto its stream.
+            self._whole += result in (0, (Step.CALL << 32) | IN_PROGRESS)
             return result
 
         return call, keep
@@ -588,22 +588,41 @@ def test_the_library_refuses(gpus, kind):
     assert left == left_too == 0
 
 
-def be_in_progress(rank):
+def be_in_progress(rank, polls):
     """The library is still busy when its function returns: it is waited for, then marked."""
     with rank.init() as comm:
         kit = rank.kit
-        counted = warm(comm, kit)
+        warm(comm, kit)
         x = full(kit, 1)
         plan = comm.plan_all_reduce(x, out=x)
-        with rank.control.library_set(polls=5):
+        with rank.control.library_set(polls=polls):
             for _ in range(3):
                 plan()
                 comm.all_reduce(x, out=x)
         comm.check()
-        busy = counted.take()
         plan()
-        return busy, counted.take(), kit.read(x)[0]
+        return kit.read(x)[0]
 
 
-def test_a_library_in_progress(gpus):
-    assert gpus.call_ranks(2, be_in_progress) == [(6, 1, 128.0)] * 2
+@pytest.mark.parametrize("polls", [5, 2 * POLLS])
+def test_a_library_in_progress(gpus, polls):
+    assert gpus.call_ranks(2, be_in_progress, polls) == [128.0] * 2
+
+
+def enqueue_late(rank):
+    """The work comes onto its stream long after the library returned."""
+    with rank.init() as comm:
+        kit = rank.kit
+        x = full(kit, 1)
+        plan = comm.plan_all_reduce(x, out=x)
+        with rank.control.library_set(job_us=3000):
+            for _ in range(2):
+                plan()
+            works = [comm.all_reduce(x, out=x, async_op=True) for _ in range(2)]
+        for work in works:
+            work.synchronize()
+        return kit.read(x)[0]
+
+
+def test_work_that_comes_late_onto_its_stream(gpus):
+    assert gpus.call_ranks(2, enqueue_late) == [16.0] * 2

@@ -53,15 +53,21 @@ class Ticket(IntEnum):
     """The call block that is posted."""
     FUNCTION = 2
     """The library's."""
-    N_SETTINGS = 3
-    """How many of its arguments lie between the two addresses and the communicator."""
-    ARGUMENTS = 4
+    POLL = 3
+    """Of the library, too: says of a communicator whether it is still busy with a call."""
+    N_SETTINGS = 4
+    """How many of the function's arguments lie between the two addresses and the communicator."""
+    ARGUMENTS = 5
     """All of them; the settings are filled in when the ticket is made."""
 
 
 SETTINGS_AT = 2
 """Place of the first setting among the arguments."""
 TICKET_WORDS = int(Ticket.ARGUMENTS) + MOST_ARGUMENTS
+IN_PROGRESS = 7
+"""ncclInProgress: a thread of the library's own is about to put the work on the stream."""
+POLLS = 256
+"""So often that is waited for here, a CPU's time slice between: as a rule it takes some 20 us."""
 
 
 class Step(IntEnum):
@@ -83,6 +89,7 @@ _NUMBER = int(Road.NUMBER)
 _IS_CAPTURING, _RECORD = int(Road.IS_CAPTURING), int(Road.RECORD)
 _WAIT, _ANSWER = int(Road.WAIT), int(Road.ANSWER)
 _ROAD, _CALL_BLOCK, _FUNCTION = int(Ticket.ROAD), int(Ticket.CALL), int(Ticket.FUNCTION)
+_POLL = int(Ticket.POLL)
 _N_SETTINGS, _ARGUMENTS = int(Ticket.N_SETTINGS), int(Ticket.ARGUMENTS)
 _SETTINGS_AT = SETTINGS_AT
 _NOTHING, _START, _CALL, _END = map(int, Step)
@@ -92,6 +99,7 @@ _N_ARGUMENTS = 7
 _i64 = types.int64
 _save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
 _restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 
 
@@ -130,6 +138,22 @@ def _follow(road, stream, leader, event):
 
 
 @inline
+def _settled(ticket, communicator):
+    """Return what has become of a call that was in progress; the same where it takes longer."""
+    road, polls = get(ticket, _ROAD), 0
+    while polls < POLLS:
+        put(road, _ANSWER, 0)
+        code = _call(get(ticket, _POLL), communicator, road + 8 * _ANSWER)
+        if code == 0:
+            code = _code(get(road, _ANSWER))
+        if code != IN_PROGRESS:
+            return code
+        _sched_yield()
+        polls += 1
+    return np.int64(IN_PROGRESS)
+
+
+@inline
 def _put_on_stream(ticket, stream, leader, start, end):
     """Do it all, with the context current."""
     road, call = get(ticket, _ROAD), get(ticket, _CALL_BLOCK)
@@ -157,6 +181,8 @@ def _put_on_stream(ticket, stream, leader, start, end):
             get(given, 7),
         )
     )
+    if code == IN_PROGRESS:  # an event must not come onto the stream before the work
+        code = _settled(ticket, get(given + 8 * (_SETTINGS_AT + get(ticket, _N_SETTINGS)), 0))
     if code:
         return _result(_CALL, code)
     code = _call(get(road, _RECORD), end, stream)

@@ -86,7 +86,7 @@ class EnqueuedCalls:
         return words
 
     def departer(
-        self, road: Words, block: CallBlock, function: int, settings: Sequence[int]
+        self, road: Words, block: CallBlock, function: int, settings: Sequence[int], poll: int
     ) -> tuple[Callable[..., int], Words]:
         """Return the built-in that posts a call and enqueues it, and the words it stands on.
 
@@ -103,11 +103,14 @@ class EnqueuedCalls:
             Address of the library's function.
         settings : sequence of int
             Its arguments between the two addresses and the communicator.
+        poll : int
+            Address of the library's function that says of a communicator whether it is busy.
         """
         words = np.zeros(TICKET_WORDS, np.int64)
         words[Ticket.ROAD] = road.ctypes.data
         words[Ticket.CALL] = block.words.ctypes.data
         words[Ticket.FUNCTION] = function
+        words[Ticket.POLL] = poll
         words[Ticket.N_SETTINGS] = len(settings)
         first = Ticket.ARGUMENTS + SETTINGS_AT
         words[first : first + len(settings)] = settings

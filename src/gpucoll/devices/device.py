@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
 PER_THREAD_STREAM = 2
@@ -88,11 +89,11 @@ class Device(Protocol):
     def is_capturing(self, stream: int) -> bool:
         """Return whether a graph is being captured from this stream."""
 
-    def relax_capture(self) -> None:
-        """Let this thread look at events while another thread captures a graph.
+    def relaxed_capture(self) -> AbstractContextManager[None]:
+        """Let this thread look at events while a graph is captured, by it or by another thread.
 
-        Otherwise the driver takes a query for a mistake and gives the capture up. For threads that
-        watch; from then on nothing guards this thread against such mistakes of its own.
+        Otherwise the driver takes a query for a mistake and gives the capture up. Events of the
+        capture itself cannot be looked at.
         """
 
     def owns_stream(self, stream: int) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from ctypes import c_int, c_size_t, c_void_p
 from typing import Any, Final
 
@@ -123,9 +124,14 @@ class DriverDevice:
             self.check(code, "tell whether a graph is captured")
         return status.value != 0
 
-    def relax_capture(self) -> None:
-        mode = c_int(_RELAXED)
-        self._call("capture_mode", "change how captures are guarded", ctypes.byref(mode))
+    @contextlib.contextmanager
+    def relaxed_capture(self) -> Iterator[None]:
+        mode, what = c_int(_RELAXED), "change how captures are guarded"
+        self._call("capture_mode", what, ctypes.byref(mode))
+        try:
+            yield
+        finally:
+            self._call("capture_mode", what, ctypes.byref(mode))
 
     def owns_stream(self, stream: int) -> bool:
         raise NotImplementedError

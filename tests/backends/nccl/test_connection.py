@@ -32,22 +32,31 @@ class Library:
     def __init__(self):
         self.functions = Functions()
 
+    def async_error(self, _):
+        return 0
+
     def unavailable(self, code, what, communicator=0):
         return BackendUnavailableError(f"{what}: code {code}")
 
 
+class Device(contextlib.nullcontext):
+    relaxed_capture = contextlib.nullcontext
+
+
 def connected(library: Any) -> Connection:
-    device: Any = contextlib.nullcontext()
+    device: Any = Device()
     return Connection(library, device, 7)
 
 
-def test_a_graph_that_lives_on_does_not_hold_an_abort_up(monkeypatch):
-    monkeypatch.setattr(connection, "_GRAPHS_S", 0.01)
+@pytest.mark.parametrize("is_in_graphs", [True, False])
+def test_an_abort_that_does_not_end_is_not_waited_for_without_end(monkeypatch, is_in_graphs):
+    """For a graph that lives on, or a GPU that hangs."""
+    monkeypatch.setattr(connection, "_GRAPHS_S" if is_in_graphs else "_ABORT_S", 0.01)
     library = Library()
     made = connected(library)
-    made.is_in_graphs = True
+    made.is_in_graphs = is_in_graphs
 
-    made.abort()
+    assert made.abort() == is_in_graphs
 
     assert not made.handle
     assert not library.functions.has_ended.is_set()
@@ -59,7 +68,7 @@ def test_without_graphs_an_abort_has_ended_when_it_returns():
     library = Library()
     library.functions.graph_is_gone.set()
 
-    connected(library).abort()
+    assert connected(library).abort()
 
     assert library.functions.has_ended.is_set()
 
