@@ -54,7 +54,7 @@ def run(request, rank_server):
 
     def call(function, *args):
         arguments = in_rank, double, function, args
-        options = {"gives": "seat", "environment": variables, "limit_s": 20 if double else 120}
+        options = {"gives": "seat", "environment": variables, "limit_s": 20 if double else 60}
         results = pools.call(world_size, *arguments, **options)
         if isinstance(results[0], str):
             pytest.skip(results[0])
