@@ -143,15 +143,14 @@ def test_numba(numba):
     other = template_like((2,), "int8", x)
     assert (other.device, other.dtype, other.stream) == ("cuda:3", "int8", 99)
     assert template_of(numba.wrap(array)).stream == 0
-    with pytest.raises(ArgumentError, match="Numba cannot pack it"):
-        source_of(numba.wrap(np.zeros((2, 3)).T))
+    with pytest.raises(ArgumentError, match="x is not contiguous, and Numba cannot pack it"):
+        source_of(numba.wrap(np.zeros((2, 3)).T))  # for there is no GPU
 
 
 def test_numba_arrays_that_its_interface_does_not_tell_apart(numba):
     row = numba.wrap(np.broadcast_to(np.zeros(3), (4, 3)))
     assert row.__cuda_array_interface__["strides"] is None
-    with pytest.raises(ArgumentError, match="is not contiguous"):
-        source_of(row)
+    assert template_of(row).library.look(row, "x").strides == (0, 8)
     with pytest.raises(ArgumentError, match="share their memory"):
         prepare(numba.wrap(np.zeros((4, 3))), row)
     half = numba.wrap(np.zeros(3, ml_dtypes.bfloat16))

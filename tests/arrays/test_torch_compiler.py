@@ -30,7 +30,11 @@ def compile_a_step(comm):
 
     compiled = torch.compile(step, backend="aot_eager")
     inputs = [torch.full((3,), float(value)) for value in range(1, 6)]
-    return [(compiled(x).tolist(), step(x).tolist()) for x in inputs]
+    results = [(compiled(x).tolist(), step(x).tolist()) for x in inputs]
+    whole = torch.compile(lambda x: comm.all_reduce(x), backend="aot_eager", fullgraph=True)
+    with pytest.raises(Exception, match="gpucoll communicator cannot be part of a compiled graph"):
+        whole(inputs[0])
+    return results
 
 
 @pytest.mark.filterwarnings("default")  # of PyTorch

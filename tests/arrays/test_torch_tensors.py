@@ -184,6 +184,18 @@ def test_refused_inside_a_transform():
     torch.vmap(call)(torch.ones(2, 3))
 
 
+@pytest.mark.parametrize("step", [1, 2])
+def test_refused_where_tensors_have_no_memory(step):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    x, out = torch.ones(6)[::step], torch.ones(6 // step)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(ArgumentTypeError, match="makes tensors without memory here"),
+    ):
+        prepare(x, out if step > 1 else None)
+
+
 def test_refused_inside_functionalize():
     def call(x):
         with pytest.raises(ArgumentTypeError, match="x has no memory"):

@@ -204,7 +204,7 @@ def host_or_gpu(request):
             args,
             gives="seat",
             environment=variables,
-            limit_s=120,
+            limit_s=60 if is_on_gpu else 120,
         )
         if isinstance(results[0], str):
             pytest.skip(results[0])

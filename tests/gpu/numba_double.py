@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from gpucoll import devices as gpu_devices
 
 
@@ -37,6 +39,9 @@ class Context:
         memory = driver.AutoFreePointer(self, pointer, size_bytes, finalizer=free)
         self.allocations[address] = memory
         return memory.own()
+
+    def get_default_stream(self) -> Stream:
+        return Stream(self, 0)
 
     def wait_for(self, stream: Any) -> None:
         with self.gpu:
@@ -64,6 +69,18 @@ class Stream:
         self.synchronize()
 
 
+def _on_host(x: Any) -> np.ndarray:
+    """Return a NumPy array over a device array's memory, which is the host's."""
+    interface = {
+        "version": 3,
+        "typestr": x.dtype.str,
+        "shape": x.shape,
+        "strides": x.strides,
+        "data": (x.device_ctypes_pointer.value, False),
+    }
+    return np.asarray(SimpleNamespace(__array_interface__=interface))
+
+
 def install(number: int) -> Any:
     """Have Numba use the double in this process; return ``numba.cuda``."""
     cuda: Any = importlib.import_module("numba.cuda")
@@ -81,11 +98,20 @@ def install(number: int) -> Any:
     def device_to_host(dst: Any, src: Any, size: int, stream: Any = 0) -> None:
         copy(dst.ctypes.data, src.device_ctypes_pointer.value, size, stream)
 
+    def assign(lhs: Any, rhs: Any) -> None:
+        """Do what Numba compiles a kernel for."""
+        context.wait_for(lhs.stream)
+        _on_host(lhs)[...] = _on_host(rhs)
+
+    devicearray: Any = importlib.import_module("numba.cuda.cudadrv.devicearray")
+    kernel = SimpleNamespace(forall=lambda count, stream: assign)
+    devicearray._assign_kernel = lambda n_dimensions: kernel
     devices._runtime = SimpleNamespace(
         ensure_context=contextlib.nullcontext, get_or_create_context=lambda devnum: context
     )
     driver.host_to_device, driver.device_to_host = host_to_device, device_to_host
     driver.get_devptr_for_active_ctx = ctypes.c_void_p
+    cuda.is_available = lambda: True
     cuda.gpus = {number: contextlib.nullcontext()}
     cuda.stream = lambda: Stream(context, context.gpu.create_stream())
     cuda.default_stream = lambda: Stream(context, 0)

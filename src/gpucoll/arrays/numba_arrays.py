@@ -46,8 +46,21 @@ def look_at_out(out: Any) -> View:
 
 
 def pack(x: Any, template: Template) -> View:
-    """Refuse: Numba has no copy that packs on the device."""
-    raise ArgumentError("x is not contiguous, and Numba cannot pack it: pass a contiguous array")
+    """Return a C-contiguous copy of x, made on the stream that x is bound to."""
+    made = new(template, template.shape)
+    try:
+        _copy(made.lasting, x, template.device)
+    except Exception as error:  # whatever Numba's compiler, or its absence, raises
+        raise ArgumentError(
+            f"x is not contiguous, and Numba cannot pack it ({error}): pass a contiguous array"
+        ) from error
+    return View(template, made.buffer.address, made.lasting)
+
+
+def _copy(destination: Any, source: Any, device: str) -> None:
+    """Copy elements by a kernel of Numba's own, which knows no ellipsis."""
+    with _on(device):
+        destination[:] = source
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
@@ -68,7 +81,7 @@ def _on(device: str) -> Any:
 def complete(out: Any, temporary: Any) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
-        out[...] = temporary
+        _copy(out, temporary, look_at_out(out).template.device)
 
 
 def adopt(array: Any, template: Template) -> Any:

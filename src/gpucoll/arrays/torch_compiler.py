@@ -13,6 +13,7 @@ import sys
 from types import CodeType, FunctionType
 from typing import Any
 
+_REASON = "a call on a gpucoll communicator cannot be part of a compiled graph"
 _codes: list[CodeType] = []
 """Of what PyTorch has not been told yet."""
 
@@ -28,7 +29,8 @@ def keep_out_of(*kinds: type) -> None:
 
 def _mark(method: Any) -> None:
     function: Any = inspect.unwrap(method)  # of a context manager
-    method._torchdynamo_disable = function._torchdynamo_disable = True
+    for each in (method, function):
+        each._torchdynamo_disable, each._torchdynamo_disable_msg = True, _REASON
     _codes.append(function.__code__)
 
 

@@ -82,9 +82,13 @@ def look_at_out(out: Any) -> View:
     return view
 
 
+def _wraps_others(x: Any) -> bool:
+    return type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+
+
 def _refusal(x: Any) -> str:
     """Return why a tensor's memory is not its elements, and what to do; or nothing."""
-    if type(x).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+    if _wraps_others(x):
         return f"is a {kind_of(x)}, which wraps other tensors: pass those (DTensor: x.to_local())"
     if x.is_nested:
         return "is a nested tensor: pass x.values(), or a list of its parts (x.unbind())"
@@ -117,14 +121,25 @@ def _place(device: Any) -> tuple[str, int]:
 def pack(x: Any, template: Template) -> View:
     """Return a C-contiguous copy of x."""
     packed = x.detach().contiguous()
-    return View(template, packed.data_ptr(), packed)
+    return View(template, _address_of_new(packed), packed)
+
+
+def _address_of_new(tensor: Any) -> int:
+    """Return where a tensor lies that PyTorch has just made, if it has."""
+    address: int = 0 if _wraps_others(tensor) else tensor.data_ptr()
+    if not address and tensor.numel():
+        raise ArgumentTypeError(
+            "PyTorch makes tensors without memory here, as in a FakeTensorMode: collectives cannot "
+            "be called there"
+        )
+    return address
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
     """Make a new tensor."""
     _, name, item_bytes, _, device, stream, _, (dtype, on) = template
     result = torch.empty(shape, dtype=dtype, device=on)
-    buffer = Buffer(result.data_ptr(), shape, name, item_bytes, result, device, stream)
+    buffer = Buffer(_address_of_new(result), shape, name, item_bytes, result, device, stream)
     return Destination(buffer, lambda: result, result)
 
 
