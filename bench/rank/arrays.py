@@ -94,8 +94,7 @@ class CupyArrays(HostArrays):
 
     def __init__(self, rank: int) -> None:
         self.cupy: Any = importlib.import_module("cupy")
-        runtime = self.cupy.cuda.runtime
-        self.number = rank % runtime.getDeviceCount()
+        self.number = own_gpu(rank, self.cupy.cuda.runtime.getDeviceCount(), "CuPy")
         self.cupy.cuda.Device(self.number).use()
 
     def allocate(self, count: int, dtype: str) -> Array:
@@ -130,7 +129,7 @@ class TorchArrays:
 
     def __init__(self, rank: int) -> None:
         self.torch: Any = importlib.import_module("torch")
-        self.number = rank % self.torch.cuda.device_count()
+        self.number = own_gpu(rank, self.torch.cuda.device_count(), "PyTorch")
         self.torch.cuda.set_device(self.number)
 
     def allocate(self, count: int, dtype: str) -> Array:
@@ -176,6 +175,13 @@ KINDS: dict[str, Callable[[int], Arrays]] = {
 def open_arrays(library: str, local_rank: int) -> Arrays:
     """Return a library's arrays; those on a GPU for the one of this rank."""
     return KINDS[library](local_rank)
+
+
+def own_gpu(rank: int, count: int, library: str) -> int:
+    """Return which of the GPUs that a library sees is a rank's."""
+    if not count:
+        raise RuntimeError(f"{library} sees no GPU: is it a build for CPUs?")
+    return rank % count
 
 
 def own_dtype(dtype: str) -> Any:

@@ -11,6 +11,7 @@ import pytest
 
 from gpucoll import config
 from gpucoll.bench import cli, gpus
+from gpucoll.bench.rank.arrays import own_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["-b", "4", "-e", "4K", "-f", "32", "-n", "3", "-w", "1", "--rounds", "3"]
@@ -128,3 +129,9 @@ def test_contradictions(arguments, expected, capfd):
         cli.main(arguments)
     assert caught.value.code == 2
     assert expected in capfd.readouterr().err
+
+
+def test_a_library_that_sees_no_gpu():
+    with pytest.raises(RuntimeError, match="PyTorch sees no GPU: is it a build for CPUs"):
+        own_gpu(0, 0, "PyTorch")
+    assert [own_gpu(rank, 4, "CuPy") for rank in (0, 3, 4)] == [0, 3, 0]
