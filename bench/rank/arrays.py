@@ -129,7 +129,7 @@ class TorchArrays:
 
     def __init__(self, rank: int) -> None:
         self.torch: Any = importlib.import_module("torch")
-        self.number = own_gpu(rank, self.torch.cuda.device_count(), "PyTorch")
+        self.number: int | None = own_gpu(rank, self.torch.cuda.device_count(), "PyTorch")
         self.torch.cuda.set_device(self.number)
 
     def allocate(self, count: int, dtype: str) -> Array:
