@@ -203,7 +203,7 @@ class Connection:
         self._abort_child()
 
     def abort(self) -> bool:
-        """End it and what runs on it, whatever the other ranks do; return False where the GPU hangs.
+        """End it and what runs on it, whatever others do; return False where the GPU hangs.
 
         ncclCommAbort waits without an end: for the last graph that its calls were captured in, and
         for the GPU, on which other work may hang. So it is waited for in a thread.

@@ -235,6 +235,46 @@ def test_memory_is_not_given_back_behind_a_call_that_hangs(gpus):
         assert "all_reduce(" in str(error)
 
 
+def fill_the_queue(rank, way):
+    """The driver keeps a call whose stream is full, behind one that waits for a rank."""
+    if rank.rank == 1:
+        with rank.init(device=1) as comm:
+            x = ones(rank.kit)
+            comm.all_reduce(x, out=x)
+            comm.check()
+            until(lambda: is_broken(comm))
+            comm.check()
+    with rank.init(device=0, timeout_s=1.5) as comm:
+        x, queue = ones(rank.kit), 8
+        plan = comm.plan_all_reduce(x, out=x)
+        comm.all_reduce(x, out=x)
+        comm.check()
+        device = comm._gpu._connected.device
+        address, stream = x.data.ptr, rank.kit.stream()
+        with stream:
+            rank.control.driver_set("queue", queue)
+            try:
+                plan()  # three pieces: two events, and the work, which never ends
+                with device:
+                    for _ in range(queue - 3 + 1):  # one piece is taken from the queue to be run
+                        device.fill(address, b"\0", 1, stream.ptr)
+                if way == "plan":
+                    plan()
+                elif way == "call":
+                    comm.all_reduce(x, out=x, stream=stream)
+                else:
+                    comm.all_reduce(x, out=x, async_op=True)
+            finally:
+                rank.control.driver_set("queue", 0)
+
+
+@pytest.mark.parametrize("way", ["plan", "call", "asynchronous"])
+def test_a_call_that_the_driver_keeps_is_ended(gpus, way):
+    late, ended = errors(gpus.replies(2, fill_the_queue, way))
+    assert isinstance(late, DeadlineError), late
+    assert isinstance(ended, AbortedError | DeadlineError), ended
+
+
 def be_killed(rank, when):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
