@@ -228,7 +228,7 @@ def windows(seat, double, polls):
         assert comm.control.registrations == 0
         made.register_window(memory, settle)
         (window,) = memory.held
-        answer = seen[1:], window.is_symmetric, window.handle > 0, memory.size_bytes
+        answer = seen[1:], window.window == 1, window.handle > 0, memory.size_bytes
         settle(comm.functions.ncclCommFinalize(comm.handle))
         close(comm, made)
         return *answer, comm.control.registrations
