@@ -388,6 +388,8 @@ static int check_operation(struct comm *c, struct operation *o, const char *name
     size_t sent = send_size(c, o), received = recv_size(c, o);
     if (get("check_pointers") && ((sent && !device.owns(o->send, sent)) || (received && !device.owns(o->recv, received))))
         return fail(InvalidArgument, "%s : a buffer is not a valid pointer, or is too short", name);
+    if (get("check_pointers") && (o->kind == GATHER || o->kind == SCATTER) && (!o->send || !o->recv))
+        return fail(InvalidArgument, "%s : a buffer is NULL, on whichever rank", name); /* NCCL_CHECK_POINTERS=1 */
     if (device.stream_device(o->stream) != c->device)
         return fail(InvalidArgument, "%s : the stream is not of the communicator's device", name);
     return Success;
