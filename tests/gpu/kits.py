@@ -58,6 +58,21 @@ class CupyKit:
     def handle(self, stream: Any) -> int:
         return int(stream.ptr)
 
+    def captured(self, function: Any) -> Any:
+        """Capture what a function enqueues; return what replays it, and waits. On a real GPU."""
+        stream = self.stream()
+        with stream:
+            stream.begin_capture()
+            function()
+            graph = stream.end_capture()
+
+        def replay() -> None:
+            self.cupy.cuda.Device().synchronize()
+            graph.launch(stream)
+            stream.synchronize()
+
+        return replay
+
 
 class TorchKit:
     """PyTorch's tensors."""
@@ -93,6 +108,18 @@ class TorchKit:
 
     def handle(self, stream: Any) -> int:
         return int(stream.cuda_stream)
+
+    def captured(self, function: Any) -> Any:
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph):  # guards against other threads, too: "global"
+            function()
+
+        def replay() -> None:
+            self.torch.cuda.synchronize()
+            graph.replay()
+            self.torch.cuda.synchronize()
+
+        return replay
 
 
 KITS: dict[str, Any] = {"cupy": CupyKit, "torch": TorchKit}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.faults.test_ends import until
-from tests.gpu.conftest import EVERYWHERE, REPLAYED
+from tests.gpu.conftest import EVERYWHERE, REAL, REPLAYED
 
 from gpucoll import devices
 from gpucoll.backends.gpu.issuer import MOST_FLIGHTS
@@ -378,3 +378,31 @@ def look_while_capturing(rank):
 
 def test_looking_does_not_disturb_a_capture(gpus):
     assert gpus.call_ranks(2, look_while_capturing) == [(0, 2.0)] * 2
+
+
+def capture_on_a_gpu(comm, kit):
+    x, out, beside = (full(kit, value) for value in (1, 0, 0))
+    large = full(kit, 1, 1 << 26)  # under way while the capture goes on: the watcher asks for it
+    comm.all_reduce(x, out=out)
+    comm.check()
+    works = [comm.all_reduce(large, "avg", out=large, async_op=True) for _ in range(8)]
+
+    def calls():
+        comm.all_reduce(x, out=out)
+        comm.all_reduce(x, "max", out=beside, async_op=True).wait()
+
+    replay = kit.captured(calls)
+    for work in works:
+        work.synchronize()
+    results = []
+    for value in (3, 4):
+        kit.write(x, np.full(1000, value, np.float32))
+        replay()
+        results.append([float(kit.read(array)[-1]) for array in (out, beside)])
+    comm.check()
+    return results
+
+
+@pytest.mark.parametrize("gpus", REAL, indirect=True)
+def test_a_graph_of_a_real_gpu(gpus):
+    assert gpus.call(1, capture_on_a_gpu) == [[[3.0, 3.0], [4.0, 4.0]]]
