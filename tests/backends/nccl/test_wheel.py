@@ -112,6 +112,8 @@ print(json.dumps([code, str(found.unavailable(code, "ncclCommInitRankConfig"))])
 def test_numbers_are_those_of_its_header(enumeration):
     text = header()
     for member in enumeration:
+        if member.name == "ncclTimeout" and member.name not in text:
+            continue  # 2.29 has it not yet
         assert re.search(rf"\b{member.name}\s*=\s*{member.value}\b", text), member
 
 
