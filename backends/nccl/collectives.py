@@ -171,7 +171,8 @@ def _gather(request: Request, place: Place, library: Library, _: Reduction | Non
     if request.counts is None and library.has("ncclGather"):
         if not x.size_bytes:
             return plain()
-        to = x.address if out is None else out.address  # not used, but checked where one asks NCCL
+        # Not used, but checked where one asks NCCL for that.
+        to = x.address if out is None else out.address
         return plain(("ncclGather", (x.address, to, x.size_bytes, BYTES, root)))
     if out is None:
         return _exchange(_send(x.address, x.size_bytes, root))
