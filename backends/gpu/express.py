@@ -137,6 +137,8 @@ class Express:
         """Do what the compiled step has not; raise what went wrong there."""
         step, code = result >> 32, result & 0xFFFFFFFF
         device = self.issuer.device
+        if step == Step.GONE:
+            self.issuer.raise_failure()
         with device:
             if step != Step.CALL:
                 device.check(code, "record an event")

@@ -6,13 +6,15 @@ The caller pays for a record in shared memory and two events. Everything else is
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from gpucoll.backends.gpu.flight import Departure, Flight
 from gpucoll.backends.gpu.lookout import PAUSES_S, Lookout
+from gpucoll.control.departure_entry import Gone, Road
 from gpucoll.devices import PER_THREAD_STREAM
 from gpucoll.transport.layout import Abort
 from gpucoll.transport.words import Status
@@ -33,8 +35,6 @@ class Issuer(Lookout):
         super().__init__(*given)
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
-        self.road = self.calls.road(self.device)
-        """For calls that go in one compiled step: `gpucoll.backends.gpu.express`."""
         self._captured: weakref.WeakSet[Flight] = weakref.WeakSet()
         """Captured calls that can still be waited for."""
 
@@ -63,9 +63,10 @@ class Issuer(Lookout):
                 flights.append(self._begin(departure))
             is_enqueuing = True
             enqueue()
-            for flight, departure in zip(flights, departures, strict=True):
-                if departure.is_awaited or not departure.is_captured:
-                    flight.end = self.streams.record(flight.stream)
+            with self._in_driver():
+                for flight, departure in zip(flights, departures, strict=True):
+                    if departure.is_awaited or not departure.is_captured:
+                        flight.end = self.streams.record(flight.stream)
         except BaseException as error:
             if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
                 self.give_up(Abort.BACKEND, self.group.rank, None, error)
@@ -99,7 +100,8 @@ class Issuer(Lookout):
                 self._post_late(signature.post, status, limit_s)
             sequence = self.calls.sequence
         stream = departure.stream
-        start = 0 if departure.is_captured else self.streams.record(stream)
+        with self._in_driver():
+            start = 0 if departure.is_captured else self.streams.record(stream)
         return Flight(sequence, departure.name, stream, limit_s, departure.keep, start)
 
     def _limit_s(self, departure: Departure) -> float:
@@ -136,13 +138,28 @@ class Issuer(Lookout):
             with self.lock, self.device:
                 if leader != PER_THREAD_STREAM:  # which can be waited for from the thread itself
                     self.streams.check(leader)
-                self.streams.follow(stream, leader)
+                with self._in_driver():
+                    self.streams.follow(stream, leader)
 
     def wait_on(self, stream: int, flight: Flight) -> None:
         """Make what comes on `stream` wait for a call."""
         with self.lock, self.device:
             if flight.end:
-                self.streams.wait(stream, flight.end)
+                with self._in_driver():
+                    self.streams.wait(stream, flight.end)
+
+    @contextlib.contextmanager
+    def _in_driver(self) -> Iterator[None]:
+        """Say that this thread is in the driver: `look_from_outside`. Raise what came of that."""
+        self.road[Road.PLACE] += 1
+        try:
+            yield
+        finally:
+            self.road[Road.PLACE] += 1
+        while self.road[Road.GONE] == Gone.PERHAPS:
+            time.sleep(PAUSES_S[0])
+        if self.road[Road.GONE] == Gone.YES:
+            self.raise_failure()
 
     @property
     def own_stream(self) -> int:

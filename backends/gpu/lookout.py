@@ -15,6 +15,7 @@ from collections.abc import Callable
 from gpucoll.backends.gpu.flight import Flight, Flights
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.control import diagnosis
+from gpucoll.control.departure_entry import Gone, Road
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.control.group import HostGroup
 from gpucoll.devices import Device
@@ -27,6 +28,8 @@ LOST_AFTER_S = 0.03
 PAUSES_S = (20e-6, 2e-3)
 """First and longest pause between two looks of who waits."""
 _LOOK_FOR_PEERS_S = 0.01
+STUCK_S = 1.0
+"""So long a thread is at one place in the driver before another one acts in its stead."""
 
 
 class Lookout:
@@ -58,6 +61,9 @@ class Lookout:
         self.calls = calls
         self.device = device
         self.streams = Streams(device)
+        self.road = calls.road(device)
+        """For calls that go in one compiled step: `gpucoll.backends.gpu.express`."""
+        self._stuck = 0, 0.0
         self.flights = Flights()
         self.failure: GpucollError | None = None
         """Why the communicator was given up."""
@@ -93,6 +99,31 @@ class Lookout:
                     self._look_at_flights()
             except BackendError as error:  # the GPU does not even become current any more
                 self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
+
+    def look_from_outside(self) -> None:
+        """Look while another thread has the lock, and the driver may have that thread.
+
+        A stream takes about 1000 pieces of work; then the driver keeps whoever brings more until
+        there is room, and where the GPU waits for a rank that never comes, that is for ever. Events
+        are not asked for: the driver may keep this thread, too. In the library's own calls a thread
+        looks after itself.
+        """
+        place, now_s = int(self.road[Road.PLACE]), time.monotonic()
+        if place != self._stuck[0]:
+            self._stuck = place, now_s
+        stuck_s = now_s - self._stuck[1]
+        if place % 2 == 0 or stuck_s < STUCK_S or self.failure is not None:
+            return
+        self.road[Road.GONE] = Gone.PERHAPS  # from here on it does not go into the library
+        try:
+            if self.road[Road.PLACE] == place:
+                self._look_for_failures()
+                if stuck_s > self.group.timeout_s:
+                    code, limit_s = Abort.ENQUEUED_DEADLINE, self.group.timeout_s
+                    self.give_up(code, self.group.rank, self._oldest_sequence(), None, limit_s)
+        finally:
+            if self.failure is None:
+                self.road[Road.GONE] = Gone.NO
 
     def _look_for_failures(self) -> None:
         group = self.group
@@ -212,6 +243,7 @@ class Lookout:
         word = int(self.group.members.event_words()[EVENT_ABORT // 8])
         self.failure = self.group.fail(own or diagnosis.abort_error(self.group, word, waited_s))
         self.failed_at_s = time.monotonic()
+        self.road[Road.GONE] = Gone.YES
         self._abort_library()
 
     # --- certainty --------------------------------------------------------------------------------

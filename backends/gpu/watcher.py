@@ -73,12 +73,14 @@ class Watcher:
             del issuer
 
     def _look(self, issuer: Issuer) -> None:
-        # Who holds the lock is calling the vendor's library, and looks after itself.
+        # Who holds the lock is calling the vendor's library, and looks after itself, or the driver.
         if issuer.lock.acquire(blocking=False):
             try:
                 issuer.look()
             finally:
                 issuer.lock.release()
+        else:
+            issuer.look_from_outside()
         if issuer.failure is not None and not issuer.group.was_told:
             self._consider_exit(issuer)
         if issuer.is_busy or (

@@ -171,7 +171,8 @@ def _gather(request: Request, place: Place, library: Library, _: Reduction | Non
     if request.counts is None and library.has("ncclGather"):
         if not x.size_bytes:
             return plain()
-        to = None if out is None else out.address
+        # Not used, but checked where one asks NCCL for that.
+        to = x.address if out is None else out.address
         return plain(("ncclGather", (x.address, to, x.size_bytes, BYTES, root)))
     if out is None:
         return _exchange(_send(x.address, x.size_bytes, root))
@@ -190,7 +191,7 @@ def _scatter(request: Request, place: Place, library: Library, _: Reduction | No
     if request.counts is None and library.has("ncclScatter"):
         if not out.size_bytes:
             return plain()
-        source = None if x is None else x.address
+        source = out.address if x is None else x.address
         return plain(("ncclScatter", (source, out.address, out.size_bytes, BYTES, root)))
     if x is None:
         return _exchange(_receive(out.address, out.size_bytes, root))

@@ -105,7 +105,7 @@ class Connection:
 
         Ranks are numbered by key. None takes part in none and gets None.
         """
-        # Kept where the wait fails: the library may still write there until it is aborted.
+        # Kept where the wait fails: the library may still make it, until this one is ended.
         handle = self._child = ctypes.c_void_p()
         with self.device:
             code = self.library.functions.ncclCommSplit(
@@ -122,6 +122,8 @@ class Connection:
                     raise self.library.unavailable(code, "ncclCommSplit", self.handle)
                 return None
             made = Connection(self.library, self.device, handle.value or 0)
+            if made.handle:
+                self._child = None
             made._finish_making(code, "ncclCommSplit", watch)
         return made
 
@@ -198,9 +200,10 @@ class Connection:
                 return
             handle, self.handle = self.handle, 0
             functions.ncclCommDestroy(handle)
+        self._abort_child()
 
     def abort(self) -> bool:
-        """End it and what runs on it, whatever the others do; return False where the GPU hangs.
+        """End it and what runs on it, whatever others do; return False where the GPU hangs.
 
         ncclCommAbort waits without an end: for the last graph that its calls were captured in, and
         for the GPU, on which other work may hang. So it is waited for in a thread.
@@ -213,7 +216,14 @@ class Connection:
         )
         aborting.start()
         aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
+        self._abort_child()
         return self.is_in_graphs or not aborting.is_alive()
+
+    def _abort_child(self) -> None:
+        """End what has come of a split after all that this rank did not wait for."""
+        child, self._child = self._child, None
+        if child is not None and child.value:
+            Connection(self.library, self.device, child.value).abort()
 
     def _abort(self, handle: int) -> None:
         with self.device, self.device.relaxed_capture(), contextlib.suppress(GpucollError):

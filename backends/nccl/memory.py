@@ -19,7 +19,7 @@ import ctypes
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -61,10 +61,11 @@ class Memory:
 class Registration:
     """A piece of memory that a communicator knows."""
 
-    def __init__(self, registrations: Registrations, handle: int, is_symmetric: bool) -> None:
+    def __init__(self, registrations: Registrations, handle: int, window: int) -> None:
         self._registrations = registrations
         self.handle = handle
-        self.is_symmetric = is_symmetric
+        self.window = window
+        """Its number among the communicator's symmetric windows, from 1; 0: none of them."""
 
     @property
     def is_open(self) -> bool:
@@ -99,6 +100,7 @@ class Registrations:
         self._dead: deque[tuple[int, list[Registration]]] = deque()
         self._is_closed = False
         self._window: ctypes.c_void_p | None = None
+        self._n_windows = 0
         self.open: set[Registration] = set()
 
     # --- memory of the library --------------------------------------------------------------------
@@ -144,8 +146,10 @@ class Registrations:
         with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
             self.collect()
 
-    def collect(self, lock: AbstractContextManager[Any] = UNGUARDED) -> None:
-        """Give back the memory whose arrays are gone.
+    def collect(
+        self, lock: AbstractContextManager[Any] = UNGUARDED, windows: Container[int] = ()
+    ) -> None:
+        """Give back the memory whose arrays are gone; of open windows, only those named.
 
         Where there is such memory, it waits for everything on the GPU first, as cudaFree does: the
         library unmaps memory at once, and kernels of the user's may still be on their way to it.
@@ -155,8 +159,10 @@ class Registrations:
         lock : context manager
             Held around calls of the library, and not while waiting: what the GPU is busy with may
             end only when another thread gives the communicator up, for which it needs the lock.
+        windows : container of int
+            Symmetric windows that all ranks end now.
         """
-        dead = self._take_dead()  # what dies from here on has not been waited for
+        dead = self._take_dead(windows)  # what dies from here on has not been waited for
         if not dead:
             return
         try:
@@ -170,13 +176,22 @@ class Registrations:
                     self.end(registration)
                 give_back(self.library, self.device, address)
 
-    def _take_dead(self) -> list[tuple[int, list[Registration]]]:
+    def _take_dead(self, windows: Container[int]) -> list[tuple[int, list[Registration]]]:
         """Return what nobody uses any more; another thread may be taking some of it, too."""
-        taken = []
+        taken: list[tuple[int, list[Registration]]] = []
+        kept = taken.copy()
         with contextlib.suppress(IndexError):
             while True:
-                taken.append(self._dead.popleft())
+                _, held = piece = self._dead.popleft()
+                may_go = all(window in windows for window in _open_windows(held))
+                (taken if may_go else kept).append(piece)
+        self._dead.extend(kept)
         return taken
+
+    @property
+    def dead_windows(self) -> list[int]:
+        """Numbers of the windows that this rank has no more use for."""
+        return [window for _, held in tuple(self._dead) for window in _open_windows(held)]
 
     # --- registering ------------------------------------------------------------------------------
 
@@ -201,7 +216,7 @@ class Registrations:
                 self._communicator, address, size_bytes, ctypes.byref(made)
             )
         self.library.check(code, f"ncclCommRegister of {size_bytes} bytes", self._communicator)
-        return self._opened(made, is_symmetric=False)
+        return self._opened(made)
 
     def register_memory(self, memory: Memory) -> None:
         """Register memory of `allocate`; nothing where the library cannot."""
@@ -234,14 +249,15 @@ class Registrations:
             code = settle(code)
         what = f"ncclCommWindowRegister of {memory.size_bytes} bytes"
         self.library.check(code, what, self._communicator)
-        registration = self._opened(made, is_symmetric=True)
+        self._n_windows += 1
+        registration = self._opened(made, self._n_windows)
         if registration is not None:
             memory.held.append(registration)
 
-    def _opened(self, handle: ctypes.c_void_p, is_symmetric: bool) -> Registration | None:
+    def _opened(self, handle: ctypes.c_void_p, window: int = 0) -> Registration | None:
         if not handle.value:  # NCCL declines quietly where registration is of no use to it
             return None
-        registration = Registration(self, handle.value, is_symmetric)
+        registration = Registration(self, handle.value, window)
         self.open.add(registration)
         return registration
 
@@ -250,7 +266,7 @@ class Registrations:
         if registration not in self.open:
             return
         self.open.remove(registration)
-        kind = "Window" if registration.is_symmetric else ""
+        kind = "Window" if registration.window else ""
         name = f"ncclComm{kind}Deregister"
         with self.device:
             code = getattr(self.library.functions, name)(self._communicator, registration.handle)
@@ -280,3 +296,9 @@ class Registrations:
     def _check_open(self, what: str) -> None:
         if self._is_closed:
             raise StateError(f"cannot {what}: the communicator is closed")
+
+
+def _open_windows(held: list[Registration]) -> list[int]:
+    return [
+        registration.window for registration in held if registration.window and registration.is_open
+    ]

@@ -2,6 +2,11 @@
 
 Registering one is collective, so the ranks agree on it over the control channel first: a rank that
 has no memory left, or asks for another size, is heard of before the library is called.
+
+Ending one is not, but each rank's NCCL places the next window by what it has ended so far, and a
+window must have the same place on all ranks (``ncclSpaceAlloc`` in NCCL's ``dev_runtime.cc``: the
+place is where multicast finds it). Arrays die when each rank's garbage collection pleases. So the
+ranks end windows together, before they make the next one, and only those that are dead on all.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ def allocate(
     """
     registrations, group = backend.registrations, issuer.group
     issuer.synchronize()
-    registrations.collect(issuer.lock)
+    registrations.collect(issuer.lock, _dead_on_all(channel, registrations.dead_windows, timeout_s))
     memory, problem = None, ""
     try:
         with issuer.lock, backend.device:
@@ -66,6 +71,15 @@ def allocate(
         group.abort(Abort.BACKEND)  # so that the others stop waiting for this rank
         raise group.fail(error) from None
     return memory
+
+
+def _dead_on_all(
+    channel: ControlChannel, mine: list[int], timeout_s: float | None
+) -> frozenset[int]:
+    """Return the windows that no rank has any use for."""
+    data = json.dumps(mine).encode()
+    parts = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
+    return frozenset(mine).intersection(*(json.loads(part) for part in parts))
 
 
 def _agree(

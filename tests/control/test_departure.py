@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gpucoll.control.call import CallBlock
-from gpucoll.control.departure_entry import IN_PROGRESS, POLLS, Step
+from gpucoll.control.departure_entry import IN_PROGRESS, POLLS, Gone, Road, Step
 from gpucoll.control.enqueued import EnqueuedCalls
 from gpucoll.types import Collective, ReduceOp
 
@@ -166,6 +166,33 @@ def test_a_library_that_is_in_progress_is_polled_before_the_event(
     last = WORK[3:] if not step else []
     work = [*WORK[:3], *[("poll", HANDLE)] * n_polls, *last]
     assert found == ((step << 32) | code, [*ENTERED["cuda"], *work, *LEFT["cuda"]], 1)
+
+
+def depart_when_gone(comm):
+    """The communicator is given up while the driver keeps the thread at the first event."""
+    calls = EnqueuedCalls(comm._group)
+    block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
+    block.set_arrays((16,), 0, 0)
+    calls.poster(block)
+    recorded: Any = Recorded("cuda", None)
+    road = calls.road(recorded)
+    go, _words = calls.departer(road, block, recorded.library, SETTINGS, recorded.poll)
+    places = [int(road[Road.PLACE])]
+    go(*ADDRESSES, HANDLE, STREAM, STREAM, START, END)
+    places.append(int(road[Road.PLACE]))
+    road[Road.GONE] = Gone.YES
+    del recorded.calls[:]
+    result = go(*ADDRESSES, HANDLE, STREAM, STREAM, START, END)
+    places.append(int(road[Road.PLACE]))
+    return result >> 32, recorded.calls, places
+
+
+def test_a_communicator_that_is_gone_is_not_called(ranks):
+    ((step, calls, places),) = ranks.call(1, depart_when_gone, environment=FEW)
+    assert step == Step.GONE
+    assert calls == [*ENTERED["cuda"], *WORK[:2], *LEFT["cuda"]]
+    assert places[0] < places[1] < places[2]  # another thread sees that this one goes on
+    assert not any(place % 2 for place in places)
 
 
 def depart_when_full(comm):

@@ -50,6 +50,7 @@ struct task {
 struct stream {
     struct stream *next_stream;
     int device, is_alive, has_thread, is_busy, error;
+    long length;
     struct task *first, **end;
     struct graph *capture;
     int is_joined; /* what was captured here has been waited for by the stream that began it */
@@ -84,13 +85,14 @@ static struct event *events;
 static struct event *event_buckets[1024]; /* so that having many costs a call nothing */
 static struct block *blocks;
 static int is_initialised, is_held, captures, sticky_error, device_count_value = 8;
-static long delay_us, limit_bytes = (long)MEMORY_BYTES, used_bytes;
+static long queue_length, delay_us, limit_bytes = (long)MEMORY_BYTES, used_bytes;
 static __thread int stack[64], depth, capture_mode;
 
 /* --- control ----------------------------------------------------------------------------------- */
 
 /* devices: how many GPUs; hold: 1 keeps every stream from going on; delay_us: before each piece of
- * work; error: every call gives this code from now on; memory: bytes of a device. */
+ * work; error: every call gives this code from now on; memory: bytes of a device; queue: how much a
+ * stream takes before it keeps who brings more waiting (0: no limit). */
 DOUBLE_API int double_set(const char *key, long value)
 {
     pthread_mutex_lock(&lock);
@@ -101,6 +103,8 @@ DOUBLE_API int double_set(const char *key, long value)
         is_held = (int)value;
     else if (!strcmp(key, "delay_us"))
         delay_us = value;
+    else if (!strcmp(key, "queue"))
+        queue_length = value;
     else if (!strcmp(key, "error"))
         sticky_error = (int)value;
     else if (!strcmp(key, "memory"))

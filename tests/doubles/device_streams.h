@@ -72,6 +72,7 @@ static void *work_off(void *argument)
         }
         free(t);
         s->is_busy = 0;
+        s->length--;
         pthread_cond_broadcast(&changed);
     }
 }
@@ -94,6 +95,12 @@ static int push(struct stream *s, struct task *t)
     if (code)
         return code;
     s->has_thread = 1;
+    struct timespec until = limit();
+    while (queue_length && s->length >= queue_length && !code)
+        code = wait_changed(&until, "room on a stream");
+    if (code)
+        return code;
+    s->length++;
     t->next = NULL;
     *s->end = t;
     s->end = &t->next;

@@ -252,15 +252,15 @@ DOUBLE_API int ncclMemFree(void *address)
 struct registration {
     struct comm *comm;
     void *address;
-    int is_window;
+    int is_window, place;
 };
 
-static int register_memory(struct comm *c, void *address, size_t size, void **out, int is_window)
+static int register_memory(struct comm *c, void *address, size_t size, void **out, int is_window, int place)
 {
     if (!device.owns(address, size))
         return fail(InvalidArgument, "%p is not memory of the device", address);
     struct registration *r = malloc(sizeof *r);
-    *r = (struct registration){c, address, is_window};
+    *r = (struct registration){c, address, is_window, place};
     registrations++;
     c->registrations++;
     *out = r;
@@ -274,6 +274,8 @@ static int deregister(struct comm *c, void *handle, int is_window)
         return fail(InvalidArgument, "this is no registration of the communicator");
     registrations--;
     c->registrations--;
+    if (is_window)
+        c->window_places[r->place] = 0;
     free(r);
     return Success;
 }
@@ -282,7 +284,7 @@ static int deregister(struct comm *c, void *handle, int is_window)
 DOUBLE_API int ncclCommRegister(void *comm, void *address, size_t size, void **out)
 {
     READY_COMM(ncclCommRegister)
-    return register_memory(c, address, size, out, 0);
+    return register_memory(c, address, size, out, 0, 0);
 }
 DOUBLE_API int ncclCommDeregister(void *comm, void *handle)
 {
@@ -299,7 +301,10 @@ static int finish_window(struct comm *c)
         if (atomic_load(&c->shared->members[r].arrived[1]) < w.number)
             return InProgress;
     c->deferred_window.out = NULL;
-    return register_memory(c, w.address, w.size, w.out, 1);
+    for (int r = 0; r < c->n; r++)
+        if (c->shared->members[r].window_place != w.place)
+            return fail(InvalidArgument, "WindowRegister : another place on rank %d: multicast would miss it", r);
+    return register_memory(c, w.address, w.size, w.out, 1, w.place);
 }
 
 #ifndef WITHOUT_ncclCommWindowRegister
@@ -310,7 +315,12 @@ DOUBLE_API int ncclCommWindowRegister(void *comm, void *address, size_t size, vo
     if (flags & ~3 || (uintptr_t)address % 4096)
         return fail(InvalidArgument, "WindowRegister : unknown flags, or not aligned to 4096 bytes");
     *out = NULL;
-    c->deferred_window = (struct deferred_window){address, size, out, ++c->arrivals[1]};
+    int place = 0;
+    while (place < 63 && c->window_places[place])
+        place++;
+    c->window_places[place] = 1;
+    c->shared->members[c->rank].window_place = place;
+    c->deferred_window = (struct deferred_window){address, size, out, ++c->arrivals[1], place};
     atomic_store(&c->shared->members[c->rank].arrived[1], c->arrivals[1]);
     if (!c->is_blocking) {
         c->polls = (int)get("polls");
@@ -378,6 +388,8 @@ static int check_operation(struct comm *c, struct operation *o, const char *name
     size_t sent = send_size(c, o), received = recv_size(c, o);
     if (get("check_pointers") && ((sent && !device.owns(o->send, sent)) || (received && !device.owns(o->recv, received))))
         return fail(InvalidArgument, "%s : a buffer is not a valid pointer, or is too short", name);
+    if (get("check_pointers") && (o->kind == GATHER || o->kind == SCATTER) && (!o->send || !o->recv))
+        return fail(InvalidArgument, "%s : a buffer is NULL, on whichever rank", name); /* NCCL_CHECK_POINTERS=1 */
     if (device.stream_device(o->stream) != c->device)
         return fail(InvalidArgument, "%s : the stream is not of the communicator's device", name);
     return Success;

@@ -54,7 +54,7 @@ struct member {
     _Atomic int connects[2];     /* for collectives, for messages: has come to be connected */
     struct call call;
     _Atomic uint64_t split_published, split_read;
-    int color, key, child_fd;
+    int color, key, child_fd, window_place;
 };
 
 struct mailbox {
@@ -97,6 +97,7 @@ struct deferred_window {
     size_t size;
     void **out;
     uint64_t number;
+    int place;
 };
 
 struct comm {
@@ -119,6 +120,7 @@ struct comm {
     int has_job;
     _Atomic int job_code;
     struct deferred_window deferred_window;
+    int window_places[64]; /* which are taken; the next window gets the first free one */
     _Atomic long registrations;
     struct { int is_used, type; char factor[8]; } operators[OPERATORS];
 };

@@ -70,16 +70,7 @@ class CupyKit:
 
 
 class RealCupyKit(CupyKit):
-    """CuPy's arrays on a GPU. CuPy itself does not wait until what the host wrote has arrived."""
-
-    def bytes_of(self, values: np.ndarray) -> Any:
-        made = super().bytes_of(values)
-        self.cupy.cuda.get_current_stream().synchronize()
-        return made
-
-    def write(self, x: Any, values: np.ndarray) -> None:
-        super().write(x, values)
-        self.cupy.cuda.get_current_stream().synchronize()
+    """CuPy's arrays on a GPU, for what the look-alike has another way."""
 
     def copy(self, destination: Any, source: Any) -> None:
         # Not [...] =, whose kernel would be compiled and loaded, which may wait for the whole GPU.

@@ -33,12 +33,6 @@ def ones(kit, count=8, dtype="float32"):
     return kit.seen_as(kit.bytes_of(np.ones(count, dtype).view(np.uint8)), (count,), dtype)
 
 
-def call_and_check(comm, call):
-    """Make a call that fails: it raises itself where the library is still busy with it."""
-    call()
-    comm.check()
-
-
 def counted(rank, function, *args, **options):
     """Call ``function(comm, kit, *args)``; nothing of the library may be left, however it ends."""
     try:
@@ -64,6 +58,12 @@ OTHERWISE = {
 }
 
 
+def certainly(comm, call, *args, **options):
+    """Make a call, and wait until it has succeeded; where it is held up it finds out by itself."""
+    call(*args, **options)
+    comm.check()
+
+
 def call_otherwise(rank, kind):
     def calls(comm, kit):
         comm.all_reduce(ones(kit))
@@ -71,7 +71,7 @@ def call_otherwise(rank, kind):
         if kind in ("shape", "asynchronous", "plan") and comm.rank != 1:
             different = lambda comm, kit: comm.all_reduce(ones(kit))  # noqa: E731
         with pytest.raises(MismatchError) as caught:
-            call_and_check(comm, lambda: different(comm, kit))
+            certainly(comm, different, comm, kit)
         with pytest.raises(MismatchError):
             comm.all_reduce(ones(kit))
         with pytest.raises(MismatchError):
@@ -238,6 +238,46 @@ def test_memory_is_not_given_back_behind_a_call_that_hangs(gpus):
     for error in errors(gpus.replies(2, ask_for_more_scratch_behind_a_hang)):
         assert isinstance(error, DeadlineError), error
         assert "all_reduce(" in str(error)
+
+
+def fill_the_queue(rank, way):
+    """The driver keeps a call whose stream is full, behind one that waits for a rank."""
+    if rank.rank == 1:
+        with rank.init(device=1) as comm:
+            x = ones(rank.kit)
+            comm.all_reduce(x, out=x)
+            comm.check()
+            until(lambda: is_broken(comm))
+            comm.check()
+    with rank.init(device=0, timeout_s=1.5) as comm:
+        x, queue = ones(rank.kit), 8
+        plan = comm.plan_all_reduce(x, out=x)
+        comm.all_reduce(x, out=x)
+        comm.check()
+        device = comm._gpu._connected.device
+        address, stream = x.data.ptr, rank.kit.stream()
+        with stream:
+            rank.control.driver_set("queue", queue)
+            try:
+                plan()  # three pieces: two events, and the work, which never ends
+                with device:
+                    for _ in range(queue - 3 + 1):  # one piece is taken from the queue to be run
+                        device.fill(address, b"\0", 1, stream.ptr)
+                if way == "plan":
+                    plan()
+                elif way == "call":
+                    comm.all_reduce(x, out=x, stream=stream)
+                else:
+                    comm.all_reduce(x, out=x, async_op=True)
+            finally:
+                rank.control.driver_set("queue", 0)
+
+
+@pytest.mark.parametrize("way", ["plan", "call", "asynchronous"])
+def test_a_call_that_the_driver_keeps_is_ended(gpus, way):
+    late, ended = errors(gpus.replies(2, fill_the_queue, way))
+    assert isinstance(late, DeadlineError), late
+    assert isinstance(ended, AbortedError | DeadlineError), ended
 
 
 def be_killed(rank, when):
@@ -553,7 +593,7 @@ def fail_many_times(rank):
             comm.all_reduce(ones(rank.kit), async_op=True)
             x = ones(rank.kit, 3 + rank.rank)
             with pytest.raises(MismatchError):
-                call_and_check(comm, lambda x=x: comm.all_reduce(x, async_op=True))
+                certainly(comm, comm.all_reduce, x, async_op=True)
     return before == [rank.control.count(what) for what in ("events", "streams")]
 
 

@@ -46,6 +46,36 @@ def test_windows(gpus, polls):
     assert gpus.call_ranks(3, use_windows, polls) == [(2, {6.0}, 0)] * 3
 
 
+def let_go_at_different_times(rank):
+    """A rank's arrays die when its garbage collection pleases; the next window fits."""
+    with rank.init(device=rank.rank) as comm:
+
+        def make():
+            return comm.empty(8, "int8", like="cuda", symmetric=True)
+
+        first, second = make(), make()
+        if rank.rank:
+            del first
+        comm.empty(8, "int8", like="cuda")  # gives memory back, but no window
+        third = make()
+        counts = [rank.control.registrations]
+        if not rank.rank:
+            del first
+        fourth = make()  # where the first one was
+        counts.append(rank.control.registrations)
+        comm.broadcast(fourth, out=fourth)
+        comm.check()
+        del second, third
+    return counts
+
+
+def test_windows_end_on_all_ranks_together(gpus):
+    # The dead array that is no window may go at once, or with the next one.
+    for three, again in gpus.call_ranks(2, let_go_at_different_times):
+        assert three == 3
+        assert again == 3
+
+
 def ask_differently(rank):
     with rank.init(device=rank.rank) as comm:
         with pytest.raises(MismatchError, match="same number of bytes on every rank; got rank 0 8"):

@@ -15,10 +15,26 @@ from numba import types
 from gpucoll.control.enqueued_entry import post
 from gpucoll.control.entry import capsule_pointer, new_integer
 from gpucoll.kernels.cpu.jit import compiled, inline
-from gpucoll.kernels.cpu.memory import call_words, get, put
+from gpucoll.kernels.cpu.memory import (
+    call_words,
+    exchange64,
+    get,
+    load64_acquire,
+    put,
+)
 from gpucoll.transport.words import Call
 
-__all__ = ["MOST_ARGUMENTS", "ROAD_WORDS", "TICKET_WORDS", "Road", "Step", "Ticket", "depart_call"]
+__all__ = [
+    "IN_PROGRESS",
+    "MOST_ARGUMENTS",
+    "ROAD_WORDS",
+    "TICKET_WORDS",
+    "Gone",
+    "Road",
+    "Step",
+    "Ticket",
+    "depart_call",
+]
 
 MOST_ARGUMENTS = 8
 """Of a library's function, communicator and stream included."""
@@ -38,11 +54,24 @@ class Road(IntEnum):
     IS_CAPTURING = 6
     RECORD = 7
     WAIT = 8
-    ANSWER = 9
+    PLACE = 9
+    """Counts: odd while a thread is in the driver, which may keep it there; even elsewhere."""
+    GONE = 10
+    """A `Gone`: who comes out of the driver looks at it before it calls the library."""
+    ANSWER = 11
     """Where these functions write."""
 
 
 ROAD_WORDS = int(Road.ANSWER) + 1
+
+
+class Gone(IntEnum):
+    """Whether the library's communicator is still there; another thread may give it up."""
+
+    NO = 0
+    PERHAPS = 1
+    """That is just being found out: wait."""
+    YES = 2
 
 
 class Ticket(IntEnum):
@@ -81,6 +110,8 @@ class Step(IntEnum):
     """The library's function returned the code in the lower half."""
     END = 4
     """Enqueued, but the second event could not be recorded."""
+    GONE = 5
+    """Posted, but the communicator was given up while the driver kept this thread."""
 
 
 _PUSH, _CONTEXT, _POP = int(Road.PUSH), int(Road.CONTEXT), int(Road.POP)
@@ -92,7 +123,9 @@ _ROAD, _CALL_BLOCK, _FUNCTION = int(Ticket.ROAD), int(Ticket.CALL), int(Ticket.F
 _POLL = int(Ticket.POLL)
 _N_SETTINGS, _ARGUMENTS = int(Ticket.N_SETTINGS), int(Ticket.ARGUMENTS)
 _SETTINGS_AT = SETTINGS_AT
-_NOTHING, _START, _CALL, _END = map(int, Step)
+_PLACE, _GONE = int(Road.PLACE), int(Road.GONE)
+_PERHAPS, _NO = int(Gone.PERHAPS), int(Gone.NO)
+_NOTHING, _START, _CALL, _END, _GIVEN_UP = map(int, Step)
 _CALL_CONTEXT = int(Call.CONTEXT)
 _N_ARGUMENTS = 7
 
@@ -154,8 +187,22 @@ def _settled(ticket, communicator):
 
 
 @inline
+def _step(road):
+    """Enter the driver, or leave it; what comes afterwards is seen to come afterwards."""
+    exchange64(road + 8 * _PLACE, get(road, _PLACE) + 1)
+
+
+@inline
+def _is_gone(road):
+    """Return whether the communicator was given up; wait where that is being found out."""
+    while load64_acquire(road + 8 * _GONE) == _PERHAPS:
+        _sched_yield()
+    return load64_acquire(road + 8 * _GONE) != _NO
+
+
+@inline
 def _put_on_stream(ticket, stream, leader, start, end):
-    """Do it all, with the context current."""
+    """Do it all, with the context current and the driver entered."""
     road, call = get(ticket, _ROAD), get(ticket, _CALL_BLOCK)
     if _is_capturing(road, stream):
         return _result(_NOTHING, 0)
@@ -167,6 +214,10 @@ def _put_on_stream(ticket, stream, leader, start, end):
     code = _call(get(road, _RECORD), start, stream)
     if code:
         return _result(_START, code)
+    _step(road)
+    if _is_gone(road):
+        _step(road)
+        return _result(_GIVEN_UP, 0)
     given = ticket + 8 * _ARGUMENTS
     code = _code(
         call_words(
@@ -183,6 +234,7 @@ def _put_on_stream(ticket, stream, leader, start, end):
     )
     if code == IN_PROGRESS:  # an event must not come onto the stream before the work
         code = _settled(ticket, get(given + 8 * (_SETTINGS_AT + get(ticket, _N_SETTINGS)), 0))
+    _step(road)
     if code:
         return _result(_CALL, code)
     code = _call(get(road, _RECORD), end, stream)
@@ -235,7 +287,9 @@ def depart_call(self, arguments, n_arguments):
     thread = _save_thread()
     before, result = _enter(road), _result(_NOTHING, 0)
     if before >= 0:
+        _step(road)
         result = _put_on_stream(ticket, stream, leader, start, end)
+        _step(road)
         _leave(road, before)
     _restore_thread(thread)
     return new_integer(result)

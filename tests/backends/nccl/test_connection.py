@@ -89,3 +89,19 @@ def test_a_split_that_fails_is_one_kind_of_error_for_whoever_takes_part_or_not(c
 
     with pytest.raises(BackendUnavailableError, match="ncclCommSplit: code 6"):
         made.split(color, 0, lambda: None)
+
+
+def test_a_child_that_comes_after_its_split_has_failed_is_aborted_with_its_parent():
+    library = Library()
+    library.functions.graph_is_gone.set()
+    aborted: list[int] = []
+    library.functions.ncclCommAbort = aborted.append
+    made = connected(library)
+    with pytest.raises(BackendUnavailableError):
+        made.split(0, 0, lambda: None)
+    assert made._child is not None
+
+    made._child.value = 9  # by a thread of the library's
+    made.abort()
+
+    assert aborted == [7, 9]

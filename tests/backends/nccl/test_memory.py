@@ -48,7 +48,7 @@ def close(comm, made):
 
 def reduce_in_it(seat, double):
     with communicator(seat, double) as comm:
-        made = registrations_of(comm)
+        made, in_use = registrations_of(comm), comm.control.count("memory")
         memory = made.allocate(100)
         array = memory.array((5, 5), "float32")
         view = np.frombuffer(comm.view(memory.address, 100), np.float32)
@@ -61,6 +61,7 @@ def reduce_in_it(seat, double):
         close(comm, made)
         del array, memory
         gc.collect()
+        until(lambda: comm.control.count("memory") == in_use)  # by a thread of its own
         return before[:2], before[2] > 0, result, comm.control.registrations
 
 
@@ -228,7 +229,7 @@ def windows(seat, double, polls):
         assert comm.control.registrations == 0
         made.register_window(memory, settle)
         (window,) = memory.held
-        answer = seen[1:], window.is_symmetric, window.handle > 0, memory.size_bytes
+        answer = seen[1:], window.window == 1, window.handle > 0, memory.size_bytes
         settle(comm.functions.ncclCommFinalize(comm.handle))
         close(comm, made)
         return *answer, comm.control.registrations
