@@ -92,8 +92,10 @@ def run_alone(options: Options) -> int:
 
 def run_launched(options: Options) -> int:
     """Measure with the ranks that a launcher has started; only rank 0 speaks."""
-    local_rank = int(os.environ.get(config.LOCAL_RANK, os.environ.get("LOCAL_RANK", "0")))
-    library = joined(options.array, local_rank, options.timeout_s)
+    try:
+        library = joined(options.array, config.local_rank(), options.timeout_s)
+    except ImportError as error:
+        raise NoGpuError(f"--array {options.array}: {error}") from error
     with library.comm as comm:
         try:
             check_launched(options, comm.world_size)

@@ -143,4 +143,5 @@ class Express:
             if step != Step.CALL:
                 device.check(code, "record an event")
             self._settle(code)  # it may only be in progress
-            device.check(device.record_event(end, stream), "record an event")
+            with self.issuer.in_driver():
+                device.check(device.record_event(end, stream), "record an event")

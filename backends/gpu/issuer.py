@@ -23,8 +23,8 @@ MOST_FLIGHTS = 128
 """How many calls may be under way.
 
 A stream of CUDA's takes about 1000 pieces of work; then the driver keeps who brings more waiting,
-and that would be this thread with its lock, so that nobody could end what hangs on the GPU. A call
-is up to eight pieces: events and waits of ours and of the library's, and its kernel.
+with the lock (`Issuer.in_driver` is the way out of that). Most calls are up to eight pieces: events
+and waits of ours and of the library's, and its kernel.
 """
 
 
@@ -55,7 +55,7 @@ class Issuer(Lookout):
         for departure in departures:
             self.streams.check(departure.stream)
         if self.flights.count >= MOST_FLIGHTS:
-            self._make_room(self._limit_s(departures[0]))
+            self._make_room()
         flights: list[Flight] = []
         before, is_enqueuing = self.calls.sequence, False
         try:
@@ -63,7 +63,7 @@ class Issuer(Lookout):
                 flights.append(self._begin(departure))
             is_enqueuing = True
             enqueue()
-            with self._in_driver():
+            with self.in_driver():
                 for flight, departure in zip(flights, departures, strict=True):
                     if departure.is_awaited or not departure.is_captured:
                         flight.end = self.streams.record(flight.stream)
@@ -100,7 +100,7 @@ class Issuer(Lookout):
                 self._post_late(signature.post, status, limit_s)
             sequence = self.calls.sequence
         stream = departure.stream
-        with self._in_driver():
+        with self.in_driver():
             start = 0 if departure.is_captured else self.streams.record(stream)
         return Flight(sequence, departure.name, stream, limit_s, departure.keep, start)
 
@@ -126,11 +126,12 @@ class Issuer(Lookout):
             pause_s = min(2 * pause_s, PAUSES_S[1])
             status = post()
 
-    def _make_room(self, limit_s: float) -> None:
+    def _make_room(self) -> None:
+        """Wait until there are fewer calls under way, each under its own deadline."""
         self.look()
         if self.flights.count >= MOST_FLIGHTS:
             longest = max(self.flights.lines.values(), key=len)
-            self.synchronize(longest[len(longest) // 2], limit_s)
+            self.synchronize(longest[len(longest) // 2])
 
     def follow(self, stream: int, leader: int) -> None:
         """Make what comes on `stream` wait for what is on `leader` now."""
@@ -138,18 +139,18 @@ class Issuer(Lookout):
             with self.lock, self.device:
                 if leader != PER_THREAD_STREAM:  # which can be waited for from the thread itself
                     self.streams.check(leader)
-                with self._in_driver():
+                with self.in_driver():
                     self.streams.follow(stream, leader)
 
     def wait_on(self, stream: int, flight: Flight) -> None:
         """Make what comes on `stream` wait for a call."""
         with self.lock, self.device:
             if flight.end:
-                with self._in_driver():
+                with self.in_driver():
                     self.streams.wait(stream, flight.end)
 
     @contextlib.contextmanager
-    def _in_driver(self) -> Iterator[None]:
+    def in_driver(self) -> Iterator[None]:
         """Say that this thread is in the driver: `look_from_outside`. Raise what came of that."""
         self.road[Road.PLACE] += 1
         try:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import os
 from collections import deque
 from typing import Any
 
 from gpucoll.devices import Device
-from gpucoll.errors import GpucollError
 
 _spent: deque[tuple[Device, list[Any]]] = deque()
 _is_working = _thread.allocate_lock()
@@ -24,13 +24,16 @@ _is_working = _thread.allocate_lock()
 class LetGoElsewhere:
     """Keeps something that owns memory of a device; lets go of it in another thread."""
 
-    __slots__ = ("_device", "_kept")
+    __slots__ = ("_device", "_kept", "_process")
 
     def __init__(self, kept: Any, device: Device) -> None:
         self._kept = [kept]
         self._device = device
+        self._process = os.getpid()
 
     def __del__(self) -> None:
+        if os.getpid() != self._process:  # a forked child's: the GPU is its parent's
+            return
         _spent.append((self._device, self._kept))
         if _is_working.acquire(False):
             try:
@@ -44,7 +47,8 @@ def _let_go() -> None:
         with contextlib.suppress(IndexError):
             while True:
                 device, kept = _spent.popleft()
-                with contextlib.suppress(GpucollError), device:
+                # Another thread may be capturing a graph.
+                with contextlib.suppress(Exception), device, device.relaxed_capture():
                     kept.clear()
         _is_working.release()
         if not _spent or not _is_working.acquire(False):

@@ -90,12 +90,12 @@ class Lookout:
 
     def look(self) -> None:
         """Find out how far all calls are, and whether something is wrong. Does not wait."""
-        # Whoever looks may be capturing a graph, or another thread of the process.
-        with self.lock, self.device.relaxed_capture():
+        with self.lock:
             if self.failure is None:
                 self._look_for_failures()
             try:
-                with self.device:
+                # Whoever looks may be capturing a graph, or another thread of the process.
+                with self.device, self.device.relaxed_capture():
                     self._look_at_flights()
             except BackendError as error:  # the GPU does not even become current any more
                 self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)

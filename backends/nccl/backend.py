@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 
 from gpucoll.backends.gpu.scratch import Scratch
@@ -55,6 +56,8 @@ class NcclBackend:
         self._place = place
         self._new_watch = new_watch
         self._functions = self.library.functions
+        self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
         self.scratch = Scratch(self.device)
         self.registrations = Registrations(self.library, self.device, connection.handle)
         """What the library knows of memory on this communicator."""
@@ -182,10 +185,11 @@ class NcclBackend:
 
     def _move(self, steps: Iterable[Copy | Fill], stream: int) -> None:
         for step in steps:
-            if isinstance(step, Copy):
-                self.device.copy(*step, stream)
-            else:
-                self.device.fill(*step, stream)
+            with self.in_driver():
+                if isinstance(step, Copy):
+                    self.device.copy(*step, stream)
+                else:
+                    self.device.fill(*step, stream)
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -198,7 +202,8 @@ class NcclBackend:
         self.registrations.close(is_aborting=True)
         if not self.connection.abort():
             return  # giving memory back would wait for the GPU, too
-        with contextlib.suppress(GpucollError):  # a GPU that has failed keeps its memory
+        # A GPU that has failed keeps its memory; another thread may be capturing a graph.
+        with contextlib.suppress(GpucollError), self.device.relaxed_capture():
             self.registrations.collect()
 
     def describe(self) -> dict[str, str]:

@@ -61,6 +61,7 @@ class Connected:
         self.issuer = Issuer(
             group, calls, connection.device, self.backend.failure, self.backend.abort
         )
+        self.backend.in_driver = self.issuer.in_driver
         self._signatures = Signatures(calls, *place)
         self._watcher = Watcher(self.issuer, exits=exits)
         backend, issuer = self.backend, self.issuer

@@ -58,7 +58,8 @@ class Connection:
         self.is_in_graphs = False
         """Whether calls were captured: the library lets nobody go before such graphs are gone."""
         self._operations: dict[tuple[bytes, int], int] = {}
-        self._child: ctypes.c_void_p | None = None
+        self._children: list[ctypes.c_void_p] = []
+        """Of splits that this rank has not waited for to the end."""
 
     @staticmethod
     def join(
@@ -105,8 +106,8 @@ class Connection:
 
         Ranks are numbered by key. None takes part in none and gets None.
         """
-        # Kept where the wait fails: the library may still make it, until this one is ended.
-        handle = self._child = ctypes.c_void_p()
+        handle = ctypes.c_void_p()
+        self._children.append(handle)  # the library may still make it where the wait fails
         with self.device:
             code = self.library.functions.ncclCommSplit(
                 self.handle,
@@ -123,7 +124,7 @@ class Connection:
                 return None
             made = Connection(self.library, self.device, handle.value or 0)
             if made.handle:
-                self._child = None
+                self._children.pop()
             made._finish_making(code, "ncclCommSplit", watch)
         return made
 
@@ -200,7 +201,7 @@ class Connection:
                 return
             handle, self.handle = self.handle, 0
             functions.ncclCommDestroy(handle)
-        self._abort_child()
+        self._abort_children()
 
     def abort(self) -> bool:
         """End it and what runs on it, whatever others do; return False where the GPU hangs.
@@ -216,15 +217,15 @@ class Connection:
         )
         aborting.start()
         aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
-        self._abort_child()
+        self._abort_children()
         return self.is_in_graphs or not aborting.is_alive()
 
-    def _abort_child(self) -> None:
-        """End what has come of a split after all that this rank did not wait for."""
-        child, self._child = self._child, None
-        if child is not None and child.value:
-            Connection(self.library, self.device, child.value).abort()
+    def _abort_children(self) -> None:
+        """End what has come, after all, of splits that this rank did not wait for."""
+        while self._children:
+            if address := self._children.pop().value:
+                Connection(self.library, self.device, address).abort()
 
     def _abort(self, handle: int) -> None:
-        with self.device, self.device.relaxed_capture(), contextlib.suppress(GpucollError):
+        with contextlib.suppress(GpucollError), self.device, self.device.relaxed_capture():
             self.library.functions.ncclCommAbort(handle)

@@ -179,7 +179,7 @@ class Registrations:
     def _take_dead(self, windows: Container[int]) -> list[tuple[int, list[Registration]]]:
         """Return what nobody uses any more; another thread may be taking some of it, too."""
         taken: list[tuple[int, list[Registration]]] = []
-        kept = taken.copy()
+        kept: list[tuple[int, list[Registration]]] = []
         with contextlib.suppress(IndexError):
             while True:
                 _, held = piece = self._dead.popleft()

@@ -36,6 +36,10 @@ class Arrays(Protocol):
         """Return an array of so many elements."""
         ...
 
+    def kept_as(self, dtype: str) -> str:
+        """Return the dtype of the arrays: it, or the bench's storage of it."""
+        ...
+
     def typed(self, array: Array, dtype: str) -> Array:
         """Return the array under its own dtype, where it is kept in the bench's storage of it."""
         ...
@@ -66,6 +70,10 @@ class HostArrays:
     def allocate(self, count: int, dtype: str) -> Array:
         """Return an ordinary array."""
         return np.empty(count, storage(dtype))
+
+    def kept_as(self, dtype: str) -> str:
+        """Return the bench's storage."""
+        return str(storage(dtype))
 
     def typed(self, array: Array, dtype: str) -> Array:
         """Return the array under its own dtype, which ml_dtypes may have to bring."""
@@ -135,6 +143,10 @@ class TorchArrays:
     def allocate(self, count: int, dtype: str) -> Array:
         """Return a tensor on the GPU."""
         return self.torch.empty(count, dtype=getattr(self.torch, dtype), device="cuda")
+
+    def kept_as(self, dtype: str) -> str:
+        """Return the dtype itself."""
+        return dtype
 
     def typed(self, array: Array, dtype: str) -> Array:
         """Return the tensor: it is of its dtype."""

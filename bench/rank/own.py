@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from gpucoll.bench.rank.arrays import Arrays, HostArrays, open_arrays
-from gpucoll.bench.rank.inputs import storage
 from gpucoll.bench.rank.library import Array, Call, Loop
 from gpucoll.bench.rank.loops import ping_pong, repeated, stream
 
@@ -58,8 +57,8 @@ class Own:
             return self.arrays.allocate(count, dtype)
         if self.arrays.on_gpu:
             like = self.arrays.allocate(1, dtype)
-            return self.comm.empty(count, str(storage(dtype)), like=like, symmetric=True)
-        return self.comm.empty(count, storage(dtype))
+            return self.comm.empty(count, self.arrays.kept_as(dtype), like=like, symmetric=True)
+        return self.comm.empty(count, self.arrays.kept_as(dtype))
 
     def loop(self, call: Call) -> Loop | None:
         """Return the loop around the method, the plan, or the kernel alone (the memory limit)."""

@@ -253,6 +253,7 @@ def fill_the_queue(rank, way):
         x, queue = ones(rank.kit), 8
         plan = comm.plan_all_reduce(x, out=x)
         comm.all_reduce(x, out=x)
+        out = ones(rank.kit)
         comm.check()
         device = comm._gpu._connected.device
         address, stream = x.data.ptr, rank.kit.stream()
@@ -260,11 +261,14 @@ def fill_the_queue(rank, way):
             rank.control.driver_set("queue", queue)
             try:
                 plan()  # three pieces: two events, and the work, which never ends
+                room = int(way == "scan")  # for its first event: the driver keeps its first copy
                 with device:
-                    for _ in range(queue - 3 + 1):  # one piece is taken from the queue to be run
+                    for _ in range(queue - 3 + 1 - room):  # one piece is taken to be run
                         device.fill(address, b"\0", 1, stream.ptr)
                 if way == "plan":
                     plan()
+                elif way == "scan":
+                    comm.scan(x, out=out)
                 elif way == "call":
                     comm.all_reduce(x, out=x, stream=stream)
                 else:
@@ -273,7 +277,7 @@ def fill_the_queue(rank, way):
                 rank.control.driver_set("queue", 0)
 
 
-@pytest.mark.parametrize("way", ["plan", "call", "asynchronous"])
+@pytest.mark.parametrize("way", ["plan", "call", "asynchronous", "scan"])
 def test_a_call_that_the_driver_keeps_is_ended(gpus, way):
     late, ended = errors(gpus.replies(2, fill_the_queue, way))
     assert isinstance(late, DeadlineError), late

@@ -93,6 +93,8 @@ def test_everything_passes(tmp_path, capsys):
     assert text.rstrip().endswith("passed; every number is in gpu_check.json")
 
 
+SANITIZED = "print('4 passed in 1.00s'); print('========= ERROR SUMMARY: 0 errors')"
+
 HANGS = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -134,11 +136,14 @@ def test_tests_that_are_all_skipped_check_nothing(tmp_path):
     file = tmp_path / "test_nothing.py"
     file.write_text("import pytest\ndef test(): pytest.skip('no GPU')\n")
     pytest_of = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(file)]
+    sanitized = [sys.executable, "-c", SANITIZED, "pytest"]
     steps = [Step("tests", pytest_of, 60), Step("two ranks", pytest_of, 60, may_skip=True)]
+    steps.append(Step("compute-sanitizer", sanitized, 60))
     environment = ENVIRONMENT.replace('"missing": {"ml_dtypes": "no"}', '"missing": {}')
     assert check(tmp_path, lambda folder: steps, 100, environment) == gpu_check.FAILED
-    _, void, excused = report_in(tmp_path)["steps"]
+    _, void, excused, sanitizer = report_in(tmp_path)["steps"]
     assert (void["status"], excused["status"]) == ("failed", "passed")
+    assert sanitizer["status"] == "passed"
     assert "1 skipped" in void["detail"]
 
 

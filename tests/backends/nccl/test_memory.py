@@ -35,6 +35,7 @@ def call(gpu_ranks, doubles):
 
 
 def registrations_of(comm):
+    gc.collect()  # what earlier tests left in this process shall not go while memory is counted
     return Registrations(comm.library, comm.device, comm.handle)
 
 
@@ -61,7 +62,7 @@ def reduce_in_it(seat, double):
         close(comm, made)
         del array, memory
         gc.collect()
-        until(lambda: comm.control.count("memory") == in_use)  # by a thread of its own
+        until(lambda: comm.control.count("memory") <= in_use)  # by a thread of its own
         return before[:2], before[2] > 0, result, comm.control.registrations
 
 
@@ -128,11 +129,12 @@ def aborted_in_the_middle(seat, double):
         comm.handle = 0
         made.collect()
         assert comm.control.calls("ncclCommDeregister") == calls  # it might have hung
-        return comm.control.registrations, comm.control.count("memory") - before
+        # What earlier tests left in this process may have gone, too.
+        return comm.control.registrations, comm.control.count("memory") <= before
 
 
 def test_an_abort_while_it_is_in_use(call):
-    assert call(aborted_in_the_middle, world_size=2) == (0, 0)
+    assert call(aborted_in_the_middle, world_size=2) == (0, True)
 
 
 def waited_for_without_the_lock(seat, double):
