@@ -17,10 +17,11 @@ from typing import NoReturn
 from gpucoll import config
 from gpucoll.bench import environment, launched, table
 from gpucoll.bench.arguments import Options, parse
-from gpucoll.bench.gpus import NoGpuError, ranks_on_gpus
+from gpucoll.bench.gpus import check_installed, ranks_on_gpus
 from gpucoll.bench.groups import Group, GroupError, ProcessGroup
 from gpucoll.bench.measure import Bench
 from gpucoll.bench.peers import LocatedPeer, PeerMissingError, locate
+from gpucoll.bench.rank.arrays import NoGpuError
 from gpucoll.bench.rank.inputs import STORAGE
 from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row
@@ -92,10 +93,8 @@ def run_alone(options: Options) -> int:
 
 def run_launched(options: Options) -> int:
     """Measure with the ranks that a launcher has started; only rank 0 speaks."""
-    try:
-        library = joined(options.array, config.local_rank(), options.timeout_s)
-    except ImportError as error:
-        raise NoGpuError(f"--array {options.array}: {error}") from error
+    check_installed(options.array)
+    library = joined(options.array, config.local_rank(), options.timeout_s)
     with library.comm as comm:
         try:
             check_launched(options, comm.world_size)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import importlib.util
 
+from gpucoll.bench.rank.arrays import NoGpuError
 from gpucoll.doctor.facts import Gpus
 from gpucoll.doctor.isolation import Question, ask
 
-__all__ = ["NoGpuError", "ranks_on_gpus"]
+__all__ = ["check_installed", "ranks_on_gpus"]
 
 LOOK_S = 30.0
 """A driver starts in a second or two on machines with many GPUs."""
 EXTRAS = {"cupy": "'gpucoll[cuda13]' (or [cuda12], [rocm])", "torch": "torch"}
 
 
-class NoGpuError(Exception):
-    """There are too few GPUs, or there is no library for their arrays; the message says which."""
+def check_installed(array: str) -> None:
+    """Raise NoGpuError where the library of the arrays is not there."""
+    if importlib.util.find_spec(array) is None:
+        raise NoGpuError(f"--array {array}: not installed here: pip install {EXTRAS[array]}")
 
 
 def ranks_on_gpus(array: str, ranks: int | None) -> int:
@@ -26,8 +29,7 @@ def ranks_on_gpus(array: str, ranks: int | None) -> int:
     NoGpuError
         It cannot be.
     """
-    if importlib.util.find_spec(array) is None:
-        raise NoGpuError(f"--array {array}: not installed here: pip install {EXTRAS[array]}")
+    check_installed(array)
     ((found, problem),) = ask([Question("gpus", (), LOOK_S)])  # a driver may hang
     if found is None:
         raise NoGpuError(f"--array {array}: GPUs could not be looked for: {problem}")

@@ -13,9 +13,13 @@ import numpy as np
 
 from gpucoll.bench.rank.inputs import STORAGE, storage
 
-__all__ = ["KINDS", "Arrays", "HostArrays", "open_arrays"]
+__all__ = ["KINDS", "Arrays", "HostArrays", "NoGpuError", "open_arrays"]
 
 Array = Any
+
+
+class NoGpuError(Exception):
+    """There are too few GPUs, or there is no library for their arrays; the message says which."""
 
 
 class Arrays(Protocol):
@@ -192,7 +196,7 @@ def open_arrays(library: str, local_rank: int) -> Arrays:
 def own_gpu(rank: int, count: int, library: str) -> int:
     """Return which of the GPUs that a library sees is a rank's."""
     if not count:
-        raise RuntimeError(f"{library} sees no GPU: is it a build for CPUs?")
+        raise NoGpuError(f"{library} sees no GPU: is it a build for CPUs?")
     return rank % count
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from gpucoll import config
 from gpucoll.bench import cli, gpus
-from gpucoll.bench.rank.arrays import own_gpu
+from gpucoll.bench.rank.arrays import NoGpuError, own_gpu
 
 ROOT = Path(__file__).resolve().parents[2]
 SHORT = ["-b", "4", "-e", "4K", "-f", "32", "-n", "3", "-w", "1", "--rounds", "3"]
@@ -132,6 +132,6 @@ def test_contradictions(arguments, expected, capfd):
 
 
 def test_a_library_that_sees_no_gpu():
-    with pytest.raises(RuntimeError, match="PyTorch sees no GPU: is it a build for CPUs"):
+    with pytest.raises(NoGpuError, match="PyTorch sees no GPU: is it a build for CPUs"):
         own_gpu(0, 0, "PyTorch")
     assert [own_gpu(rank, 4, "CuPy") for rank in (0, 3, 4)] == [0, 3, 0]
