@@ -29,8 +29,8 @@ def is_a(value: Any, kind: Any) -> bool:
     origin, parameters = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
         return any(is_a(value, one) for one in parameters)
-    if origin is np.ndarray:
-        (scalar,) = get_args(parameters[1])
+    if origin in (np.ndarray, npt.NDArray):  # from NumPy 2.5 on the latter is a type of its own
+        (scalar,) = get_args(parameters[1]) if origin is np.ndarray else parameters
         return type(value) is np.ndarray and scalar in (Any, value.dtype.type)
     if origin is list:
         return type(value) is list and all(is_a(item, parameters[0]) for item in value)

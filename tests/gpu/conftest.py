@@ -172,7 +172,10 @@ def real_gpu_ranks(rank_server):
 
 @pytest.fixture(scope="module")
 def ranks_of_this_file(rank_server):
-    """Ranks that only one file uses: for a library with a GPU, which they let go of at its end."""
+    """Ranks that only one file uses: for a library with a GPU, which they let go of at its end.
+
+    No double is loaded in them: PyTorch for CUDA would take it for its own libnccl.
+    """
     from tests.ranks import Pools
 
     pools = Pools(rank_server)
@@ -190,7 +193,7 @@ def host_or_gpu(request):
     module, is_on_gpu = request.module, request.param == "gpu"
     if is_on_gpu:
         skip_without_gpu(module.LIBRARY)
-    pools = request.getfixturevalue("ranks_of_this_file" if is_on_gpu else "gpu_ranks")
+    pools = request.getfixturevalue("ranks_of_this_file")
     variables = {**module.VARIABLES[request.param], config.CPU_ONLY: "0" if is_on_gpu else "1"}
 
     def call(function: Any, *args: Any) -> list[Any]:
