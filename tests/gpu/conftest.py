@@ -174,7 +174,7 @@ def real_gpu_ranks(rank_server):
 def ranks_of_this_file(rank_server):
     """Ranks that only one file uses: for a library with a GPU, which they let go of at its end.
 
-    No double is loaded in them: PyTorch for CUDA would take it for its own libnccl.
+    What other files load is not in them: PyTorch for CUDA would take a double for its own libnccl.
     """
     from tests.ranks import Pools
 
@@ -212,6 +212,23 @@ def host_or_gpu(request):
         if isinstance(results[0], str):
             pytest.skip(results[0])
         return results
+
+    return call
+
+
+@pytest.fixture
+def on_gpu(request, ranks_of_this_file):
+    """Call ``function(comm, library)`` of the module's ``LIBRARY`` on one rank, on a real GPU."""
+    module = request.module
+    skip_without_gpu(module.LIBRARY)
+    options = {"gives": "seat", "environment": {config.CPU_ONLY: "0"}, "limit_s": 60}
+
+    def call(function: Any) -> Any:
+        arguments = in_rank_with_library, module.LIBRARY, module.missing, function, ()
+        (result,) = ranks_of_this_file.call(1, *arguments, **options)
+        if isinstance(result, str):
+            pytest.skip(result)
+        return result
 
     return call
 

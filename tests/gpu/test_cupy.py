@@ -1,4 +1,4 @@
-"""What CuPy does and its look-alike does not, on a GPU: allocators, exchange, graphs."""
+"""What CuPy does and its look-alike does not, on a GPU: allocators, streams, exchange."""
 
 from __future__ import annotations
 
@@ -9,34 +9,17 @@ from functools import partial
 import numpy as np
 import pytest
 from tests.dtypes import assert_same
-from tests.gpu.conftest import in_rank_with_library, skip_without_gpu
 
-from gpucoll import config
 from gpucoll.errors import ArgumentError
 
 pytestmark = pytest.mark.gpu
 
+LIBRARY = "cupy"
 COUNT = 1 << 18
 
 
 def missing(cupy):
     return "" if cupy.cuda.is_available() else "CuPy sees no GPU"
-
-
-@pytest.fixture
-def on_gpu(ranks_of_this_file):
-    """Call ``function(comm, cupy)`` on one rank with this machine's GPU."""
-    skip_without_gpu("cupy")
-    options = {"gives": "seat", "environment": {config.CPU_ONLY: "0"}, "limit_s": 60}
-
-    def call(function):
-        arguments = in_rank_with_library, "cupy", missing, function, ()
-        (result,) = ranks_of_this_file.call(1, *arguments, **options)
-        if isinstance(result, str):
-            pytest.skip(result)
-        return result
-
-    return call
 
 
 def full(cupy, value, count=COUNT):
@@ -125,29 +108,3 @@ def exchange(comm, cupy):
 
 def test_exchange(on_gpu):
     assert on_gpu(exchange) == [[3.0] * 6] * 2
-
-
-def capture(comm, cupy):
-    x, out = full(cupy, 1), full(cupy, 0)
-    stream = cupy.cuda.Stream(non_blocking=True)
-    with stream:
-        comm.all_reduce(x, out=out)
-        comm.check()
-        stream.begin_capture()
-        comm.all_reduce(x, out=out)
-        graph = stream.end_capture()
-        results = []
-        for value in (3, 4):
-            x.set(np.full(COUNT, value, np.float32))
-            graph.launch(stream)
-            values = out.get()
-            results.append((values.min(), values.max()))
-        stream.synchronize()
-        del graph
-        gc.collect()
-        results.append(comm.all_reduce(x).get()[0])
-    return results
-
-
-def test_a_captured_graph_can_be_replayed(on_gpu):
-    assert on_gpu(capture) == [(3.0, 3.0), (4.0, 4.0), 4.0]

@@ -19,7 +19,7 @@ from tests.gpu.cases import run_cases
 from tests.gpu.conftest import Gpus, in_rank, skip_without_gpu
 from tests.gpu.test_collectives import cases_of
 from tests.gpu.test_messages import grouped, in_order, lists, mixed, pass_around
-from tests.ranks import Ended, Pools, Reply
+from tests.ranks import Ended, Reply
 
 from gpucoll.backends.choice import SHARING_VERSION, spelled
 from gpucoll.errors import DeadlineError, MismatchError, PeerLostError
@@ -44,26 +44,21 @@ class SharedGpu(Gpus):
         return {**super().variables, **SHARING}
 
 
-@pytest.fixture(scope="module")
-def sharing_ranks(rank_server):
-    """Ranks whose NCCL has been told to share a GPU: it is told once in a process."""
-    pools = Pools(rank_server)
-    yield pools
-    pools.close()
-
-
 def version(comm, kit):
     comm.all_reduce(kit.bytes_of(np.ones(4, np.uint8)))
     return tuple(comm._gpu._connected.backend.library.version)
 
 
 @pytest.fixture(params=["nccl", pytest.param("cupy", marks=pytest.mark.gpu)])
-def shared(request, sharing_ranks, doubles):
-    """Ranks on one GPU, the double's or a real one; skips where the library refuses them."""
+def shared(request, ranks_of_this_file, doubles):
+    """Ranks on one GPU, the double's or a real one; skips where the library refuses them.
+
+    They are of this file alone: NCCL is told once in a process to share a GPU.
+    """
     if request.param == "nccl":
-        return SharedGpu(sharing_ranks, doubles.double("nccl"), in_shared)
+        return SharedGpu(ranks_of_this_file, doubles.double("nccl"), in_shared)
     skip_without_gpu("cupy")
-    made = SharedGpu(sharing_ranks, "cupy", in_shared)
+    made = SharedGpu(ranks_of_this_file, "cupy", in_shared)
     (found,) = made.call(1, version)
     if found < SHARING_VERSION:
         pytest.skip(

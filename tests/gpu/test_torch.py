@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.gpu.conftest import skip_without_gpu
 from tests.gpu.test_repeated_calls import warm
 
 from gpucoll import config
@@ -194,25 +193,6 @@ def test_host_tensors_through_the_double(gpus):
 
 
 # --- on a GPU alone -------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def on_gpu(ranks_of_this_file):
-    """Call ``function(comm, torch)`` on one rank with this machine's GPU."""
-    from tests.gpu.conftest import in_rank_with_library
-
-    skip_without_gpu("torch")
-    options = {"gives": "seat", "environment": {config.CPU_ONLY: "0"}, "limit_s": 60}
-
-    def call(function):
-        (result,) = ranks_of_this_file.call(
-            1, in_rank_with_library, LIBRARY, missing, function, (), **options
-        )
-        if isinstance(result, str):
-            pytest.skip(result)
-        return result
-
-    return call
 
 
 def use_streams(comm, torch):
