@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -22,6 +23,9 @@ def pytest_configure() -> None:
     # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        # A script's background job begins with Ctrl-C ignored; the tests of Ctrl-C need it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_report_header() -> str:

@@ -9,10 +9,12 @@ from gpucoll.kernels.gpu import launch
 
 
 @pytest.fixture(scope="session")
-def host_launcher(pytestconfig):
+def host_launcher(pytestconfig, tmp_path_factory):
     if host.COMPILER is None:
         pytest.skip("no C++ compiler (g++ or clang++) to compile the GPU kernels as host code")
-    return host.HostLauncher(pytestconfig.cache.mkdir("gpucoll-host-kernels"))
+    cache = getattr(pytestconfig, "cache", None)  # what was compiled is kept, except with -p no:cacheprovider
+    folder = cache.mkdir("gpucoll-host-kernels") if cache else tmp_path_factory.mktemp("host-kernels")
+    return host.HostLauncher(folder)
 
 
 @pytest.fixture
