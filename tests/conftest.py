@@ -23,9 +23,11 @@ def pytest_configure() -> None:
     # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)
+    # A script's background job begins with these ignored, and so would all that the tests start.
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-        # A script's background job begins with Ctrl-C ignored; the tests of Ctrl-C need it.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGQUIT) == signal.SIG_IGN:
+        signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 def pytest_report_header() -> str:

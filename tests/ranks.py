@@ -46,11 +46,19 @@ class Seat:
     world_size: int
     token: str
 
-    def init(self, timeout_s: float = 20.0, **options: Any) -> communicator.Communicator:
-        """Join the other ranks of the pool."""
+    def init(
+        self, timeout_s: float = 20.0, *, meet_s: float | None = None, **options: Any
+    ) -> communicator.Communicator:
+        """Join the other ranks of the pool.
+
+        A deadline that is to run out in a test is short; `meet_s` gives busy ranks longer to meet.
+        """
         os.environ[config.JOB] = self.token
         place = {"rank": self.rank, "world_size": self.world_size, **options}
-        return init(**place, timeout_s=timeout_s)
+        made = init(**place, timeout_s=timeout_s if meet_s is None else meet_s)
+        made._group.timeout_s = timeout_s
+        made._group._set_timeout(timeout_s)
+        return made
 
 
 def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, args: Any) -> Any:

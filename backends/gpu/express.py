@@ -116,6 +116,7 @@ class Express:
                 return None
             before = self._words[SEQUENCE]
             start, end = events.pop(), events.pop()
+            flight = None
             try:
                 result = self._depart(source, destination, handle, stream, leader, start, end)
                 if result:
@@ -127,6 +128,8 @@ class Express:
                 flight = Flight(before + 1, self._name, stream, limit_s, keep, start, end)
                 self._flights.add(flight)
             except BaseException as error:
+                if flight is None:
+                    events += start, end
                 if self._words[SEQUENCE] != before:
                     self.issuer.give_up(Abort.BACKEND, self._group.rank, None, error)
                 raise

@@ -99,6 +99,11 @@ class Flight:
         self.begun_s = 0.0
         self.is_passed = self.is_done = False
 
+    def give_back(self, streams: Streams) -> None:
+        """Give its events to the pool."""
+        streams.give_back(*filter(None, (self.start, self.end)))
+        self.start = self.end = 0
+
 
 class Flights:
     """The calls under way: on each stream they end in order.
@@ -133,8 +138,7 @@ class Flights:
         """Forget all of them and others: their arrays, and their events to the pool."""
         lines = (flight for line in self.lines.values() for flight in line)
         for flight in (*lines, *others):
-            streams.give_back(*filter(None, (flight.start, flight.end)))
-            flight.start = flight.end = 0
+            flight.give_back(streams)
             flight.keep = None
         self.lines.clear()
         self.count = 0

@@ -60,7 +60,10 @@ class Issuer(Lookout):
         before, is_enqueuing = self.calls.sequence, False
         try:
             for departure in departures:
-                flights.append(self._begin(departure))
+                flights.append(self._post(departure))
+                if not departure.is_captured:
+                    with self.in_driver():
+                        flights[-1].start = self.streams.record(departure.stream)
             is_enqueuing = True
             enqueue()
             with self.in_driver():
@@ -68,6 +71,8 @@ class Issuer(Lookout):
                     if departure.is_awaited or not departure.is_captured:
                         flight.end = self.streams.record(flight.stream)
         except BaseException as error:
+            for flight in flights:
+                flight.give_back(self.streams)
             if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
                 self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
@@ -92,17 +97,14 @@ class Issuer(Lookout):
             giving_back = weakref.finalize(flight, self.streams.give_back, flight.end)
             giving_back.atexit = False
 
-    def _begin(self, departure: Departure) -> Flight:
-        """Post a call, and mark where on the stream it begins."""
+    def _post(self, departure: Departure) -> Flight:
+        """Post a call for the other ranks to compare."""
         limit_s, sequence = self._limit_s(departure), None
         for signature in departure.signatures:
             if status := signature.post():
                 self._post_late(signature.post, status, limit_s)
             sequence = self.calls.sequence
-        stream = departure.stream
-        with self.in_driver():
-            start = 0 if departure.is_captured else self.streams.record(stream)
-        return Flight(sequence, departure.name, stream, limit_s, departure.keep, start)
+        return Flight(sequence, departure.name, departure.stream, limit_s, departure.keep)
 
     def _limit_s(self, departure: Departure) -> float:
         limit_s = departure.timeout_s

@@ -187,8 +187,7 @@ class Lookout:
             flight.begun_s = now_s
         if not flight.begun_s or not self._is_reached(flight.end):
             return False
-        self.streams.give_back(flight.start, flight.end)
-        flight.start = flight.end = 0
+        flight.give_back(self.streams)
         flight.is_passed = True
         return True
 

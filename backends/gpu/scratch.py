@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 from gpucoll.devices import Device
+
+_PATIENCE_S = 1.0
+"""How long copies may take that are left of a call whose communicator has ended."""
+_PAUSE_S = 1e-3
 
 
 class Scratch:
@@ -42,6 +48,18 @@ class Scratch:
         if not self._event:
             self._event = self._device.create_event()
         self._device.check(self._device.record_event(self._event, stream), "record an event")
+
+    def abandon(self) -> None:
+        """Free it when nothing uses it any more; what is used for long stays where it is.
+
+        Freeing would wait for that without a deadline. The device is current.
+        """
+        due_s = time.monotonic() + _PATIENCE_S
+        while self._event and not self._device.is_event_done(self._event):
+            if time.monotonic() > due_s:
+                return
+            time.sleep(_PAUSE_S)
+        self.close()
 
     def close(self) -> None:
         """Free it."""

@@ -56,6 +56,7 @@ class Streams:
         """Return an event that is reached when all that is on the stream now is done."""
         event = self.events.pop() if self.events else self._device.create_event()
         if code := self._device.record_event(event, stream):
+            self.give_back(event)
             self._device.check(code, "record an event")
         return event
 
@@ -71,8 +72,10 @@ class Streams:
         """Make what comes on a stream wait for what is on `leader` now."""
         if stream != leader:
             event = self.record(leader)
-            self.wait(stream, event)
-            self.give_back(event)  # the wait has been enqueued: it may be recorded again
+            try:
+                self.wait(stream, event)
+            finally:
+                self.give_back(event)  # the wait has been enqueued: it may be recorded again
 
     def close(self) -> None:
         """Destroy events and the own stream; what is on it still runs."""

@@ -40,7 +40,8 @@ class Estate(NamedTuple):
         with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
             self.flights.let_go(self.streams)
             self.streams.close()
-            self.scratch.close()
+            with self.connection.device:
+                self.scratch.abandon()
             self.registrations.collect()
 
 

@@ -225,5 +225,8 @@ class Connected:
             with contextlib.suppress(GpucollError):
                 self.backend.abort()
                 self.issuer.close()
+                if not self.backend.connection.is_stuck:
+                    with self.device:
+                        self.backend.scratch.abandon()
         finally:
             self.issuer.lock.release()

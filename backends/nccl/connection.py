@@ -57,6 +57,8 @@ class Connection:
         self.handle = handle
         self.is_in_graphs = False
         """Whether calls were captured: the library lets nobody go before such graphs are gone."""
+        self.is_stuck = False
+        """Whether ending it waits for the GPU, where something hangs."""
         self._operations: dict[tuple[bytes, int], int] = {}
         self._children: list[ctypes.c_void_p] = []
         """Of splits that this rank has not waited for to the end."""
@@ -211,14 +213,15 @@ class Connection:
         """
         handle, self.handle = self.handle, 0
         if not handle:
-            return True
+            return not self.is_stuck
         aborting = threading.Thread(
             target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
         )
         aborting.start()
         aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
         self._abort_children()
-        return self.is_in_graphs or not aborting.is_alive()
+        self.is_stuck = aborting.is_alive() and not self.is_in_graphs
+        return not self.is_stuck
 
     def _abort_children(self) -> None:
         """End what has come, after all, of splits that this rank did not wait for."""

@@ -32,7 +32,7 @@ joined: dict[str, Any] = {}
 
 
 def join(seat, timeout_s):
-    joined["comm"] = seat.init(timeout_s=timeout_s)
+    joined["comm"] = seat.init(timeout_s=timeout_s, meet_s=20)
     joined["comm"].barrier(timeout_s=20)
 
 

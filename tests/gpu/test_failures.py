@@ -33,14 +33,25 @@ def ones(kit, count=8, dtype="float32"):
     return kit.seen_as(kit.bytes_of(np.ones(count, dtype).view(np.uint8)), (count,), dtype)
 
 
-def counted(rank, function, *args, **options):
-    """Call ``function(comm, kit, *args)``; nothing of the library may be left, however it ends."""
+def left_on_gpu(rank):
+    """Return how many events and streams a double has; None on a real GPU."""
+    return rank.control and [rank.control.count(what) for what in ("events", "streams")]
+
+
+def counted(rank, function, *args, gives_back=True, **options):
+    """Call ``function(comm, kit, *args)``; nothing of the library may be left, however it ends.
+
+    On the GPU neither, where that still takes orders (`gives_back`).
+    """
+    ones(rank.kit)  # the first array makes the double's default streams
+    before = left_on_gpu(rank)
     try:
-        with rank.init(**options) as comm:
+        with rank.init(meet_s=20, **options) as comm:
             return function(comm, rank.kit, *args)
     finally:
         if rank.control is not None:
             assert rank.control.communicators == 0
+            assert not gives_back or left_on_gpu(rank) == before
         names = [thread.name for thread in threading.enumerate()]
         assert "gpucoll-gpu" not in names
 
@@ -573,7 +584,7 @@ def break_the_gpu(rank):
         comm.check()
 
     try:
-        return counted(rank, calls)
+        return counted(rank, calls, gives_back=False)
     except GpucollError as error:
         return type(error).__name__, str(error)
     finally:
@@ -591,14 +602,14 @@ def test_an_error_of_the_gpu_itself(rank_server, gpus):
 
 def fail_many_times(rank):
     ones(rank.kit)  # the first array makes the double's default streams
-    before = [rank.control.count(what) for what in ("events", "streams")]
+    before = left_on_gpu(rank)
     for _ in range(5):
         with rank.init() as comm:
             comm.all_reduce(ones(rank.kit), async_op=True)
             x = ones(rank.kit, 3 + rank.rank)
             with pytest.raises(MismatchError):
                 certainly(comm, comm.all_reduce, x, async_op=True)
-    return before == [rank.control.count(what) for what in ("events", "streams")]
+    return before == left_on_gpu(rank)
 
 
 def test_nothing_is_left_of_communicators_that_failed(gpus):

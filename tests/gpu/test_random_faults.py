@@ -140,7 +140,7 @@ def test_an_error_at_a_random_call_of_a_random_rank(gpus, world_size):
 
 
 def ask_for_memory(rank):
-    with rank.init(device=rank.rank, timeout_s=1.0) as comm:
+    with rank.init(device=rank.rank, timeout_s=1.0, meet_s=20) as comm:
         x = comm.empty(16, "float32", like="cuda")
         hangs = {"hang_at": 1} if rank.rank else {}
         with rank.control.library_set(**hangs):

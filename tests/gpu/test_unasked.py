@@ -21,7 +21,7 @@ def never_ask(rank, on_async_error):
     from gpucoll.backends.gpu import watcher
 
     watcher.ASKING_S = 0.1
-    comm = rank.init(on_async_error=on_async_error, timeout_s=0.3)
+    comm = rank.init(on_async_error=on_async_error, timeout_s=0.3, meet_s=20)
     comm.all_reduce(ones(rank.kit))
     comm.check()
     if rank.rank == 0:

@@ -45,21 +45,24 @@ class TestExitCode:
 
 
 class TestOtherRanks:
-    def test_end_by_themselves_within_the_grace_time(self, run, script, tmp_path):
-        # Rank 1 notices at once that rank 0 is gone: the kernel closes its end of the pipe.
-        os.mkfifo(tmp_path / "fifo")
+    def test_end_by_themselves_within_the_grace_time(self, start_run, script, tmp_path):
+        fifo = tmp_path / "fifo"
+        os.mkfifo(fifo)
         program = script(
-            f"fifo = {str(tmp_path / 'fifo')!r}\n"
-            "if rank == 0:\n"
-            "    held = open(fifo, 'w')\n"
-            "    os._exit(3)\n"
-            "open(fifo).read()\n"
+            "if rank == 0: sys.exit(3)\n"
+            f"open({str(fifo)!r}).readline()\n"
             "print('rank 0 is gone', file=sys.stderr)\n"
             "sys.exit(4)\n"
         )
-        code, _, err = run("-n", 2, "--grace", 600, program)
+        running = start_run("-n", 2, "--grace", 600, program)
+        running.wait_for("gpucoll-run: rank 0 of 2 ended with exit code 3", stream=2)
+        tell = os.open(fifo, os.O_RDWR)  # not for writing alone, which waits for the reader
+        try:
+            os.write(tell, b"go on\n")
+            code, _, err = running.finish()
+        finally:
+            os.close(tell)
         assert code == 3
-        assert "gpucoll-run: rank 0 of 2 ended with exit code 3" in err
         assert "[1] rank 0 is gone" in err
         assert "gpucoll-run: rank 1 ended with exit code 4" in err
 

@@ -12,8 +12,9 @@ from gpucoll.kernels.gpu import launch
 def host_launcher(pytestconfig, tmp_path_factory):
     if host.COMPILER is None:
         pytest.skip("no C++ compiler (g++ or clang++) to compile the GPU kernels as host code")
-    cache = getattr(pytestconfig, "cache", None)  # what was compiled is kept, except with -p no:cacheprovider
-    folder = cache.mkdir("gpucoll-host-kernels") if cache else tmp_path_factory.mktemp("host-kernels")
+    cache = getattr(pytestconfig, "cache", None)  # there is none with -p no:cacheprovider
+    name = "gpucoll-host-kernels"
+    folder = cache.mkdir(name) if cache else tmp_path_factory.mktemp(name)
     return host.HostLauncher(folder)
 
 
