@@ -75,12 +75,19 @@ def in_rank(
     return function(Rank(seat, kit, control), *args)
 
 
+def left_on_gpu(rank: Rank) -> list[int]:
+    """Return how many events and streams a double has; nothing on a real GPU."""
+    return [rank.control.count(what) for what in ("events", "streams")] if rank.control else []
+
+
 def with_communicator(rank: Rank, options: dict[str, Any], function: Any, args: Any) -> Any:
-    """Call ``function(comm, kit, *args)``."""
+    """Call ``function(comm, kit, *args)``; nothing of the library may be left."""
+    before = left_on_gpu(rank)
     with rank.init(**options) as comm:
         result = function(comm, rank.kit, *args)
     if rank.control is not None:
         assert rank.control.communicators == 0, "a communicator was left behind"
+        assert left_on_gpu(rank)[0] == before[0], "events were left behind"  # tests leave streams
     return result
 
 

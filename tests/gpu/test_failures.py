@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from tests.faults.test_ends import SOON_S, errors, is_broken, until
-from tests.gpu.conftest import in_rank
+from tests.gpu.conftest import in_rank, left_on_gpu
 from tests.ranks import Ended
 
 from gpucoll.errors import (
@@ -31,11 +31,6 @@ FLOAT32 = np.dtype("float32")
 
 def ones(kit, count=8, dtype="float32"):
     return kit.seen_as(kit.bytes_of(np.ones(count, dtype).view(np.uint8)), (count,), dtype)
-
-
-def left_on_gpu(rank):
-    """Return how many events and streams a double has; None on a real GPU."""
-    return rank.control and [rank.control.count(what) for what in ("events", "streams")]
 
 
 def counted(rank, function, *args, gives_back=True, **options):
