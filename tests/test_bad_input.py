@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from typing import Any
 
@@ -226,8 +225,8 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
     ),
     "unpicklable": (
         lambda c: c.all_gather_object(lambda: 0),
-        (pickle.PicklingError, AttributeError, TypeError),
-        "pickle",
+        ArgumentTypeError,
+        "all_gather_object on rank . of 2: this function cannot be pickled",
     ),
     "deadline": (lambda c: c.barrier(timeout_s=0), ArgumentError, "timeout_s must be positive"),
     "deadline in words": (

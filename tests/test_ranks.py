@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,6 +46,28 @@ def test_an_ended_rank_is_reported_and_replaced(ranks):
     assert replies == [Ended(7), Reply(1)]
     after = ranks.call(2, whoami)
     assert {item[2] for item in before}.isdisjoint(item[2] for item in after)
+
+
+def state_of(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return "gone"
+
+
+def test_a_process_number_is_nobody_elses_until_the_rank_is_let_go(rank_server):
+    pool = rank_server.fork(2)
+    ended, other = (rank.pid for rank in pool.ranks)
+    pool.ranks[0].send(signal.SIGKILL)
+
+    assert pool.exit_code(0) == -signal.SIGKILL
+    rank_server.call(os.getpid)
+    assert state_of(ended) == "Z"  # the kernel gives its number to nobody
+    assert pool.close() == pool.close() == [-signal.SIGKILL] * 2
+    rank_server.call(os.getpid)  # by then it has let go of them
+    assert {state_of(ended), state_of(other)}.isdisjoint("Z")
+    with pytest.raises(TimeoutError):  # what was known of these numbers is forgotten
+        rank_server.exit_code(ended, timeout_s=0)
 
 
 def test_the_environment_holds_for_the_call_only(ranks):

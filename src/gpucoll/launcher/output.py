@@ -179,7 +179,7 @@ def is_terminal(descriptor: int) -> bool:
 
 def fitted(line: bytes) -> bytes:
     """Shorten a line to the terminal's width: wiping would miss the start of a line that wraps."""
-    columns = shutil.get_terminal_size().columns - 1
+    columns = (shutil.get_terminal_size().columns or 80) - 1  # 0 before Python 3.11: not known
     if b"\x1b" in line:  # escape sequences take no room, and must not be cut
         return line
     return line.decode(errors="replace")[:columns].encode()

@@ -31,12 +31,18 @@ MAX_DESCRIPTORS = 250
 
 
 class ForkServer:
-    """Forks ranks when asked to, and says when one has ended."""
+    """Forks ranks when asked to, and says when one has ended.
+
+    One that has ended is waited for only when the owner lets go of it: until then nobody else gets
+    its process number, so that the owner's signals and questions mean that rank.
+    """
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
         self._pid = os.getpid()
         self._children: set[int] = set()
+        """Ranks that nobody has waited for."""
+        self._running: set[int] = set()
         self._wake_reading, self._wake_writing = os.pipe()
         for end in (self._wake_reading, self._wake_writing):
             os.set_blocking(end, False)
@@ -57,7 +63,7 @@ class ForkServer:
             ready: list[Any]
             ready, _, _ = select.select(self._sources, [], [])
             if self._wake_reading in ready:
-                self._reap()
+                self._notice_ends()
             data = b""
             if self._channel in ready:
                 data, fds, _, _ = socket.recv_fds(self._channel, MAX_PACKET_BYTES, MAX_DESCRIPTORS)
@@ -69,6 +75,8 @@ class ForkServer:
             kind, content = pickle.loads(data)
             if kind == "call":
                 self._call(content)
+            elif kind == "let go":
+                self._let_go(content)
             elif loop := self._fork(content, fds):
                 return loop
 
@@ -97,6 +105,7 @@ class ForkServer:
             lead_group(pid)
             pids.append(pid)
             self._children.add(pid)
+            self._running.add(pid)
         for fd in fds:
             os.close(fd)
         self.tell("forked", pids)
@@ -111,18 +120,23 @@ class ForkServer:
         for fd in (*others, *self._own):
             os.close(fd)
 
-    def _reap(self) -> None:
+    def _notice_ends(self) -> None:
         try:
             while os.read(self._wake_reading, 4096):
                 pass
         except BlockingIOError:
             pass
-        while self._children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
+        for pid in sorted(self._running):
+            if end := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                self._running.discard(pid)
+                is_killed = end.si_code != os.CLD_EXITED
+                self.tell("ended", (pid, -end.si_status if is_killed else end.si_status))
+
+    def _let_go(self, pids: list[int]) -> None:
+        """Wait for ranks whose end has been told: their numbers are free then."""
+        for pid in pids:
             self._children.discard(pid)
-            self.tell("ended", (pid, os.waitstatus_to_exitcode(status)))
+            os.waitpid(pid, 0)
 
     def _end_all(self) -> None:
         for pid in self._children:

@@ -101,6 +101,7 @@ class Pool:
         self._server = server
         self.ranks = list(ranks)
         self.is_damaged = False
+        self._exit_codes: list[int] | None = None
 
     def __enter__(self) -> Pool:
         return self
@@ -146,6 +147,8 @@ class Pool:
     def exit_code(self, rank: int) -> int:
         """Wait for a rank's end and return its exit code."""
         self.is_damaged = True
+        if self._exit_codes is not None:
+            return self._exit_codes[rank]
         return self._server.exit_code(self.ranks[rank].pid)
 
     def kill(self) -> None:
@@ -156,15 +159,20 @@ class Pool:
 
     def close(self) -> list[int]:
         """Let the ranks leave, those of a damaged pool by force; return their exit codes."""
+        if self._exit_codes is not None:
+            return self._exit_codes
         for rank in self.ranks:
             rank.close()
         if self.is_damaged:
             self.kill()
+        pids = [rank.pid for rank in self.ranks]
         try:
-            return [self._server.exit_code(rank.pid) for rank in self.ranks]
+            self._exit_codes = [self._server.exit_code(pid) for pid in pids]
         except TimeoutError:
             self.kill()
             raise
+        self._server.let_go(pids)
+        return self._exit_codes
 
     def _read(self, rank: RankHandle) -> Answer:
         try:

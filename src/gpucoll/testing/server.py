@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import secrets
@@ -10,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -151,6 +152,13 @@ class RankServer:
         while pid not in self._exit_codes:
             self._receive(deadline, f"the end of process {pid}")
         return self._exit_codes[pid]
+
+    def let_go(self, pids: Sequence[int]) -> None:
+        """Forget ranks that have ended; their process numbers may be given to others."""
+        for pid in pids:
+            del self._exit_codes[pid]
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended itself
+            self._channel.send(pickle.dumps(("let go", list(pids))))
 
     def close(self) -> None:
         """End the server, and with it all ranks."""
