@@ -95,5 +95,5 @@ def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
             return bits, float(cast_array(bits, dtype, narrows=False)[0])
         kind = np.dtype(dtype)
         convert = {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind.kind]
-        made = np.array([convert(value)], kind)
+        made = np.array([convert(value)]).astype(kind)  # wraps; NumPy 1 warns of the direct way
         return made, convert(made[0])
