@@ -507,12 +507,12 @@ def abort_in_the_middle(rank):
             with pytest.raises(AbortedError):
                 comm.all_reduce(ones(kit))
             return "aborted"
-        begun = time.monotonic()
-        work = comm.all_reduce(ones(kit), async_op=True)
-        with pytest.raises(AbortedError, match="rank 1 aborted it"):
+        begun, work = time.monotonic(), None
+        with pytest.raises(AbortedError, match="rank 1 aborted it"):  # noqa: PT012
+            work = comm.all_reduce(ones(kit), async_op=True)  # says so itself, where it is slow
             work.synchronize()
         assert time.monotonic() - begun < SOON_S
-        assert isinstance(work.exception(), AbortedError)
+        assert work is None or isinstance(work.exception(), AbortedError)
         return "told"
 
     return counted(rank, calls)
@@ -531,10 +531,10 @@ def interrupt(rank):
             return None
         work = comm.all_reduce(ones(kit), async_op=True)
         sender = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
-        sender.start()
         begun = time.monotonic()
         try:
-            with pytest.raises(KeyboardInterrupt):
+            with pytest.raises(KeyboardInterrupt):  # noqa: PT012
+                sender.start()
                 work.synchronize()
         finally:
             sender.join()
@@ -546,7 +546,7 @@ def interrupt(rank):
 
 
 def test_ctrl_c_in_a_wait(gpus):
-    assert gpus.call_ranks(2, interrupt)[0] < 0.6
+    assert gpus.call_ranks(2, interrupt)[0] < SOON_S
 
 
 def use_from_a_second_thread(rank):

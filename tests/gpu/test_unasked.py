@@ -21,7 +21,7 @@ def never_ask(rank, on_async_error):
     from gpucoll.backends.gpu import watcher
 
     watcher.ASKING_S = 0.1
-    comm = rank.init(on_async_error=on_async_error, timeout_s=0.3, meet_s=20)
+    comm = rank.init(on_async_error=on_async_error, timeout_s=1, meet_s=20)
     comm.all_reduce(ones(rank.kit))
     comm.check()
     if rank.rank == 0:
@@ -47,7 +47,7 @@ def test_exit(rank_server, gpus):
     assert first.exit_code == 70
     assert second.result == "told"
     assert "rank 0 of 2 is ended, because a call on GPU arrays failed" in output
-    assert "DeadlineError: rank 0 of 2 waited 0.3 s in all_reduce(" in output
+    assert "DeadlineError: rank 0 of 2 waited 1 s in all_reduce(" in output
     assert "rank 1 had not made this call" in output
 
 
