@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,11 +115,14 @@ class Flights:
         By stream, the oldest first; no line is empty.
     count : int
         Of all of them.
+    captured : WeakSet of Flight
+        Captured calls that can still be waited for; in no line.
     """
 
     def __init__(self) -> None:
         self.lines: dict[int, deque[Flight]] = {}
         self.count = 0
+        self.captured: weakref.WeakSet[Flight] = weakref.WeakSet()
 
     def add(self, flight: Flight) -> None:
         """Put a call behind those on its stream."""
@@ -134,10 +138,10 @@ class Flights:
         """The oldest call on each stream."""
         return [line[0] for line in self.lines.values()]
 
-    def let_go(self, streams: Streams, others: Iterable[Flight] = ()) -> None:
-        """Forget all of them and others: their arrays, and their events to the pool."""
+    def let_go(self, streams: Streams) -> None:
+        """Forget all of them: their arrays, and their events to the pool."""
         lines = (flight for line in self.lines.values() for flight in line)
-        for flight in (*lines, *others):
+        for flight in (*lines, *self.captured):
             flight.give_back(streams)
             flight.keep = None
         self.lines.clear()

@@ -35,8 +35,6 @@ class Issuer(Lookout):
         super().__init__(*given)
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
-        self._captured: weakref.WeakSet[Flight] = weakref.WeakSet()
-        """Captured calls that can still be waited for."""
 
     # --- issuing ----------------------------------------------------------------------------------
 
@@ -92,7 +90,7 @@ class Issuer(Lookout):
         """
         flight.is_passed = flight.is_done = True
         if flight.end:
-            self._captured.add(flight)
+            self.flights.captured.add(flight)
             # May be called by the garbage collector anywhere: it only appends to a list.
             giving_back = weakref.finalize(flight, self.streams.give_back, flight.end)
             giving_back.atexit = False
@@ -177,7 +175,7 @@ class Issuer(Lookout):
     def close(self) -> None:
         """Let go of everything; what is under way is nobody's concern any more."""
         with self.lock:
-            self.flights.let_go(self.streams, self._captured)
+            self.flights.let_go(self.streams)
             self.streams.close()
 
 

@@ -35,14 +35,14 @@ class Estate(NamedTuple):
     def end(self) -> None:
         """Give it up, whatever the other ranks do."""
         self.registrations.close(is_aborting=True)
-        if not self.connection.abort():
-            return  # giving anything back would wait for the GPU, too
-        with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
-            self.flights.let_go(self.streams)
+        has_ended, device = self.connection.abort(), self.connection.device
+        self.flights.let_go(self.streams)
+        # A GPU that has failed gives nothing back; another thread may be capturing a graph.
+        with contextlib.suppress(GpucollError), device, device.relaxed_capture():
             self.streams.close()
-            with self.connection.device:
+            if has_ended:  # else giving memory back would wait for the GPU, too
                 self.scratch.abandon()
-            self.registrations.collect()
+                self.registrations.collect()
 
 
 _left: deque[tuple[int, Estate]] = deque()

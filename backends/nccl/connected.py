@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -25,7 +24,6 @@ from gpucoll.errors import (
     ArgumentError,
     BackendUnavailableError,
     DeadlineError,
-    GpucollError,
 )
 
 GIVING_UP_S = 5.0
@@ -65,11 +63,11 @@ class Connected:
         self._signatures = Signatures(calls, *place)
         self._watcher = Watcher(self.issuer, exits=exits)
         backend, issuer = self.backend, self.issuer
-        estate = Estate(
+        self._estate = Estate(
             connection, backend.registrations, backend.scratch, issuer.streams, issuer.flights
         )
         # Works and plans have the issuer, too: as long as somebody has one, its call goes on.
-        self._dropped = watch_over(issuer, estate)
+        self._dropped = watch_over(issuer, self._estate)
         end_all()
 
     def launches(
@@ -222,11 +220,6 @@ class Connected:
             return  # a thread hangs in the driver or the library: nothing there can be ended
         self._dropped.detach()
         try:
-            with contextlib.suppress(GpucollError):
-                self.backend.abort()
-                self.issuer.close()
-                if not self.backend.connection.is_stuck:
-                    with self.device:
-                        self.backend.scratch.abandon()
+            self._estate.end()
         finally:
             self.issuer.lock.release()

@@ -57,8 +57,7 @@ class Connection:
         self.handle = handle
         self.is_in_graphs = False
         """Whether calls were captured: the library lets nobody go before such graphs are gone."""
-        self.is_stuck = False
-        """Whether ending it waits for the GPU, where something hangs."""
+        self._aborting: threading.Thread | None = None
         self._operations: dict[tuple[bytes, int], int] = {}
         self._children: list[ctypes.c_void_p] = []
         """Of splits that this rank has not waited for to the end."""
@@ -212,16 +211,14 @@ class Connection:
         for the GPU, on which other work may hang. So it is waited for in a thread.
         """
         handle, self.handle = self.handle, 0
-        if not handle:
-            return not self.is_stuck
-        aborting = threading.Thread(
-            target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
-        )
-        aborting.start()
-        aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
-        self._abort_children()
-        self.is_stuck = aborting.is_alive() and not self.is_in_graphs
-        return not self.is_stuck
+        if handle:
+            self._aborting = threading.Thread(
+                target=self._abort, args=(handle,), name="gpucoll-abort", daemon=True
+            )
+            self._aborting.start()
+            self._aborting.join(_GRAPHS_S if self.is_in_graphs else _ABORT_S)
+            self._abort_children()
+        return self._aborting is None or self.is_in_graphs or not self._aborting.is_alive()
 
     def _abort_children(self) -> None:
         """End what has come, after all, of splits that this rank did not wait for."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.faults.test_ends import errors
-from tests.gpu.conftest import in_rank
+from tests.gpu.conftest import in_rank, left_on_gpu
 
 from gpucoll.errors import ArgumentError, BackendUnavailableError, MismatchError, RendezvousError
 
@@ -298,14 +298,12 @@ def test_split_and_duplicate(gpus, is_connected):
 
 def open_many(rank):
     ones(rank.kit)  # the first array makes the double's default streams
-    before = [rank.control.count(what) for what in ("events", "streams")]
+    before = left_on_gpu(rank)
     for _ in range(5):
         with rank.init(device=rank.rank) as comm:
             comm.all_reduce(ones(rank.kit), async_op=True).synchronize()
             comm.scan(ones(rank.kit))
-    return rank.control.communicators, before == [
-        rank.control.count(what) for what in ("events", "streams")
-    ]
+    return rank.control.communicators, before == left_on_gpu(rank)
 
 
 def test_nothing_is_left_of_many_communicators(gpus):
