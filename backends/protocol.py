@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.transport.words import Kind
+from gpucoll.transport.shared.words import Kind
 from gpucoll.types import Collective, ReduceOp
 
 NO_ROOT = -1
@@ -136,7 +136,7 @@ class Backend(Protocol):
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
 
-    def direct(self, collective: Collective) -> Callable[..., Any]:
+    def entry(self, collective: Collective) -> Callable[..., Any]:
         """Return the quick road: ``(x, out, op, root)`` -> `out`, or None: not that way.
 
         For ALL_REDUCE_LIST it is ``(xs, outs, op)`` of lists.

@@ -174,7 +174,7 @@ def complain(text: str) -> None:
 
 def compile_kernels() -> None:
     """Compile the kernels if they are not in the cache, saying so: it takes seconds."""
-    from gpucoll.backends.cpu.precompile import ensure_compiled
+    from gpucoll.backends.precompile import ensure_compiled
 
     try:
         ensure_compiled(report=lambda line: print(f"# {line}", file=sys.stderr, flush=True))

@@ -147,17 +147,19 @@ def locate(name: str, place: str | None) -> LocatedPeer:
     if tuple(found["version"]) < (3, 10):
         raise PeerMissingError(
             f"{name}: {python} is Python {'.'.join(map(str, found['version']))}, and the bench "
-            f"needs at least 3.10 there; {recipe(name)}"
+            f"needs at least 3.10 there; {cached_call(name)}"
         )
     if found["missing"]:
         missing = " and ".join(found["missing"])
-        raise PeerMissingError(f"{name}: {python} has no {missing}; {recipe(name)}")
+        raise PeerMissingError(f"{name}: {python} has no {missing}; {cached_call(name)}")
     mpiexec = ""
     if peer.has_mpiexec:
         beside = Path(python).parent / "mpiexec"
         mpiexec = str(beside) if beside.exists() else shutil.which("mpiexec") or ""
         if not mpiexec:
-            raise PeerMissingError(f"{name}: there is no mpiexec beside {python}; {recipe(name)}")
+            raise PeerMissingError(
+                f"{name}: there is no mpiexec beside {python}; {cached_call(name)}"
+            )
     return LocatedPeer(name, peer, python, mpiexec)
 
 
@@ -169,7 +171,7 @@ def python_of(name: str, place: str | None) -> str:
     if path.is_dir():
         path = path / "bin" / "python"
     if not os.access(path, os.X_OK):
-        raise PeerMissingError(f"{name}: no Python at {path}; {recipe(name)}")
+        raise PeerMissingError(f"{name}: no Python at {path}; {cached_call(name)}")
     return str(path)
 
 
@@ -198,7 +200,7 @@ def environment_of_peer() -> dict[str, str]:
     return {key: value for key, value in os.environ.items() if key not in own}
 
 
-def recipe(name: str) -> str:
+def cached_call(name: str) -> str:
     """Return how to make an environment that has the peer."""
     return (
         f"make an environment with: python -m venv E && E/bin/pip install {PEERS[name].packages}, "

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 
-from gpucoll.transport import layout
+from gpucoll.transport.shared import layout
 
 WAYS = ("private", "streamed", "shared")
 """Read by the receiver; through the mailbox, because no rank may read another's memory; arena."""

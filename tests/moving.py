@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from gpucoll.arrays.arguments import prepare
+from gpucoll.arrays.operands import prepare
 
 
 def move(x: Any, out: Any = None, **how: Any) -> Any:

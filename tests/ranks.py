@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpucoll import communicator, config, init
+from gpucoll import config, init
+from gpucoll.api import communicator
 from gpucoll.backends.choice import Wish
 from gpucoll.rendezvous.job import Job
 from gpucoll.testing import pool, server

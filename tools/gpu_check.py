@@ -178,7 +178,7 @@ def steps_of(folder: Path) -> list[Step]:
     python, here = sys.executable, Path(__file__).resolve().parent
     pytest = [python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', python]
-    kernels, shared = "tests/kernels/gpu", "tests/gpu/test_shared_gpu.py"
+    kernels, shared = "tests/kernels/gpu", "tests/calls/gpu/test_shared_gpu.py"
     steps = [
         Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json", "doctor"),
         Step("tests of kernels", [*pytest, kernels], 120),

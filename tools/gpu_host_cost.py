@@ -31,11 +31,11 @@ import gpucoll
 from gpucoll import config, devices
 from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.prototypes import ncclDataType_t, ncclRedOp_t
-from gpucoll.preparation import Arguments, prepare
+from gpucoll.calls.preparation import Arguments, prepare
 from gpucoll.types import Collective, ReduceOp
 
 CALLS = 100
-"""In a batch: fewer than may be under way (`gpucoll.backends.gpu.issuer.MOST_FLIGHTS`)."""
+"""In a batch: fewer than may be under way (`gpucoll.backends.gpu.issuer.MOST_IN_FLIGHT`)."""
 COUNT = 256
 """Elements of float32: the work itself shall not matter."""
 
@@ -142,7 +142,9 @@ def calls_of_torch() -> Rows:
 def double_of_cupy(folder: Path) -> Any:
     """Return a look-alike of CuPy over doubles of NCCL and of CUDA's driver."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    doubles, cupy_double = map(importlib.import_module, ("tests.doubles", "tests.gpu.cupy_double"))
+    doubles, cupy_double = map(
+        importlib.import_module, ("tests.doubles", "tests.calls.gpu.cupy_double")
+    )
     double = doubles.Builder(folder).double()
     os.environ.update({**double.variables, config.GPU_KIND: double.kind})
     double.load()

@@ -1,7 +1,7 @@
 """Puts calls on streams.
 
 The caller pays for a record in shared memory and two events. Everything else is looked at later:
-`gpucoll.backends.gpu.lookout`.
+`gpucoll.backends.gpu.monitor`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpucoll.backends.gpu.flight import Departure, Flight
-from gpucoll.backends.gpu.lookout import PAUSES_S, Lookout
-from gpucoll.control.departure_entry import Gone, Road
+from gpucoll.backends.gpu.enqueue_entry import DriverTable, Gone
+from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+from gpucoll.backends.gpu.monitor import PAUSES_S, Monitor
 from gpucoll.devices import PER_THREAD_STREAM
-from gpucoll.transport.layout import Abort
-from gpucoll.transport.words import Status
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Status
 
-MOST_FLIGHTS = 128
+MOST_IN_FLIGHT = 128
 """How many calls may be under way.
 
 A stream of CUDA's takes about 1000 pieces of work; then the driver keeps who brings more waiting,
@@ -28,8 +28,8 @@ and waits of ours and of the library's, and its kernel.
 """
 
 
-class Issuer(Lookout):
-    """The calls of one rank on one GPU; made as a `Lookout`."""
+class Issuer(Monitor):
+    """The calls of one rank on one GPU; made as a `Monitor`."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -38,74 +38,76 @@ class Issuer(Lookout):
 
     # --- issuing ----------------------------------------------------------------------------------
 
-    def issue(self, departures: Sequence[Departure], enqueue: Callable[[], None]) -> list[Flight]:
+    def issue(
+        self, stream_calls: Sequence[StreamCall], enqueue: Callable[[], None]
+    ) -> list[IssuedCall]:
         """Post what ranks compare, enqueue the work, and watch it from here on.
 
         The lock is held, and the device is current.
 
         Parameters
         ----------
-        departures : sequence of Departure
+        stream_calls : sequence of StreamCall
             The calls that make up the work.
         enqueue : callable
             Puts it on their streams; a failure there breaks the communicator.
         """
-        for departure in departures:
-            self.streams.check(departure.stream)
-        if self.flights.count >= MOST_FLIGHTS:
+        for stream_call in stream_calls:
+            self.streams.check(stream_call.stream)
+        if self.in_flight.count >= MOST_IN_FLIGHT:
             self._make_room()
-        flights: list[Flight] = []
+        in_flight: list[IssuedCall] = []
         before, is_enqueuing = self.calls.sequence, False
         try:
-            for departure in departures:
-                flights.append(self._post(departure))
-                if not departure.is_captured:
+            for stream_call in stream_calls:
+                in_flight.append(self._post(stream_call))
+                if not stream_call.is_captured:
                     with self.in_driver():
-                        flights[-1].start = self.streams.record(departure.stream)
+                        in_flight[-1].start = self.streams.record(stream_call.stream)
             is_enqueuing = True
             enqueue()
             with self.in_driver():
-                for flight, departure in zip(flights, departures, strict=True):
-                    if departure.is_awaited or not departure.is_captured:
-                        flight.end = self.streams.record(flight.stream)
+                for issued, stream_call in zip(in_flight, stream_calls, strict=True):
+                    if stream_call.is_awaited or not stream_call.is_captured:
+                        issued.end = self.streams.record(issued.stream)
         except BaseException as error:
-            for flight in flights:
-                flight.give_back(self.streams)
+            for issued in in_flight:
+                issued.give_back(self.streams)
             if is_enqueuing or self.calls.sequence != before:  # else nobody knows of it
                 self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
-        for flight, departure in zip(flights, departures, strict=True):
-            if departure.is_captured:
-                self._leave_to_graph(flight)
+        for issued, stream_call in zip(in_flight, stream_calls, strict=True):
+            if stream_call.is_captured:
+                self._leave_to_graph(issued)
             else:
-                self.flights.add(flight)
+                self.in_flight.add(issued)
         self.wake()
-        return flights
+        return in_flight
 
-    def _leave_to_graph(self, flight: Flight) -> None:
+    def _leave_to_graph(self, issued: IssuedCall) -> None:
         """Watch a captured call no further: its replays belong to who launches them.
 
         Its events are never passed. Streams of the capture can be told to wait for its end as long
         as somebody has the call; then the event is as good as any other.
         """
-        flight.is_passed = flight.is_done = True
-        if flight.end:
-            self.flights.captured.add(flight)
+        issued.is_passed = issued.is_done = True
+        if issued.end:
+            self.in_flight.captured.add(issued)
             # May be called by the garbage collector anywhere: it only appends to a list.
-            giving_back = weakref.finalize(flight, self.streams.give_back, flight.end)
+            giving_back = weakref.finalize(issued, self.streams.give_back, issued.end)
             giving_back.atexit = False
 
-    def _post(self, departure: Departure) -> Flight:
+    def _post(self, stream_call: StreamCall) -> IssuedCall:
         """Post a call for the other ranks to compare."""
-        limit_s, sequence = self._limit_s(departure), None
-        for signature in departure.signatures:
+        limit_s, sequence = self._limit_s(stream_call), None
+        for signature in stream_call.signatures:
             if status := signature.post():
                 self._post_late(signature.post, status, limit_s)
             sequence = self.calls.sequence
-        return Flight(sequence, departure.name, departure.stream, limit_s, departure.keep)
+        return IssuedCall(sequence, stream_call.name, stream_call.stream, limit_s, stream_call.keep)
 
-    def _limit_s(self, departure: Departure) -> float:
-        limit_s = departure.timeout_s
+    def _limit_s(self, stream_call: StreamCall) -> float:
+        limit_s = stream_call.timeout_s
         return self.group.timeout_s if limit_s is None else limit_s
 
     def _post_late(self, post: Callable[[], int], status: int, limit_s: float) -> None:
@@ -129,8 +131,8 @@ class Issuer(Lookout):
     def _make_room(self) -> None:
         """Wait until there are fewer calls under way, each under its own deadline."""
         self.look()
-        if self.flights.count >= MOST_FLIGHTS:
-            longest = max(self.flights.lines.values(), key=len)
+        if self.in_flight.count >= MOST_IN_FLIGHT:
+            longest = max(self.in_flight.lines.values(), key=len)
             self.synchronize(longest[len(longest) // 2])
 
     def follow(self, stream: int, leader: int) -> None:
@@ -142,24 +144,24 @@ class Issuer(Lookout):
                 with self.in_driver():
                     self.streams.follow(stream, leader)
 
-    def wait_on(self, stream: int, flight: Flight) -> None:
+    def wait_on(self, stream: int, issued: IssuedCall) -> None:
         """Make what comes on `stream` wait for a call."""
         with self.lock, self.device:
-            if flight.end:
+            if issued.end:
                 with self.in_driver():
-                    self.streams.wait(stream, flight.end)
+                    self.streams.wait(stream, issued.end)
 
     @contextlib.contextmanager
     def in_driver(self) -> Iterator[None]:
         """Say that this thread is in the driver: `look_from_outside`. Raise what came of that."""
-        self.road[Road.PLACE] += 1
+        self.driver_table[DriverTable.PLACE] += 1
         try:
             yield
         finally:
-            self.road[Road.PLACE] += 1
-        while self.road[Road.GONE] == Gone.PERHAPS:
+            self.driver_table[DriverTable.PLACE] += 1
+        while self.driver_table[DriverTable.GONE] == Gone.PERHAPS:
             time.sleep(PAUSES_S[0])
-        if self.road[Road.GONE] == Gone.YES:
+        if self.driver_table[DriverTable.GONE] == Gone.YES:
             self.raise_failure()
 
     @property
@@ -175,7 +177,7 @@ class Issuer(Lookout):
     def close(self) -> None:
         """Let go of everything; what is under way is nobody's concern any more."""
         with self.lock:
-            self.flights.let_go(self.streams)
+            self.in_flight.let_go(self.streams)
             self.streams.close()
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from gpucoll.backends.protocol import Request
-from gpucoll.control.call import CallBlock
-from gpucoll.control.enqueued import EnqueuedCalls
-from gpucoll.transport.words import Call
+from gpucoll.group.host.enqueued import EnqueuedCalls
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Call
 from gpucoll.types import Collective, digest_of
 
 _KEPT = 1024

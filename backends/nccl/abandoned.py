@@ -13,30 +13,30 @@ import weakref
 from collections import deque
 from typing import Any, NamedTuple
 
-from gpucoll.backends.gpu.flight import Flights
+from gpucoll.backends.gpu.in_flight import InFlight
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.gpu.streams import Streams
-from gpucoll.backends.nccl.connection import Connection
+from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.errors import GpucollError
 
-__all__ = ["Estate", "end_all", "watch_over"]
+__all__ = ["GpuResources", "end_all", "watch_over"]
 
 
-class Estate(NamedTuple):
+class GpuResources(NamedTuple):
     """All that a communicator has on its GPU. None of it may refer to the communicator."""
 
-    connection: Connection
+    connection: NcclCommunicator
     registrations: Registrations
     scratch: Scratch
     streams: Streams
-    flights: Flights
+    in_flight: InFlight
 
     def end(self) -> None:
         """Give it up, whatever the other ranks do."""
         self.registrations.close(is_aborting=True)
         has_ended, device = self.connection.abort(), self.connection.device
-        self.flights.let_go(self.streams)
+        self.in_flight.let_go(self.streams)
         # A GPU that has failed gives nothing back; another thread may be capturing a graph.
         with contextlib.suppress(GpucollError), device, device.relaxed_capture():
             self.streams.close()
@@ -45,16 +45,18 @@ class Estate(NamedTuple):
                 self.registrations.collect()
 
 
-_left: deque[tuple[int, Estate]] = deque()
+_left: deque[tuple[int, GpuResources]] = deque()
 """With the process whose it is: a forked child has copies, and must not touch its parent's GPU."""
 
 
-def watch_over(owner: object, estate: Estate) -> weakref.finalize[[tuple[int, Estate]], Any]:
+def watch_over(
+    owner: object, resources: GpuResources
+) -> weakref.finalize[[tuple[int, GpuResources]], Any]:
     """Queue what the owner has when it is dropped; `detach` the finalizer where it was closed.
 
     The garbage collector calls it, anywhere: appending to a deque takes no lock.
     """
-    finalizer = weakref.finalize(owner, _left.append, (os.getpid(), estate))
+    finalizer = weakref.finalize(owner, _left.append, (os.getpid(), resources))
     finalizer.atexit = False  # the process takes everything with it
     return finalizer
 
@@ -63,6 +65,6 @@ def end_all() -> None:
     """End what dropped communicators of this process have left. Not from a garbage collection."""
     with contextlib.suppress(IndexError):
         while True:
-            process, estate = _left.popleft()
+            process, resources = _left.popleft()
             if process == os.getpid():
-                estate.end()
+                resources.end()

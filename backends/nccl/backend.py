@@ -10,16 +10,16 @@ from functools import partial
 
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.nccl.collectives import launch_of
-from gpucoll.backends.nccl.connection import Connection, Watch
+from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
 from gpucoll.backends.nccl.elements import BYTES, OPERATION
 from gpucoll.backends.nccl.launch import Copy, Fill, Launch, Place, plain
 from gpucoll.backends.nccl.library import IN_PROGRESS, Library
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
+from gpucoll.devices.foreign_library import address_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError
-from gpucoll.foreign_library import address_of
-from gpucoll.transport.words import Kind
+from gpucoll.transport.shared.words import Kind
 
 FLOAT8_CAPABILITY = 9
 """NVIDIA's Hopper: what is older can move float8, but NCCL does not reduce it there."""
@@ -37,7 +37,7 @@ class NcclBackend:
 
     Parameters
     ----------
-    connection : Connection
+    connection : NcclCommunicator
         The library's communicator.
     place : Place
         Who this rank is.
@@ -47,7 +47,7 @@ class NcclBackend:
     """
 
     def __init__(
-        self, connection: Connection, place: Place, new_watch: Callable[[], Watch]
+        self, connection: NcclCommunicator, place: Place, new_watch: Callable[[], Watch]
     ) -> None:
         self.connection = connection
         self.library: Library = connection.library

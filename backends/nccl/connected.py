@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpucoll.backends.gpu.express import Express, Function
-from gpucoll.backends.gpu.flight import Departure, Flight
+from gpucoll.backends.gpu.compiled_call import CompiledCall, Function
+from gpucoll.backends.gpu.enqueue_entry import MOST_ARGUMENTS
+from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.backends.gpu.monitor_thread import MonitorThread
 from gpucoll.backends.gpu.signature import Signature, Signatures
-from gpucoll.backends.gpu.watcher import Watcher
-from gpucoll.backends.nccl import connecting
-from gpucoll.backends.nccl.abandoned import Estate, end_all, watch_over
+from gpucoll.backends.nccl import bootstrap
+from gpucoll.backends.nccl.abandoned import GpuResources, end_all, watch_over
 from gpucoll.backends.nccl.backend import NcclBackend
-from gpucoll.backends.nccl.connection import Connection
+from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.backends.nccl.launch import Launch, Place
 from gpucoll.backends.protocol import MessageRequest, Request
-from gpucoll.control.channel import ControlChannel
-from gpucoll.control.departure_entry import MOST_ARGUMENTS
-from gpucoll.control.enqueued import EnqueuedCalls
-from gpucoll.control.group import HostGroup
 from gpucoll.errors import (
     ArgumentError,
     BackendUnavailableError,
     DeadlineError,
 )
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.host.enqueued import EnqueuedCalls
+from gpucoll.group.host.group import HostGroup
 
 GIVING_UP_S = 5.0
 """How long giving up waits for a thread that is in the driver or in the vendor's library."""
@@ -39,20 +39,20 @@ class Connected:
         The ranks.
     calls : EnqueuedCalls
         Where calls are posted and compared.
-    connection : Connection
+    connection : NcclCommunicator
         The vendor library's communicator.
     exits : bool
         Whether a failure that nobody asks for ends the process.
     """
 
     def __init__(
-        self, group: HostGroup, calls: EnqueuedCalls, connection: Connection, exits: bool
+        self, group: HostGroup, calls: EnqueuedCalls, connection: NcclCommunicator, exits: bool
     ) -> None:
         self._group = group
         self._calls = calls
         place = Place(group.rank, group.world_size)
         new_watch = partial(
-            connecting.watch_of, group, calls, "a call of the vendor's library", None
+            bootstrap.watch_of, group, calls, "a call of the vendor's library", None
         )
         self.backend = NcclBackend(connection, place, new_watch)
         self.device = connection.device
@@ -61,13 +61,13 @@ class Connected:
         )
         self.backend.in_driver = self.issuer.in_driver
         self._signatures = Signatures(calls, *place)
-        self._watcher = Watcher(self.issuer, exits=exits)
+        self._monitor_thread = MonitorThread(self.issuer, exits=exits)
         backend, issuer = self.backend, self.issuer
-        self._estate = Estate(
-            connection, backend.registrations, backend.scratch, issuer.streams, issuer.flights
+        self._resources = GpuResources(
+            connection, backend.registrations, backend.scratch, issuer.streams, issuer.in_flight
         )
         # Works and plans have the issuer, too: as long as somebody has one, its call goes on.
-        self._dropped = watch_over(issuer, self._estate)
+        self._dropped = watch_over(issuer, self._resources)
         end_all()
 
     def launches(
@@ -81,34 +81,34 @@ class Connected:
         """Return what ranks compare of a call's requests."""
         return [self._signatures.of(request) for request in requests]
 
-    def issue(self, departure: Departure) -> Flight:
+    def issue(self, stream_call: StreamCall) -> IssuedCall:
         """Put one call on its stream, and return at once."""
-        launches = departure.launches
+        launches = stream_call.launches
         if len(launches) == 1 and self.backend.outgrows_scratch(launches[0]):
-            self._drain(departure)
+            self._drain(stream_call)
         with self.issuer.lock, self.device:
-            self._look_for_capture(departure)
+            self._look_for_capture(stream_call)
             if len(launches) == 1:
                 self.backend.reserve(launches[0])
                 enqueue: Callable[[], None] = partial(
-                    self.backend.enqueue, launches[0], departure.stream
+                    self.backend.enqueue, launches[0], stream_call.stream
                 )
             else:
-                enqueue = self._together((departure,))
-            return self.issuer.issue((departure,), enqueue)[0]
+                enqueue = self._together((stream_call,))
+            return self.issuer.issue((stream_call,), enqueue)[0]
 
-    def _drain(self, departure: Departure) -> None:
+    def _drain(self, stream_call: StreamCall) -> None:
         """Wait until earlier calls are done, before memory is given back for this one.
 
         The driver waits for them, too, but without a deadline: the watcher could not end what hangs
         there while this thread is in the driver and holds the lock.
         """
-        self.refuse_capture(departure)  # where nothing may be asked for
+        self.refuse_capture(stream_call)  # where nothing may be asked for
         self.issuer.synchronize()
 
-    def express(
+    def compiled_call(
         self, name: str, signatures: Sequence[Signature], launches: Sequence[Launch]
-    ) -> tuple[Express, tuple[int, int]] | None:
+    ) -> tuple[CompiledCall, tuple[int, int]] | None:
         """Return what makes such a call in one compiled step, where there is no more to it.
 
         And the addresses that this one is given.
@@ -124,50 +124,50 @@ class Connected:
         source, destination, *settings = (int(argument or 0) for argument in arguments)
         address, poll, settle = self.backend.function(symbol)
         function = Function(address, settings, poll, settle)
-        made = Express(self.issuer, name, signatures[0], function, self.backend.connection)
+        made = CompiledCall(self.issuer, name, signatures[0], function, self.backend.connection)
         return made, (source, destination)
 
-    def issue_group(self, departures: Sequence[Departure]) -> list[Flight]:
+    def issue_group(self, stream_calls: Sequence[StreamCall]) -> list[IssuedCall]:
         """Put several calls on their streams as one group of the library's."""
         with self.issuer.lock, self.device:
-            enqueue = self._together(departures)
-            for departure in departures:
-                self._look_for_capture(departure)
-            return self.issuer.issue(departures, enqueue)
+            enqueue = self._together(stream_calls)
+            for stream_call in stream_calls:
+                self._look_for_capture(stream_call)
+            return self.issuer.issue(stream_calls, enqueue)
 
-    def _together(self, departures: Sequence[Departure]) -> Callable[[], None]:
-        for departure in departures:
-            self._check_groupable(departure)
-        pairs = [(launch, each.stream) for each in departures for launch in each.launches]
+    def _together(self, stream_calls: Sequence[StreamCall]) -> Callable[[], None]:
+        for stream_call in stream_calls:
+            self._check_groupable(stream_call)
+        pairs = [(launch, each.stream) for each in stream_calls for launch in each.launches]
         return partial(self.backend.enqueue_together, pairs)
 
-    def _check_groupable(self, departure: Departure) -> None:
-        for launch in departure.launches:
-            self.backend.check_groupable(launch, departure.name)
+    def _check_groupable(self, stream_call: StreamCall) -> None:
+        for launch in stream_call.launches:
+            self.backend.check_groupable(launch, stream_call.name)
 
-    def refuse_capture(self, departure: Departure) -> None:
+    def refuse_capture(self, stream_call: StreamCall) -> None:
         """Raise where a graph is captured that this cannot be part of: before anything joins it."""
         with self.device:
-            self._look_for_capture(departure)
+            self._look_for_capture(stream_call)
 
-    def _look_for_capture(self, departure: Departure) -> None:
+    def _look_for_capture(self, stream_call: StreamCall) -> None:
         """Note whether a graph is being captured; refuse what cannot be part of one."""
-        departure.is_captured = self.device.is_capturing(departure.stream)
-        if departure.is_captured:
-            self._check_groupable(departure)
-            if not departure.is_own:
+        stream_call.is_captured = self.device.is_capturing(stream_call.stream)
+        if stream_call.is_captured:
+            self._check_groupable(stream_call)
+            if not stream_call.is_own:
                 raise ArgumentError(
-                    f"{departure.name}: a captured graph uses the same memory at every replay: "
+                    f"{stream_call.name}: a captured graph uses the same memory at every replay: "
                     "give contiguous arrays, and out="
                 )
             self.backend.connection.is_in_graphs = True
 
     def split(
         self, channel: ControlChannel, color: int | None, key: int, timeout_s: float | None
-    ) -> Connection | None:
+    ) -> NcclCommunicator | None:
         """Divide the library's communicator; every rank calls it, after its calls are done."""
         self.issuer.synchronize()
-        watch = connecting.watch_of(self._group, self._calls, "splitting", timeout_s)
+        watch = bootstrap.watch_of(self._group, self._calls, "splitting", timeout_s)
         made, error = None, ""
         try:
             with self.issuer.lock:
@@ -175,7 +175,7 @@ class Connected:
         except BackendUnavailableError as problem:
             error = str(problem)
             self._calls.say_failed()
-        connecting.agree(channel, self.backend.name, made, error, timeout_s)
+        bootstrap.agree(channel, self.backend.name, made, error, timeout_s)
         return made
 
     def close(self, limit_s: float) -> None:
@@ -199,7 +199,7 @@ class Connected:
     def _stop_watching(self) -> None:
         """End the watcher's thread; DeadlineError where it does not end."""
         group = self._group
-        if not self._watcher.stop(group.timeout_s):
+        if not self._monitor_thread.stop(group.timeout_s):
             group.is_in_use = True
             raise DeadlineError(
                 f"rank {group.rank} of {group.world_size} waited {group.timeout_s:g} s at close "
@@ -215,11 +215,13 @@ class Connected:
 
     def give_up(self) -> None:
         """Let go of everything without waiting for other ranks."""
-        if not self._watcher.stop(GIVING_UP_S) or not self.issuer.lock.acquire(timeout=GIVING_UP_S):
+        if not self._monitor_thread.stop(GIVING_UP_S) or not self.issuer.lock.acquire(
+            timeout=GIVING_UP_S
+        ):
             self._group.is_in_use = True
             return  # a thread hangs in the driver or the library: nothing there can be ended
         self._dropped.detach()
         try:
-            self._estate.end()
+            self._resources.end()
         finally:
             self.issuer.lock.release()

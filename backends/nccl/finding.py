@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from gpucoll import config
 from gpucoll.backends.nccl.library import Candidate, Library, is_same_file
 from gpucoll.backends.nccl.vendor import Vendor
+from gpucoll.devices.foreign_library import files_of_wheels, loaded_copies, open_library
 from gpucoll.errors import BackendUnavailableError
-from gpucoll.foreign_library import files_of_wheels, loaded_copies, open_library
 
 __all__ = ["candidates", "load", "vendor_of"]
 

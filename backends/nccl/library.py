@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from gpucoll import config, devices
 from gpucoll.backends.nccl.prototypes import ncclResult_t, ncclUniqueId
 from gpucoll.backends.nccl.vendor import Vendor, Version
+from gpucoll.devices.foreign_library import bind, loaded_copies, open_library
 from gpucoll.errors import (
     BackendError,
     BackendUnavailableError,
@@ -16,7 +17,6 @@ from gpucoll.errors import (
     GpucollError,
     PeerLostError,
 )
-from gpucoll.foreign_library import bind, loaded_copies, open_library
 
 __all__ = ["IN_PROGRESS", "Candidate", "Functions", "Library", "is_same_file"]
 

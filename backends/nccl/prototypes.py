@@ -21,7 +21,7 @@ from ctypes import (
 from enum import IntEnum
 from typing import Final
 
-from gpucoll.foreign_library import Prototype
+from gpucoll.devices.foreign_library import Prototype
 
 # The names of the types below are nccl.h's own.
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gpucoll import config
 from gpucoll.backends.nccl.prototypes import PROTOTYPES
-from gpucoll.foreign_library import Prototype
+from gpucoll.devices.foreign_library import Prototype
 
 Version = tuple[int, int, int]
 

@@ -15,12 +15,12 @@ import json
 from typing import Any
 
 from gpucoll.backends.gpu.issuer import Issuer
-from gpucoll.backends.nccl import connecting
+from gpucoll.backends.nccl import bootstrap
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.memory import Memory
-from gpucoll.control.channel import ControlChannel
 from gpucoll.errors import BackendError, MismatchError
-from gpucoll.transport.layout import Abort
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.transport.shared.layout import Abort
 from gpucoll.types import Collective
 
 __all__ = ["allocate"]
@@ -59,7 +59,7 @@ def allocate(
         channel, size_bytes, problem, backend.library.has("ncclCommWindowRegister"), timeout_s
     )
     assert memory is not None
-    watch = connecting.watch_of(group, issuer.calls, "registering a window", timeout_s)
+    watch = bootstrap.watch_of(group, issuer.calls, "registering a window", timeout_s)
     try:
         with issuer.lock:
             if has_windows:

@@ -13,9 +13,13 @@ from typing import TYPE_CHECKING, Any
 from gpucoll.version import __version__
 
 if TYPE_CHECKING:
-    from gpucoll.communicator import Communicator
-    from gpucoll.compression import Compression
-    from gpucoll.description import Description
+    from gpucoll.api.communicator import Communicator
+    from gpucoll.api.description import Description
+    from gpucoll.api.initialise import init
+    from gpucoll.api.messages import Message
+    from gpucoll.calls.plan import Plan
+    from gpucoll.calls.work import Work
+    from gpucoll.compression.options import Compression
     from gpucoll.errors import (
         AbortedError,
         ArgumentError,
@@ -32,12 +36,8 @@ if TYPE_CHECKING:
         StateError,
         UsageError,
     )
-    from gpucoll.initialise import init
     from gpucoll.launcher.function import launch
-    from gpucoll.plan import Plan
-    from gpucoll.point_to_point import Message
     from gpucoll.types import ANY_SOURCE, ANY_TAG, ReduceOp
-    from gpucoll.work import Work
 
 __all__ = [
     "ANY_SOURCE",
@@ -71,14 +71,14 @@ __all__ = [
 _HOMES = {
     "ANY_SOURCE": "types",
     "ANY_TAG": "types",
-    "Communicator": "communicator",
-    "Compression": "compression",
-    "Description": "description",
-    "Message": "point_to_point",
-    "Plan": "plan",
+    "Communicator": "api.communicator",
+    "Compression": "compression.options",
+    "Description": "api.description",
+    "Message": "api.messages",
+    "Plan": "calls.plan",
     "ReduceOp": "types",
-    "Work": "work",
-    "init": "initialise",
+    "Work": "calls.work",
+    "init": "api.initialise",
     "launch": "launcher.function",
 }
 

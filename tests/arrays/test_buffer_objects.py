@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.moving import move
 
-from gpucoll.arrays.arguments import destination_of, prepare, template_like, template_of
+from gpucoll.arrays.operands import destination_of, prepare, template_like, template_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 

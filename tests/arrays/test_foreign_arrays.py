@@ -10,7 +10,7 @@ import pytest
 from tests.moving import move
 
 from gpucoll.arrays import dlpack
-from gpucoll.arrays.arguments import (
+from gpucoll.arrays.operands import (
     destination_of,
     ensure_served,
     prepare,

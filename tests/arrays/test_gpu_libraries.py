@@ -14,7 +14,7 @@ import pytest
 
 from gpucoll import arrays
 from gpucoll.arrays import device_array, libraries
-from gpucoll.arrays.arguments import destination_of, prepare, source_of, template_like, template_of
+from gpucoll.arrays.operands import destination_of, prepare, source_of, template_like, template_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.moving import move
 
-from gpucoll.arrays.arguments import prepare, template_like, template_of
+from gpucoll.arrays.operands import prepare, template_like, template_of
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.types import DTYPES
 

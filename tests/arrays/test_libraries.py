@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from gpucoll.arrays.arguments import template_of
+from gpucoll.arrays.operands import template_of
 from gpucoll.errors import ArgumentTypeError
 
 UNTOUCHED = ("cupy", "jax", "ml_dtypes", "pandas", "scipy", "torch")
@@ -18,7 +18,7 @@ def test_nothing_is_imported_that_the_user_has_not_imported():
     program = f"""
 import sys
 import numpy as np
-from gpucoll.arrays.arguments import prepare
+from gpucoll.arrays.operands import prepare
 for x in (np.ones(3), 1.5, b"abc"):
     prepare(x)
 print([name for name in {UNTOUCHED} if name in sys.modules])

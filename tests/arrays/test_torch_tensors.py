@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests.moving import move
 
-from gpucoll.arrays.arguments import (
+from gpucoll.arrays.operands import (
     destination_of,
     is_sequence_of_arrays,
     prepare,

@@ -19,7 +19,7 @@ SHORT = ["-b", "4", "-e", "4K", "-f", "32", "-n", "3", "-w", "1", "--rounds", "3
 LOOK_ALIKE = """
 import sys
 sys.path.insert(0, {root!r})
-from tests.gpu import cupy_double
+from tests.calls.gpu import cupy_double
 sys.path.remove({root!r})
 cupy_double.install("cuda")
 """

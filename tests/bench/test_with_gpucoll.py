@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
+from gpucoll.api.communicator import Communicator
 from gpucoll.bench import cli
 from gpucoll.bench.collectives import COLLECTIVES
-from gpucoll.communicator import Communicator
 
 FEW = ["-b", "4", "-e", "64K", "-f", "128", "-n", "3", "-w", "1", "--rounds", "2"]
 EVERYTHING = [*FEW, "--symmetric", "--plan", "--limit"]

@@ -289,7 +289,7 @@ def test_no_driver(vendor):
     kind, name = ("cuda", "libcuda.so.1") if vendor == "nccl" else ("rocm", "libamdhip64.so")
     code = f"""
 from gpucoll import devices
-from gpucoll.foreign_library import loaded_copies
+from gpucoll.devices.foreign_library import loaded_copies
 print(devices.device_count({kind!r}), devices.unavailable({kind!r}))
 """
     said = run_python(code, GPUCOLL_CPU_ONLY="0", LD_LIBRARY_PATH="")

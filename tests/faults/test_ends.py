@@ -11,8 +11,8 @@ import pytest
 from tests.ranks import Ended, Reply
 
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
-from gpucoll.transport.layout import EVENT_ABORT, Record, RecordState
-from gpucoll.transport.words import Context
+from gpucoll.transport.shared.layout import EVENT_ABORT, Record, RecordState
+from gpucoll.transport.shared.words import Context
 
 SOON_S = 5.0
 """Well below the ranks' deadline of 20 s: who needs longer has waited for that."""

@@ -94,7 +94,7 @@ class TestBinding:
 class TestCompileKernels:
     @pytest.fixture
     def precompile(self, monkeypatch):
-        module = types.ModuleType("gpucoll.backends.cpu.precompile")
+        module = types.ModuleType("gpucoll.backends.precompile")
         for name in ("gpucoll.backends", "gpucoll.backends.cpu"):
             monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
         monkeypatch.setitem(sys.modules, module.__name__, module)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from tests.ranks import Reply
 
-from gpucoll import initialise
-from gpucoll.control import members
+from gpucoll.api import initialise
 from gpucoll.errors import ArgumentError, AuthenticationError, RendezvousError
-from gpucoll.rendezvous import local, messages
+from gpucoll.group.host import members
+from gpucoll.rendezvous import frames, unix
 from gpucoll.rendezvous.job import Job
-from gpucoll.transport.layout import MAX_RANKS
+from gpucoll.transport.shared.layout import MAX_RANKS
 
 
 @pytest.fixture
@@ -192,25 +192,25 @@ def test_another_users_process_is_refused():
     ours, theirs = socket.socketpair()
     with ours, theirs, OtherUsersSocket(fileno=theirs.detach()) as stranger:
         with pytest.raises(AuthenticationError, match="process 4711 of user 12345"):
-            messages.check_peer(stranger)
-        messages.check_peer(ours)
+            frames.check_peer(stranger)
+        frames.check_peer(ours)
 
 
 def test_messages_carry_descriptors_and_refuse_nonsense():
     ours, theirs = socket.socketpair()
     with ours, theirs, open("/dev/null") as file:
-        messages.send(ours, {"rank": 3}, [file.fileno()] * 3)
-        content, fds = messages.receive(theirs)
+        frames.send(ours, {"rank": 3}, [file.fileno()] * 3)
+        content, fds = frames.receive(theirs)
         assert content == {"rank": 3}
         assert len(fds) == 3
-        messages.close_all(fds)
+        frames.close_all(fds)
 
-        ours.sendall(struct.pack("<II", messages.MAX_MESSAGE_BYTES + 1, 0))
+        ours.sendall(struct.pack("<II", frames.MAX_MESSAGE_BYTES + 1, 0))
         with pytest.raises(ConnectionError, match="too long"):
-            messages.receive(theirs)
+            frames.receive(theirs)
         ours.close()
         with pytest.raises(ConnectionError, match="gone"):
-            messages.receive(theirs)
+            frames.receive(theirs)
 
 
 NOISE = (
@@ -229,7 +229,7 @@ def meet_a_stranger(seat):
         deadline = time.monotonic() + 10
         for text in NOISE:
             with socket.socket(socket.AF_UNIX) as noise:
-                while noise.connect_ex(local._address(place)):
+                while noise.connect_ex(unix._address(place)):
                     assert time.monotonic() < deadline
                 noise.sendall(text)
     return join(seat, 5.0)

@@ -29,7 +29,7 @@ def look(x: Any, what: str) -> View:
     return View(template, x.data.ptr, x, None if x.flags.c_contiguous else x.strides)
 
 
-def glance(x: Any) -> tuple[Hashable, int]:
+def fingerprint(x: Any) -> tuple[Hashable, int]:
     """Say quickly what sort of array x is, and where it lies."""
     memory = x.data
     return (x.shape, x.dtype, memory.device_id, x.flags.c_contiguous), memory.ptr

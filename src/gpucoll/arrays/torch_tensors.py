@@ -60,7 +60,7 @@ def look(x: Any, what: str) -> View:
     return View(template, address, x, strides)
 
 
-def glance(x: Any) -> tuple[Hashable, int] | None:
+def fingerprint(x: Any) -> tuple[Hashable, int] | None:
     """Say quickly what sort of tensor x is, and where it lies; None where it must be looked at."""
     try:
         if x.requires_grad or x.is_nested:  # as an output, and without a shape

@@ -13,7 +13,7 @@ from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from gpucoll.devices import driver
 from gpucoll.devices.driver import Driver, Vendor
 from gpucoll.devices.driver_device import DEFAULT_STREAMS, DriverDevice
-from gpucoll.foreign_library import Prototype, address_of
+from gpucoll.devices.foreign_library import Prototype, address_of
 
 _HANDLES = POINTER(c_void_p)
 

@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_ubyte, c_uint, c_ushort, c_void_p
 from typing import Any, Final, NamedTuple
 
-from gpucoll.errors import BackendError, BackendUnavailableError
-from gpucoll.foreign_library import (
+from gpucoll.devices.foreign_library import (
     Prototype,
     bind,
     files_of_wheels,
     loaded_copies,
     open_library,
 )
+from gpucoll.errors import BackendError, BackendUnavailableError
 
 _HANDLES = POINTER(c_void_p)
 _INTS = POINTER(c_int)

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from gpucoll.devices.device import PER_THREAD_STREAM, Device, Identity
 from gpucoll.devices.driver import Driver
+from gpucoll.devices.foreign_library import address_of
 from gpucoll.errors import BackendError, BackendUnavailableError
-from gpucoll.foreign_library import address_of
 
 DEFAULT_STREAMS: Final = (0, 1, PER_THREAD_STREAM)
 """Null, legacy and per-thread: handles that stand for streams of whichever device is current."""

@@ -15,7 +15,7 @@ from typing import Final
 from gpucoll.devices import driver
 from gpucoll.devices.driver import Driver, Vendor
 from gpucoll.devices.driver_device import DEFAULT_STREAMS, DriverDevice
-from gpucoll.foreign_library import Prototype, address_of
+from gpucoll.devices.foreign_library import Prototype, address_of
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,

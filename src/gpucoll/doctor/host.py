@@ -111,10 +111,10 @@ def _memfd_problem() -> str | None:
 
 def _shared_memory_problem() -> str | None:
     """Try what a communicator does for its segment; a megabyte, which is given back at once."""
-    from gpucoll.transport import shared_memory
+    from gpucoll.transport.shared import mapping
 
     try:
-        os.close(shared_memory.create("gpucoll-doctor", 1 << 20, reserve=True))
+        os.close(mapping.create("gpucoll-doctor", 1 << 20, reserve=True))
     except (AttributeError, MemoryError, OSError) as error:
         return str(error)
     return None

@@ -17,9 +17,9 @@ from typing import TypedDict
 from gpucoll.backends.nccl import finding, library
 from gpucoll.backends.nccl.vendor import NCCL, Vendor
 from gpucoll.backends.rccl.vendor import RCCL
+from gpucoll.devices.foreign_library import loaded_copies, open_library
 from gpucoll.doctor.facts import LibraryFound
 from gpucoll.errors import BackendUnavailableError
-from gpucoll.foreign_library import loaded_copies, open_library
 
 __all__ = ["Candidate", "Look", "candidates", "look", "merged"]
 

@@ -10,7 +10,7 @@ from collections import Counter
 from ctypes import POINTER, c_char, c_int, c_uint, c_void_p
 from typing import Any
 
-from gpucoll.foreign_library import Prototype, bind, open_library
+from gpucoll.devices.foreign_library import Prototype, bind, open_library
 from gpucoll.topology.machine import SWITCH
 
 __all__ = ["nvlinks"]

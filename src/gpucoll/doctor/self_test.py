@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from gpucoll.doctor.facts import SelfTest
 
 if TYPE_CHECKING:
-    from gpucoll.communicator import Communicator
+    from gpucoll.api.communicator import Communicator
 
 __all__ = ["self_test"]
 
@@ -36,7 +36,7 @@ def _rank(comm: Communicator) -> bool:
     """Return whether this rank can read the others' memory; raise where a result is wrong."""
     import numpy as np
 
-    from gpucoll.transport import peer_memory
+    from gpucoll.transport.shared import peer_memory
 
     for size in SIZES:
         x = np.arange(size, dtype=np.float32) % 1024 * (comm.rank + 1)

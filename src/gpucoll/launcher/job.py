@@ -54,7 +54,7 @@ def compile_kernels(report: Callable[[str], None]) -> None:
         Called with one line before a compilation, and if it fails. A failure is not the launcher's
         to judge: the program may never need the kernels, and if it does, its own error says more.
     """
-    from gpucoll.backends.cpu.precompile import ensure_compiled
+    from gpucoll.backends.precompile import ensure_compiled
 
     try:
         ensure_compiled(report)

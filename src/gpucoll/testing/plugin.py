@@ -14,7 +14,7 @@ import pytest
 from gpucoll.testing.assignment import RANK_PLUGIN
 
 if TYPE_CHECKING:
-    from gpucoll.communicator import Communicator
+    from gpucoll.api.communicator import Communicator
     from gpucoll.testing.driver import RankDriver
 
 WORLD_SIZE = "_gpucoll_world_size"

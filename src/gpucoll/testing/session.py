@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from gpucoll import communicator, config, initialise
+from gpucoll import config
+from gpucoll.api import communicator, initialise
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
 from gpucoll.testing import measuring
 from gpucoll.testing.assignment import RANK_PLUGIN, Assignment, Outcome, key_of

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gpucoll.backends.cpu import precompile
+from gpucoll.backends import precompile
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu import cache
 from gpucoll.types import Collective, ReduceOp
@@ -16,7 +16,7 @@ from gpucoll.types import Collective, ReduceOp
 @pytest.mark.parametrize("dtype", ["int8", "uint8"])
 def test_avg_over_more_ranks_than_the_dtype_can_count(dtype):
     precompile.load()
-    from gpucoll.backends.cpu.blocks import BlockMaker
+    from gpucoll.backends.cpu.host.blocks import BlockMaker
 
     with pytest.raises(ArgumentTypeError, match=f"avg of {dtype} over 128 ranks"):
         BlockMaker(0, 128).plain(Collective.ALL_REDUCE, dtype, 1, ReduceOp.AVG)

@@ -24,8 +24,8 @@ from tests.collective_cases import (
 )
 from tests.dtypes import covering, dtype_of
 
-from gpucoll.transport import layout
-from gpucoll.transport.words import Context
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.words import Context
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 SMALL_THRESHOLDS = (32, 256, 1024, 4096, 8192, 12288)

@@ -23,7 +23,7 @@ from tests.collective_cases import (
     draw,
 )
 
-from gpucoll.transport import layout
+from gpucoll.transport.shared import layout
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
 

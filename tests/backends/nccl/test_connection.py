@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpucoll.backends.nccl import connection
-from gpucoll.backends.nccl.connection import Connection
+from gpucoll.backends.nccl import communicator
+from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.errors import BackendUnavailableError
 
 
@@ -43,15 +43,15 @@ class Device(contextlib.nullcontext):
     relaxed_capture = contextlib.nullcontext
 
 
-def connected(library: Any) -> Connection:
+def connected(library: Any) -> NcclCommunicator:
     device: Any = Device()
-    return Connection(library, device, 7)
+    return NcclCommunicator(library, device, 7)
 
 
 @pytest.mark.parametrize("is_in_graphs", [True, False])
 def test_an_abort_that_does_not_end_is_not_waited_for_without_end(monkeypatch, is_in_graphs):
     """For a graph that lives on, or a GPU that hangs."""
-    monkeypatch.setattr(connection, "_GRAPHS_S" if is_in_graphs else "_ABORT_S", 0.01)
+    monkeypatch.setattr(communicator, "_GRAPHS_S" if is_in_graphs else "_ABORT_S", 0.01)
     library = Library()
     made = connected(library)
     made.is_in_graphs = is_in_graphs

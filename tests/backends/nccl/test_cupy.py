@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.calls.gpu import cupy_double
 from tests.doubles.communicators import Memory
-from tests.gpu import cupy_double
 
 from gpucoll import devices
 from gpucoll.bench.collectives import COLLECTIVES

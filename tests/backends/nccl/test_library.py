@@ -222,7 +222,7 @@ def test_nothing_is_loaded_by_importing():
     code = """
 import sys
 import gpucoll.backends.nccl.finding, gpucoll.backends.rccl.vendor, gpucoll.devices
-from gpucoll.foreign_library import loaded_copies
+from gpucoll.devices.foreign_library import loaded_copies
 print(loaded_copies("lib(nccl|rccl|cuda|amdhip).*"), "cupy" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

@@ -152,15 +152,15 @@ def test_every_pair_is_known_to_the_kernels():
 # --- Numba's loops ------------------------------------------------------------------------------
 
 LOOPS = (
-    ("gpucoll.backends.cpu.reductions", "reduction_loop"),
-    ("gpucoll.backends.cpu.movements", "movement_loop"),
-    ("gpucoll.control.exchange", "exchange_loop"),
-    ("gpucoll.transport.flags", "wait_long"),
-    ("gpucoll.control.entry", "direct_call"),
-    ("gpucoll.control.entry", "prepared_call"),
-    ("gpucoll.control.message_entry", "direct_message"),
-    ("gpucoll.control.list_entry", "direct_list"),
-    ("gpucoll.backends.cpu.messages", "message_loop"),
+    ("gpucoll.backends.cpu.host.reductions", "reduction_loop"),
+    ("gpucoll.backends.cpu.host.movements", "movement_loop"),
+    ("gpucoll.group.host.exchange", "exchange_loop"),
+    ("gpucoll.transport.shared.flags", "wait_long"),
+    ("gpucoll.entries.collectives", "collective_entry"),
+    ("gpucoll.entries.collectives", "prepared_call"),
+    ("gpucoll.entries.messages", "message_entry"),
+    ("gpucoll.entries.lists", "list_entry"),
+    ("gpucoll.backends.cpu.host.message_loop", "message_loop"),
 )
 MAY_CALL = {"syscall", "sched_yield", "poll", "clock_gettime", "memcpy", "memset"}
 MAY_BEGIN_WITH = ("Py", "_Py", "NRT_", "numba_", "_ZN")

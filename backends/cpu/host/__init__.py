@@ -1,0 +1,1 @@
+"""Loops over the shared memory of one host."""

@@ -1,0 +1,102 @@
+"""The CPU backend: call blocks for host buffers, and the compiled road of small messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name, dtype_of
+from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.entry_tables import EntryTable, ListEntryTable
+from gpucoll.backends.cpu.host.message_table import MessageTable
+from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.errors import ArgumentError
+from gpucoll.group.host.group import HostGroup
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Path
+from gpucoll.types import Collective, ReduceOp
+
+
+class CpuCall:
+    """A prepared call of this backend: one built-in over one call block."""
+
+    def __init__(self, group: HostGroup, block: CallBlock) -> None:
+        self._group = group
+        self._block = block
+        self.run_once = group.prepare(block)
+        """Runs it, unless asynchronous calls are queued, and returns its `Status`."""
+
+    def run(self, timeout_s: float | None = None) -> None:
+        """Do it; raise what went wrong."""
+        self._group.run(self._block, timeout_s)
+
+
+class CpuBackend:
+    """Host buffers of the ranks of one host.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks, around their segment.
+    """
+
+    name = "cpu"
+
+    def __init__(self, group: HostGroup) -> None:
+        self._group = group
+        self._blocks = BlockMaker(group.rank, group.world_size)
+        self._entries: dict[Collective, EntryTable] = {}
+        self.messages = MessageTable(group)
+
+    def prepare(self, request: Request) -> CpuCall:
+        """Prepare a collective."""
+        return CpuCall(self._group, self._blocks.of(request))
+
+    def entry(self, collective: Collective) -> Callable[..., Any]:
+        """Return the compiled entry of a collective."""
+        kind = ListEntryTable if collective == Collective.ALL_REDUCE_LIST else EntryTable
+        if collective not in self._entries:
+            self._entries[collective] = kind(self._group)
+        return self._entries[collective].call
+
+    def learn(self, collective: Collective, dtype: np.dtype[Any], op: Any, root: Any) -> None:
+        """Make the compiled entry serve arrays of this dtype with these arguments from now on."""
+
+        def make() -> CallBlock:
+            parsed = None if op is None else ReduceOp.parse(op)
+            place = NO_ROOT if root is None else root
+            return self._blocks.plain(collective, dtype_name(dtype), dtype.itemsize, parsed, place)
+
+        self._entries[collective].learn(dtype, op, root, make)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array in this rank's arena."""
+        kind = dtype_of(dtype)
+        check_dtype(kind, "empty")
+        try:
+            return self._group.members.arena.array(shape, kind)
+        except ValueError as error:  # more dimensions than NumPy has, or bytes than there are
+            raise ArgumentError(f"empty: shape {shape} cannot be: {error}") from None
+
+    def last_path(self) -> Path:
+        """Return which way this rank's last call took."""
+        return Path(int(self._group.path))
+
+    def describe(self) -> dict[str, str]:
+        """Return the agreed thresholds, in words."""
+        tuning = self._group.members.tuning
+        return {
+            "small private arrays": f"one-shot, up to {tuning.one_shot_bytes} bytes",
+            "larger private arrays": f"staged, in chunks of {tuning.chunk_bytes} bytes",
+            "large private movements": f"single copy where the kernel allows it, from "
+            f"{tuning.single_copy_min_bytes} bytes",
+            "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes",
+            "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",
+        }
+
+
+def create(group: HostGroup) -> CpuBackend:
+    """Return this backend for a group."""
+    return CpuBackend(group)

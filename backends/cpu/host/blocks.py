@@ -1,0 +1,217 @@
+"""Call blocks of this backend's collectives: which loop, which kernel, which blocks to whom."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from gpucoll.backends.cpu.host.movements import movement_loop
+from gpucoll.backends.cpu.host.reductions import reduction_loop
+from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.kernels.cpu.custom import custom_kernel
+from gpucoll.kernels.cpu.identities import exact_identity, identity_of
+from gpucoll.kernels.cpu.operations import OPERATIONS
+from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
+from gpucoll.kernels.cpu.scan import scan_kernel
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Call, Flow
+from gpucoll.types import Collective, ReduceOp
+
+INT8_MAX = 127
+
+
+@dataclass(frozen=True)
+class Movement:
+    """Between whom blocks go, and whether an input or output is one block for or from each rank."""
+
+    flow: Flow
+    is_spread: bool
+    lands_apart: bool
+
+
+MOVEMENTS = {
+    Collective.BROADCAST: Movement(Flow.FROM_ROOT, False, False),
+    Collective.ALL_GATHER: Movement(Flow.ALL, False, True),
+    Collective.GATHER: Movement(Flow.TO_ROOT, False, True),
+    Collective.SCATTER: Movement(Flow.FROM_ROOT, True, False),
+    Collective.ALL_TO_ALL: Movement(Flow.ALL, True, True),
+    Collective.REDUCE_SCATTER: Movement(Flow.ALL, True, False),
+}
+UNKNOWN_BYTES = 1 << 62
+"""Instead of the largest input, where no rank knows the others': not small."""
+SCANS = (Collective.SCAN, Collective.EXCLUSIVE_SCAN)
+
+
+class BlockMaker:
+    """Makes the call blocks of one rank.
+
+    Parameters
+    ----------
+    rank, world_size : int
+        Whose.
+    """
+
+    def __init__(self, rank: int, world_size: int) -> None:
+        self._rank = rank
+        self._world_size = world_size
+
+    def plain(
+        self,
+        collective: Collective,
+        dtype: str,
+        item_bytes: int,
+        op: ReduceOp | None = None,
+        root: int = NO_ROOT,
+    ) -> CallBlock:
+        """Return the block of a call whose arrays are not known yet."""
+        loop = movement_loop if collective in MOVEMENTS else reduction_loop
+        block = CallBlock(
+            collective, loop.address, dtype=dtype, item_bytes=item_bytes, op=op, root=root
+        )
+        if op is not None:
+            self._set_kernel(block, collective, dtype, op)
+        if collective in MOVEMENTS:
+            self._set_movement(block, collective, root)
+        return block
+
+    def _set_kernel(
+        self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
+    ) -> None:
+        op.check_dtype(dtype)
+        if op.function is not None:
+            self._set_custom_kernel(block, collective, dtype, op)
+            return
+        self._check_divisor(block, dtype, op)
+        scans, words = collective in SCANS, block.words
+        if op.name == "avg":
+            divisors = range(1, self._world_size + 1) if scans else [self._world_size]
+            parameter = parameter_for(dtype, divisors)
+            words[Call.PARAMETER_STRIDE] = parameter.itemsize if scans else 0
+        else:
+            parameter = parameter_for(dtype, [op.factor or 0])
+        words[Call.PARAMETER] = parameter.ctypes.data
+        words[Call.KERNEL] = reduce_kernel(dtype, op.name)
+        operation = OPERATIONS[op.name]
+        words[Call.PREPARES] = operation.scaled or operation.logical
+        words[Call.PART_BYTES] //= parts_per_element(dtype)
+        block.keep += (parameter,)
+        if scans:
+            exclusive = collective == Collective.EXCLUSIVE_SCAN
+            words[Call.SCAN_KERNEL] = scan_kernel(dtype, op.name, exclusive)
+            if exclusive:
+                identity = identity_of(dtype, op.name)
+                words[Call.IDENTITY] = identity.ctypes.data
+                block.keep += (identity,)
+
+    def _set_custom_kernel(
+        self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
+    ) -> None:
+        words = block.words
+        if collective == Collective.EXCLUSIVE_SCAN:
+            identity = exact_identity(op.identity, dtype, str(op))
+            words[Call.IDENTITY] = identity.ctypes.data
+            block.keep += (identity,)
+        kernel = custom_kernel(op, dtype)
+        words[Call.KERNEL] = kernel.address
+        block.keep += (kernel,)
+        if collective in SCANS:
+            scan = custom_kernel(op, dtype, collective.spelled)
+            words[Call.SCAN_KERNEL] = scan.address
+            block.keep += (scan,)
+
+    def _check_divisor(self, block: CallBlock, dtype: str, op: ReduceOp) -> None:
+        if op.name == "avg" and block.words[Call.ITEM_BYTES] == 1 and self._world_size > INT8_MAX:
+            raise ArgumentTypeError(
+                f"avg of {dtype} over {self._world_size} ranks: the number of ranks does not "
+                "fit into the dtype; convert to a wider one first"
+            )
+
+    def _set_movement(self, block: CallBlock, collective: Collective, root: int) -> None:
+        movement, words = MOVEMENTS[collective], block.words
+        words[Call.FLOW] = movement.flow
+        words[Call.IS_SPREAD] = movement.is_spread
+        words[Call.LANDS_APART] = movement.lands_apart
+        words[Call.SIGNS_COUNT] = collective == Collective.SCATTER
+        everyone = self._world_size
+        words[Call.LARGEST_PARTS] = everyone if movement.is_spread else 1
+        is_rooted = movement.flow != Flow.ALL
+        if is_rooted and self._rank != root:
+            return  # its one array, a gather's input or a scatter's output, is one block
+        words[Call.SOURCE_PARTS] = everyone if movement.is_spread else 1
+        words[Call.DESTINATION_PARTS] = everyone if movement.lands_apart else 1
+        words[Call.IN_PLACE_BLOCK] = self._rank * (movement.lands_apart - movement.is_spread)
+
+    def of(self, request: Request) -> CallBlock:
+        """Return the block of a request."""
+        data = request.data
+        block = self.plain(
+            request.collective, data.dtype, data.item_bytes, request.op, request.root
+        )
+        source, destination = request.source, request.destination
+        block.set_arrays(
+            data.shape,
+            source.address if source else 0,
+            destination.address if destination else 0,
+            (source and source.owner, destination and destination.owner),
+        )
+        if request.collective in MOVEMENTS:
+            self._set_blocks(block, request)
+        if request.parts:
+            self._set_parts(block, request)
+        if (whole := request.part_of) is not None:
+            block.set_call(whole.collective, whole.dtype, whole.op, NO_ROOT, whole.detail)
+            block.sign(*whole.numbers)
+            block.show_shape(whole.shape)
+        return block
+
+    def _set_parts(self, block: CallBlock, request: Request) -> None:
+        """Describe a list of arrays, as `entries.lists` does."""
+        numbers, rows, end = [len(request.parts)], [], 0
+        for source, destination in request.parts:
+            numbers += [len(source.shape), *source.shape]
+            rows += [end + source.size_bytes, source.address - end, destination.address - end]
+            end += source.size_bytes
+            block.keep += (source.owner, destination.owner)
+        words = block.words
+        block.sign(*numbers)
+        block.show_shape((end // request.data.item_bytes,))
+        words[Call.SIZE_BYTES] = end
+        words[Call.COUNT] = end // request.data.item_bytes
+        words[Call.N_SEGMENTS] = len(request.parts)
+        block.set_table(Call.SEGMENTS, rows)
+
+    def _set_blocks(self, block: CallBlock, request: Request) -> None:
+        movement, words = MOVEMENTS[request.collective], block.words
+        source = request.source
+        words[Call.SIZE_BYTES] = source.size_bytes if source else 0
+        if request.counts is not None:
+            self._set_counts(block, request)
+            return
+        whole = movement.is_spread and source is not None
+        block_bytes = request.data.size_bytes // (self._world_size if whole else 1)
+        words[Call.BLOCK_BYTES] = block_bytes
+        words[Call.LARGEST_BYTES] = block_bytes * int(words[Call.LARGEST_PARTS])
+        if request.collective == Collective.SCATTER:
+            count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has none
+            block.sign(1, count)
+            block.show_shape((count,))
+
+    def _set_counts(self, block: CallBlock, request: Request) -> None:
+        movement, words, counts = MOVEMENTS[request.collective], block.words, request.counts
+        assert counts is not None
+        row_bytes = request.row_count * request.data.item_bytes
+        words[Call.N_COUNTS] = len(counts)
+        block.set_table(Call.COUNTS, counts)
+        offsets = [0, *accumulate(row_bytes * count for count in counts)]
+        block.set_table(Call.OFFSETS, offsets)
+        largest = offsets[-1] if movement.is_spread else max(counts) * row_bytes
+        words[Call.LARGEST_BYTES] = largest
+        if request.receive_counts is None:
+            block.sign(request.row_count, *counts)
+            return
+        words[Call.LARGEST_BYTES] = UNKNOWN_BYTES
+        block.sign(request.row_count)
+        received = [row_bytes * count for count in request.receive_counts]
+        block.set_table(Call.LANDINGS, [0, *accumulate(received)])
+        block.set_table(Call.PIECES, [row_bytes * count for count in counts] + received)

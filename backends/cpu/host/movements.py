@@ -1,0 +1,389 @@
+"""broadcast, gather, scatter, all_gather, all_to_all and reduce_scatter within a host.
+
+One loop for all of them: each rank takes its pieces (`pieces`) from the slots, from the arenas or,
+chunk by chunk, from the stages of the others. Where pieces come from all ranks, reduce_scatter
+reduces them and the others put them side by side.
+
+A small rooted one does not synchronise: who only sends is over with it as soon as it has posted,
+and may be ahead of the others by the ring's length. Everything else begins when everyone has
+arrived, so that a mismatch is found before anything is written.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from gpucoll.backends.cpu.host.pieces import (
+    IS_SPREAD,
+    PIECES,
+    landing,
+    largest_piece_bytes,
+    piece_bytes,
+    piece_offset,
+    pieces_agree,
+    posted_pieces,
+)
+from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
+from gpucoll.backends.cpu.host.staged_movement import move_staged
+from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
+from gpucoll.transport.shared.flags import event_pending, wait
+from gpucoll.transport.shared.steps import (
+    DESTINATION,
+    EVENT,
+    HEADER_ADDRESS,
+    KERNEL,
+    LARGEST_BYTES,
+    LINE,
+    MISMATCH,
+    MISMATCHED,
+    NOT_SHARED,
+    OK,
+    PATH,
+    RANK,
+    ROOT,
+    SEQUENCE,
+    SIZE_BYTES,
+    SOURCE,
+    STATUS_DONE,
+    STATUS_LINES,
+    WORLD_SIZE,
+    arena_of,
+    arena_offset,
+    begin,
+    close_record,
+    leave_unverified,
+    payload_of,
+    post,
+    posted_address,
+    posted_destination,
+    posted_source,
+    signal_done,
+    slot_of,
+    wait_all_arrived,
+    wait_all_done,
+    wait_arrived,
+)
+from gpucoll.transport.shared.words import Call, Context, Flow, Path
+
+_ONE_SHOT_BYTES, _ROOTED_BYTES = int(Context.ONE_SHOT_BYTES), int(Context.ROOTED_BYTES)
+_COPY_PLAIN, _COPY_POSTED = int(Context.COPY_PLAIN), int(Context.COPY_POSTED)
+_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
+_SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
+_ONE_SHOT, _LOCAL = int(Path.ONE_SHOT), int(Path.LOCAL)
+_STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
+_SINGLE_COPY = int(Path.SINGLE_COPY)
+_SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
+_SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
+_GATHER_COPY_MAX_BYTES = int(Context.GATHER_COPY_MAX_BYTES)
+_COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
+_IN_PLACE = 0
+"""In place of a destination's offset: what this rank sends to itself is there already."""
+_FLOW, _ALL = int(Call.FLOW), int(Flow.ALL)
+_FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
+
+
+@inline
+def _sends(context, call):
+    """Return whether others need this rank's input."""
+    flow = get(call, _FLOW)
+    return flow == _ALL or (get(context, RANK) == get(call, ROOT)) == (flow == _FROM_ROOT)
+
+
+@inline
+def _receives(context, call):
+    """Return whether this rank needs the others' input."""
+    flow = get(call, _FLOW)
+    return flow == _ALL or (get(context, RANK) == get(call, ROOT)) == (flow == _TO_ROOT)
+
+
+@inline
+def _is_small(context, call):
+    """Return whether inputs go through slots. Alike on all ranks."""
+    size_bytes = get(call, LARGEST_BYTES)
+    if get(call, _FLOW) != _ALL:
+        return size_bytes <= get(context, _ROOTED_BYTES)
+    is_read = get(call, KERNEL) == 0 and size_bytes >= get(context, _SINGLE_COPY_MIN_BYTES)
+    return size_bytes <= get(context, _ONE_SHOT_BYTES) and not is_read
+
+
+@inline
+def _copy(context, destination, source, size_bytes):
+    """Copy; what is large with its lines taken ahead: a fifth faster beyond the caches."""
+    kernel = get(context, _COPY_PLAIN if size_bytes < _LARGE_BYTES else _COPY_TAKE)
+    call_copy(kernel, destination, source, size_bytes, get(context, _PREFETCH_BYTES))
+
+
+@inline
+def _is_in_place(context, call):
+    """Return whether what this rank sends to itself is there already."""
+    me = get(context, RANK)
+    source = get(call, SOURCE) + piece_offset(context, call, me, me)
+    return source == get(call, DESTINATION) + landing(call, me)
+
+
+@inline
+def _take_own(context, call):
+    """Copy the piece that this rank sends to itself, unless it is in place already."""
+    if not _is_in_place(context, call):
+        me = get(context, RANK)
+        source = get(call, SOURCE) + piece_offset(context, call, me, me)
+        destination = get(call, DESTINATION) + landing(call, me)
+        _copy(context, destination, source, piece_bytes(context, call, me, me))
+
+
+@inline
+def _payload_of(context, call, rank):
+    """Return where the small input of `rank` lies."""
+    return payload_of(context, get(context, SEQUENCE), rank, get(call, LARGEST_BYTES))
+
+
+@inline
+def _input_of(context, call, rank, way):
+    """Return where the piece of `rank` for this rank lies: in its slot, its arena, its process."""
+    offset = piece_offset(context, call, rank, get(context, RANK))
+    if way == _SINGLE_COPY:
+        return posted_address(context, rank) + offset
+    if way == _SYMMETRIC:
+        return arena_of(context, rank) + posted_source(context, rank) + offset
+    return _payload_of(context, call, rank) + offset
+
+
+@inline
+def _reduce_pieces(context, call, way):
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    sources = get(context, SOURCES)
+    for rank in range(world_size):
+        store64(sources + 8 * rank, _input_of(context, call, rank, way))
+    store64(sources + 8 * me, get(call, SOURCE) + piece_offset(context, call, me, me))
+    store64(get(context, DESTINATIONS), get(call, DESTINATION))
+    size_bytes = piece_bytes(context, call, me, me)
+    reduce_inputs(context, call, get(context, DESTINATIONS), world_size, size_bytes, 0)
+
+
+@inline
+def _take(context, call, way):
+    """Take this rank's pieces out of everybody's slots, arenas or processes; return a status."""
+    if get(call, KERNEL) != 0:
+        _reduce_pieces(context, call, way)
+        return OK
+    me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    for step in range(1, world_size):
+        rank = (me + step) % world_size
+        if get(call, _FLOW) == _FROM_ROOT and rank != get(call, ROOT):
+            continue
+        destination = get(call, DESTINATION) + landing(call, rank)
+        source = _input_of(context, call, rank, way)
+        size_bytes = piece_bytes(context, call, rank, me)
+        if way == _SINGLE_COPY:
+            status = read_from(context, rank, destination, source, size_bytes)
+            if status != OK:
+                return status
+        else:
+            _copy(context, destination, source, size_bytes)
+    return OK
+
+
+@inline
+def _write_pieces(context, call):
+    """Put the table of this rank's pieces into its slot."""
+    table, table_bytes = posted_pieces(context, get(context, RANK)), 16 * get(context, WORLD_SIZE)
+    call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), table_bytes, 0)
+
+
+@inline
+def _check_pieces(context, call):
+    """Compare what ranks send and expect, where they say so; return a status."""
+    if get(call, PIECES) == 0 or pieces_agree(context):
+        return OK
+    put(context, MISMATCHED, get(context, SEQUENCE))
+    return MISMATCH
+
+
+@inline
+def _post_input(context, call):
+    """Post this rank's header, with its small input in the slot or its arena offset."""
+    sends, size_bytes = _sends(context, call), get(call, SIZE_BYTES)
+    is_small = _is_small(context, call)
+    source = destination = NOT_SHARED
+    # Small rooted ones go through slots, so that senders need not wait.
+    may_share = get(call, _FLOW) == _ALL or not is_small
+    if sends and may_share and get(call, LARGEST_BYTES) >= get(context, _SYMMETRIC_MIN_BYTES):
+        source = arena_offset(context, get(call, SOURCE), size_bytes)
+    slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
+    if get(call, PIECES) != 0:
+        _write_pieces(context, call)
+    elif sends and is_small and source == NOT_SHARED:
+        call_copy(
+            get(context, _COPY_POSTED),
+            _payload_of(context, call, get(context, RANK)),
+            get(call, SOURCE),
+            size_bytes,
+            get(context, _PREFETCH_BYTES),
+        )
+    if _is_in_place(context, call):
+        destination = _IN_PLACE
+    if not is_small:
+        store64(slot + HEADER_ADDRESS, get(call, SOURCE))
+    post(context, call, source, destination)
+
+
+@inline
+def _total_bytes(context, call):
+    """Return the size of the largest input, estimated where no rank knows it. Alike on all."""
+    if get(call, PIECES) == 0:
+        return get(call, LARGEST_BYTES)
+    return largest_piece_bytes(context, call) * get(context, WORLD_SIZE)
+
+
+@inline
+def _copies_once(context, call):
+    """Return whether reading straight from processes is the faster way. Alike on all ranks.
+
+    It is, but for two: several readers of the root's one input slow each other down, unless the
+    root has its own result to copy meanwhile; and where each rank has a CPU, two processes copy
+    something large to the root faster than one.
+    """
+    if get(call, KERNEL) != 0:
+        return False
+    size_bytes = _total_bytes(context, call)
+    if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
+        return False
+    flow = get(call, _FLOW)
+    if flow == _ALL or get(call, IS_SPREAD) != 0:
+        return True
+    copies_own = posted_destination(context, get(call, ROOT)) != _IN_PLACE
+    if flow == _FROM_ROOT:
+        return copies_own or size_bytes <= get(context, _SINGLE_COPY_MAX_BYTES)
+    most_bytes = get(context, _GATHER_COPY_MAX_BYTES)
+    return size_bytes <= (most_bytes // 2 if copies_own else most_bytes)
+
+
+@inline
+def _overwrites(context, call):
+    """Return whether a rank's input is overwritten while others may still need it. Alike on all.
+
+    So it is in an all_to_all in place: it must go through the stages.
+    """
+    if get(call, KERNEL) != 0 or not get(call, IS_SPREAD) or get(call, _FLOW) != _ALL:
+        return False
+    for rank in range(get(context, WORLD_SIZE)):
+        if posted_destination(context, rank) == _IN_PLACE:
+            return True
+    return False
+
+
+@inline
+def _n_shared(context, call):
+    """Return how many ranks' inputs lie in shared memory; one that sends nothing counts."""
+    count, flow = 0, get(call, _FLOW)
+    for rank in range(get(context, WORLD_SIZE)):
+        sends = flow == _ALL or (rank == get(call, ROOT)) == (flow == _FROM_ROOT)
+        if not sends or posted_source(context, rank) != NOT_SHARED:
+            count += 1
+    return count
+
+
+@inline
+def _take_where_it_lies(context, call, way):
+    """Take pieces where they lie; return when nobody reads this rank's input any more."""
+    put(context, PATH, way)
+    if _receives(context, call):
+        status = _take(context, call, way)
+        if status != OK:
+            return status
+    signal_done(context)
+    status, sequence = OK, get(context, SEQUENCE)
+    if get(call, _FLOW) == _TO_ROOT and get(context, RANK) != get(call, ROOT):
+        root = get(call, ROOT)
+        status = wait(
+            context, get(context, STATUS_LINES) + root * LINE + STATUS_DONE, sequence, root
+        )
+    elif _sends(context, call):
+        status = wait_all_done(context, sequence)
+    # A peer that gave up may have used its memory anew while this rank still read it.
+    return EVENT if status == OK and event_pending(context) else status
+
+
+@inline
+def _move_small(context, call):
+    """Move what is small and rooted, without waiting for more than is needed."""
+    put(context, PATH, _ONE_SHOT)
+    if not _receives(context, call):
+        if get(call, _FLOW) == _FROM_ROOT:
+            _take_own(context, call)
+        leave_unverified(context)
+        return OK
+    if get(call, _FLOW) == _FROM_ROOT:
+        status = wait_arrived(context, call, get(call, ROOT))
+        if status != OK:
+            return status
+        leave_unverified(context)
+        return _take(context, call, _ONE_SHOT)
+    status = wait_all_arrived(context, call)
+    if status == OK:
+        _take(context, call, _ONE_SHOT)
+        _take_own(context, call)
+    return status
+
+
+@inline
+def _move(context, call):
+    """Post, wait for the others and move on the way that all have chosen; return a status."""
+    _post_input(context, call)
+    is_small = _is_small(context, call)
+    if is_small and get(call, _FLOW) != _ALL:
+        return _move_small(context, call)
+    status = wait_all_arrived(context, call)
+    if status == OK:
+        status = _check_pieces(context, call)
+    if status != OK:
+        return status
+    if get(call, KERNEL) == 0 and (
+        get(call, _FLOW) == _ALL or get(context, RANK) == get(call, ROOT)
+    ):
+        _take_own(context, call)
+    n_shared = _n_shared(context, call)
+    if is_small and n_shared == 0 and get(call, PIECES) == 0:
+        put(context, PATH, _ONE_SHOT)
+        return _take(context, call, _ONE_SHOT)
+    if not _overwrites(context, call):
+        if n_shared == get(context, WORLD_SIZE):
+            return _take_where_it_lies(context, call, _SYMMETRIC)
+        if not is_small and _copies_once(context, call) and can_copy_once(context):
+            return _take_where_it_lies(context, call, _SINGLE_COPY)
+    put(context, PATH, _STAGED)
+    return move_staged(context, call, _sends(context, call), _receives(context, call))
+
+
+@inline
+def _alone(context, call):
+    """Move from this rank to itself; return a status."""
+    put(context, PATH, _LOCAL)
+    if get(call, KERNEL) == 0:
+        if get(call, PIECES) != 0:
+            _write_pieces(context, call)
+        status = _check_pieces(context, call)
+        if status == OK:
+            _take_own(context, call)
+        return status
+    store64(get(context, SOURCES), get(call, SOURCE))
+    store64(get(context, DESTINATIONS), get(call, DESTINATION))
+    reduce_inputs(context, call, get(context, DESTINATIONS), 1, get(call, SIZE_BYTES), 0)
+    return OK
+
+
+@compiled(types.int64(types.int64, types.int64))
+def movement_loop(context, call):
+    """Run one movement as the call block says; return a status."""
+    status = begin(context, call)
+    if status != OK:
+        return status
+    is_alone = get(context, WORLD_SIZE) == 1
+    status = _alone(context, call) if is_alone else _move(context, call)
+    if status != OK:
+        return status
+    signal_done(context)
+    close_record(context)
+    return OK

@@ -1,0 +1,99 @@
+"""What goes from whom to whom in a movement: sizes and places of the pieces, in bytes.
+
+A piece is what one rank sends to another. The input of a *spread* movement (scatter, all_to_all,
+reduce_scatter) is one block for each rank; that of the others goes to everybody as a whole.
+"""
+
+from __future__ import annotations
+
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import get, load64
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.steps import (
+    SEQUENCE,
+    WORLD_SIZE,
+    payload_slot_of,
+)
+from gpucoll.transport.shared.words import Call
+
+IS_SPREAD, PIECES = int(Call.IS_SPREAD), int(Call.PIECES)
+LANDS_APART, LANDINGS = int(Call.LANDS_APART), int(Call.LANDINGS)
+_BLOCK_BYTES, _OFFSETS = int(Call.BLOCK_BYTES), int(Call.OFFSETS)
+_HEADER_BYTES = layout.HEADER_BYTES
+
+
+@inline
+def block_offset(call, rank):
+    """Return where block `rank` begins in the larger array."""
+    table = get(call, _OFFSETS)
+    return rank * get(call, _BLOCK_BYTES) if table == 0 else get(table, rank)
+
+
+@inline
+def block_bytes(call, rank):
+    """Return the size of block `rank`."""
+    table = get(call, _OFFSETS)
+    return get(call, _BLOCK_BYTES) if table == 0 else get(table, rank + 1) - get(table, rank)
+
+
+@inline
+def posted_pieces(context, rank):
+    """Return the table that `rank` has posted: bytes to each rank, then bytes from each rank."""
+    return payload_slot_of(context, get(context, SEQUENCE), rank) + _HEADER_BYTES
+
+
+@inline
+def piece_bytes(context, call, sender, receiver):
+    """Return how many bytes go from `sender` to `receiver`."""
+    if get(call, PIECES) != 0:
+        return load64(posted_pieces(context, sender) + 8 * receiver)
+    return block_bytes(call, receiver if get(call, IS_SPREAD) else sender)
+
+
+@inline
+def piece_offset(context, call, sender, receiver):
+    """Return where the piece for `receiver` begins in the input of `sender`."""
+    if not get(call, IS_SPREAD):
+        return 0
+    if get(call, PIECES) == 0:
+        return block_offset(call, receiver)
+    offset = 0
+    for rank in range(receiver):
+        offset += piece_bytes(context, call, sender, rank)
+    return offset
+
+
+@inline
+def landing(call, sender):
+    """Return where the piece of `sender` goes in this rank's output."""
+    if not get(call, LANDS_APART):
+        return 0
+    table = get(call, LANDINGS)
+    return block_offset(call, sender) if table == 0 else get(table, sender)
+
+
+@inline
+def pieces_agree(context):
+    """Return whether every rank expects from every other what that one sends. Alike on all."""
+    world_size = get(context, WORLD_SIZE)
+    for sender in range(world_size):
+        for receiver in range(world_size):
+            sent = load64(posted_pieces(context, sender) + 8 * receiver)
+            expected = posted_pieces(context, receiver) + 8 * (world_size + sender)
+            if sent != load64(expected):
+                return False
+    return True
+
+
+@inline
+def largest_piece_bytes(context, call):
+    """Return the size of the largest piece of all. Alike on all ranks."""
+    world_size, largest = get(context, WORLD_SIZE), 0
+    if get(call, PIECES) == 0:
+        for rank in range(world_size):
+            largest = max(largest, block_bytes(call, rank))
+        return largest
+    for sender in range(world_size):
+        for receiver in range(world_size):
+            largest = max(largest, piece_bytes(context, call, sender, receiver))
+    return largest

@@ -1,0 +1,302 @@
+"""all_reduce, reduce, scan and exclusive_scan within a host: one-shot, staged or symmetric.
+
+They differ in which inputs make whose result (`tables.n_inputs`). In a small one but for all_reduce
+a rank waits only for those whose input it needs. Which way a call takes is decided alike on every
+rank: what a rank cannot know of the others (is their buffer in shared memory?) comes with their
+header, so after the arrival of all no further round is needed.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from gpucoll.backends.cpu.host.chunks import (
+    FILLED,
+    READ,
+    count_chunks,
+    keep_up,
+    signal_chunk,
+    wait_chunk,
+)
+from gpucoll.backends.cpu.host.segments import (
+    copy_in,
+    input_at,
+    is_one_piece,
+    output_at,
+    run_bytes,
+)
+from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
+from gpucoll.backends.cpu.host.staged import reduce_staged, stage_first_chunk
+from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
+from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
+from gpucoll.transport.shared.steps import (
+    ARENA_BYTES,
+    COLLECTIVE,
+    DESTINATION,
+    HEADER_ADDRESS,
+    IDENTITY,
+    ITEM_BYTES,
+    NOT_SHARED,
+    OK,
+    PATH,
+    RANK,
+    ROOT,
+    SEQUENCE,
+    SIZE_BYTES,
+    SOURCE,
+    WORLD_SIZE,
+    arena_offset,
+    begin,
+    close_record,
+    leave_unverified,
+    payload_of,
+    post,
+    posted_address,
+    posted_destination,
+    posted_source,
+    signal_done,
+    slot_of,
+    wait_all_arrived,
+    wait_all_done,
+    wait_arrived,
+)
+from gpucoll.transport.shared.words import Call, Context, Path
+from gpucoll.types import Collective
+
+_ONE_SHOT_BYTES, _COPY_POSTED = int(Context.ONE_SHOT_BYTES), int(Context.COPY_POSTED)
+_COPY_PLAIN, _PREFETCH_BYTES = int(Context.COPY_PLAIN), int(Context.PREFETCH_BYTES)
+_SYMMETRIC_MIN_BYTES = int(Context.SYMMETRIC_MIN_BYTES)
+_LOCAL, _ONE_SHOT = int(Path.LOCAL), int(Path.ONE_SHOT)
+_STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
+_SINGLE_COPY, PREPARES = int(Path.SINGLE_COPY), int(Call.PREPARES)
+_REDUCE, _SCAN = int(Collective.REDUCE), int(Collective.SCAN)
+_EXCLUSIVE_SCAN = int(Collective.EXCLUSIVE_SCAN)
+_PATTERN_BYTES = 16 << 10
+_SHIFT_BYTES = 128 << 10
+"""Parts in which an exclusive_scan of two ranks is read, and rank 0's is overwritten behind."""
+
+
+@inline
+def _fill_with_identity(context, call, start, stop):
+    """Fill a part of the destination with the op's identity; what lies before it is filled."""
+    destination, copy = get(call, DESTINATION), get(context, _COPY_PLAIN)
+    if start == 0:
+        start = min(get(call, ITEM_BYTES), stop)
+        call_copy(copy, destination, get(call, IDENTITY), start, 0)
+    while start < stop:
+        step = min(start, _PATTERN_BYTES, stop - start)  # from what the caches still hold
+        call_copy(copy, destination + start, destination, step, 0)
+        start += step
+
+
+@inline
+def _fill_all_with_identity(context, call):
+    """Fill the destination with the op's identity: the result of no input at all."""
+    _fill_with_identity(context, call, 0, get(call, SIZE_BYTES))
+
+
+@inline
+def _reduce_slots(context, call, count):
+    """Reduce the first `count` ranks' payloads of this call, in order, into the destination."""
+    size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
+    sources, me = get(context, SOURCES), get(context, RANK)
+    segment = done = 0
+    while True:
+        step = run_bytes(call, segment, done, size_bytes - done)
+        for rank in range(count):
+            payload = payload_of(context, sequence, rank, size_bytes)
+            store64(sources + 8 * rank, payload + done)
+        if me < count:
+            store64(sources + 8 * me, input_at(call, segment, done))
+        store64(get(context, DESTINATIONS), output_at(call, segment, done))
+        reduce_inputs(context, call, get(context, DESTINATIONS), count, step, 0)
+        done += step
+        segment += 1
+        if done >= size_bytes:
+            return
+
+
+@inline
+def _n_symmetric(context, call):
+    """Return how many ranks posted shared memory: their input and, if they have one, output."""
+    count, kind = 0, get(call, COLLECTIVE)
+    for rank in range(get(context, WORLD_SIZE)):
+        has_none = kind == _REDUCE and rank != get(call, ROOT)
+        fills_itself = kind == _EXCLUSIVE_SCAN and rank == 0
+        needs_destination = not (has_none or fills_itself)
+        has_destination = posted_destination(context, rank) != NOT_SHARED
+        if posted_source(context, rank) != NOT_SHARED and (
+            has_destination or not needs_destination
+        ):
+            count += 1
+    return count
+
+
+@inline
+def _alone(context, call):
+    """Reduce over one rank: the op's preparation and finish, without any traffic."""
+    put(context, PATH, _LOCAL)
+    if get(call, COLLECTIVE) == _EXCLUSIVE_SCAN:
+        _fill_all_with_identity(context, call)
+        return
+    _reduce_slots(context, call, 1)
+
+
+@inline
+def _is_plain_shift(context, call):
+    """Return whether all there is to do is to give rank 0's input to rank 1. Alike on all ranks."""
+    if get(call, COLLECTIVE) != _EXCLUSIVE_SCAN or get(context, WORLD_SIZE) != 2:
+        return False
+    return get(call, SIZE_BYTES) > get(context, _ONE_SHOT_BYTES) and get(call, PREPARES) == 0
+
+
+@inline
+def _give_shifted(context, call):
+    """Read rank 0's input from its process, part by part, and say how far it is; on rank 1."""
+    size_bytes, source = get(call, SIZE_BYTES), posted_address(context, 0)
+    done = place = 0
+    while done < size_bytes:
+        step = min(_SHIFT_BYTES, size_bytes - done)
+        status = read_from(context, 0, get(call, DESTINATION) + done, source + done, step)
+        if status != OK:
+            return status
+        signal_chunk(context, READ, place)
+        done += step
+        place += 1
+    return OK
+
+
+@inline
+def _fill_shifted(context, call):
+    """Fill rank 0's result: in place right behind the reader, else meanwhile."""
+    size_bytes, is_in_place = get(call, SIZE_BYTES), get(call, SOURCE) == get(call, DESTINATION)
+    done = place = 0
+    while done < size_bytes:
+        if is_in_place:
+            status = wait_chunk(context, READ, place, 1)
+            if status != OK:
+                return status
+        step = min(_SHIFT_BYTES, size_bytes - done)
+        _fill_with_identity(context, call, done, done + step)
+        done += step
+        place += 1
+    return OK
+
+
+@inline
+def _shift(context, call):
+    """Give rank 0's input to rank 1, and rank 0 the identity; return a status."""
+    if get(context, RANK) == 1:
+        status = _give_shifted(context, call)
+    else:
+        status = _fill_shifted(context, call)
+    if status != OK:
+        return status
+    count_chunks(context, (get(call, SIZE_BYTES) + _SHIFT_BYTES - 1) // _SHIFT_BYTES)
+    keep_up(context, FILLED)
+    keep_up(context, READ)
+    signal_done(context)
+    return wait_all_done(context, get(context, SEQUENCE))
+
+
+@inline
+def _waits_for_few(context, call, count):
+    """Return whether this rank needs the first `count` ranks alone, who need not wait for it."""
+    kind = get(call, COLLECTIVE)
+    return kind == _SCAN or kind == _EXCLUSIVE_SCAN or (kind == _REDUCE and count == 0)
+
+
+@inline
+def _reduce_few(context, call, count):
+    """Reduce the payloads of the first `count` ranks, and wait for nobody else; return a status."""
+    put(context, PATH, _ONE_SHOT)
+    for rank in range(count):
+        status = wait_arrived(context, call, rank)
+        if status != OK:
+            return status
+    leave_unverified(context)
+    if count > 0:
+        _reduce_slots(context, call, count)
+    return OK
+
+
+@inline
+def _move(context, call, source, destination):
+    """Post, wait for the others and reduce on the way that all have chosen; return a status."""
+    size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
+    shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
+    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    is_shift = _is_plain_shift(context, call)
+    if is_small and not shared:
+        copy_in(
+            call,
+            get(context, _COPY_POSTED),
+            payload_of(context, get(context, SEQUENCE), get(context, RANK), size_bytes),
+            0,
+            size_bytes,
+            get(context, _PREFETCH_BYTES),
+        )
+    slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
+    if not is_small:
+        store64(slot + HEADER_ADDRESS, get(call, SOURCE))
+    post(context, call, source, destination)
+    staged_ahead = not is_small and not shared and not is_shift
+    if staged_ahead:
+        stage_first_chunk(context, call)  # while the others arrive
+    elif is_small and _waits_for_few(context, call, count):
+        return _reduce_few(context, call, count)
+    status = wait_all_arrived(context, call)
+    if status != OK:
+        return status
+    n_shared = _n_symmetric(context, call)
+    if n_shared == get(context, WORLD_SIZE):
+        put(context, PATH, _SYMMETRIC)
+        return reduce_symmetric(context, call)
+    if is_small and n_shared == 0:
+        put(context, PATH, _ONE_SHOT)
+        _reduce_slots(context, call, count)
+        return OK
+    if is_shift and can_copy_once(context):
+        put(context, PATH, _SINGLE_COPY)
+        return _shift(context, call)
+    if not staged_ahead:
+        stage_first_chunk(context, call)
+    put(context, PATH, _STAGED)
+    return reduce_staged(context, call)
+
+
+@inline
+def _together(context, call):
+    size_bytes, kind = get(call, SIZE_BYTES), get(call, COLLECTIVE)
+    least_bytes = get(context, _SYMMETRIC_MIN_BYTES)
+    # Small ones go through slots, so that ranks wait for those alone whose input they need.
+    if kind == _REDUCE or kind == _SCAN or kind == _EXCLUSIVE_SCAN:
+        least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
+    source = destination = NOT_SHARED
+    if size_bytes >= least_bytes and get(context, ARENA_BYTES) > 0 and is_one_piece(call):
+        source = arena_offset(context, get(call, SOURCE), size_bytes)
+        destination = arena_offset(context, get(call, DESTINATION), size_bytes)
+    status = _move(context, call, source, destination)
+    is_empty = kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0
+    if status == OK and is_empty and get(context, PATH) != _SINGLE_COPY:
+        _fill_all_with_identity(context, call)
+    return status
+
+
+@compiled(types.int64(types.int64, types.int64))
+def reduction_loop(context, call):
+    """Run one reduction as the call block says; return a status."""
+    status = begin(context, call)
+    if status != OK:
+        return status
+    if get(context, WORLD_SIZE) == 1:
+        _alone(context, call)
+    else:
+        status = _together(context, call)
+        if status != OK:
+            return status
+    signal_done(context)
+    close_record(context)
+    return OK

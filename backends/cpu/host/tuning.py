@@ -1,0 +1,92 @@
+"""The CPU backend's table: sizes at which the ways through shared memory change, and how to wait.
+
+Measured on two cores (`docs/performance.md`); what decides is whether ranks share CPUs.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll import config
+from gpucoll.errors import ArgumentError
+from gpucoll.topology import cpu_quota
+from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, Tuning, round_up
+
+KIB = 1024
+WISH = "the backend asked for"
+"""In an introduction: what the user asked for."""
+LANE_BYTES = 256
+"""The least part of a chunk for each rank."""
+
+
+def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
+    """Return whether there are more ranks than CPUs that they may use."""
+    cpus = {cpu for introduction in introductions for cpu in introduction["cpus"]}
+    quota = cpu_quota()
+    usable = len(cpus) if quota is None else min(len(cpus), quota)
+    return len(introductions) > usable
+
+
+def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
+    """Return whether some rank sees a GPU, or was told to use one."""
+    wishes = {introduction["same"].get(WISH) for introduction in introductions}
+    return bool(wishes & {"nccl", "rccl"}) or any(
+        introduction.get("gpu", [""])[0] for introduction in introductions
+    )
+
+
+def tune(introductions: list[dict[str, Any]]) -> Tuning:
+    """Return the table for these ranks; `config.CPU_TUNING` overrides single values."""
+    world_size = len(introductions)
+    crowded = is_oversubscribed(introductions)
+    values = {
+        "one_shot_bytes": (16 if crowded else 64 if world_size == 2 else 32) * KIB,
+        "chunk_bytes": max(64, 4 * world_size) * KIB if world_size > 2 else 128 * KIB,
+        "symmetric_min_bytes": (8 if crowded else 2) * KIB,
+        "rooted_bytes": min(64 * KIB, max(16 * KIB, 4096 * KIB // world_size)),
+        "single_copy_min_bytes": 64 * KIB,
+        "single_copy_max_bytes": 0 if crowded else 1024 * KIB,
+        "gather_copy_max_bytes": NEVER if crowded else 512 * KIB,
+        "prefetch_bytes": 1024,
+        "initial_sequence": 0,
+        "enqueued_records": ENQUEUED_RECORDS if _may_use_gpus(introductions) else 0,
+    }
+    for name, value in config.cpu_tuning().items():
+        if name not in values:
+            raise ArgumentError(
+                f"{config.CPU_TUNING} names {name!r}; there are {', '.join(values)}"
+            )
+        values[name] = value
+    values["rooted_bytes"] = max(values["rooted_bytes"], values["one_shot_bytes"])
+    least_chunk_bytes = round_up(max(4096, LANE_BYTES * world_size), 4096)
+    if values["chunk_bytes"] % 4096 or values["chunk_bytes"] < least_chunk_bytes:
+        raise ArgumentError(
+            f"{config.CPU_TUNING}: chunk_bytes must be a multiple of 4096, for {world_size} ranks "
+            f"{least_chunk_bytes} or more"
+        )
+    for name in ("one_shot_bytes", "rooted_bytes"):
+        if not 64 <= values[name] <= 1 << 20 or values[name] % 64:
+            raise ArgumentError(
+                f"{config.CPU_TUNING}: {name} must be a multiple of 64 in 64..{1 << 20}"
+            )
+    # Flags start at 0, which must lie behind it, also those of the last slot of the ring.
+    if not 0 <= values["initial_sequence"] < 2**31 - RING:
+        raise ArgumentError(
+            f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - RING - 1}"
+        )
+    records = values["enqueued_records"]
+    if records < 0 or records & (records - 1):
+        raise ArgumentError(f"{config.CPU_TUNING}: enqueued_records must be a power of two")
+    return Tuning(**values)
+
+
+def waiting(introductions: list[dict[str, Any]]) -> tuple[int, int]:
+    """Return how often a wait spins, and yields, before it sleeps.
+
+    A rank with a CPU of its own spins: its peer answers within microseconds. Ranks that share CPUs
+    give way at once, or the peer that they wait for cannot run. But not for long: the scheduler
+    counts the time that a rank yields in vain as its share of the CPU, and takes as much from the
+    peer. 20 yields instead of 200 halve a gather of 1 MiB, make 16 MiB of all_reduce a sixth faster
+    and, beside two busy processes of others, small calls three to five times.
+    """
+    return (20, 20) if is_oversubscribed(introductions) else (5000, 50)

@@ -1,0 +1,112 @@
+"""The thread that looks after calls on streams, while there are any.
+
+Nobody waits for such a call, so somebody has to notice that a rank made another one, is late or is
+gone, or that the vendor's library failed; and to end what hangs on the GPU then. The thread sleeps
+while nothing is under way, and ends with the communicator.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+import weakref
+
+from gpucoll.backends.gpu.issuer import Issuer
+
+PAUSES_S = (1e-3, 10e-3)
+"""Between two looks: just after a call, and while nothing happens."""
+ASKING_S = 2.0
+"""How long the program has to ask for a failure before the process is ended."""
+EXIT_CODE = 70  # EX_SOFTWARE of sysexits.h
+
+
+class MonitorThread:
+    """Watches an issuer's calls.
+
+    Parameters
+    ----------
+    issuer : Issuer
+        Whose.
+    exits : bool
+        Whether to end the process when a failure was found and nobody has asked for it.
+    """
+
+    def __init__(self, issuer: Issuer, *, exits: bool) -> None:
+        self._event = threading.Event()
+        self._is_stopping = False
+        self._exits = exits
+        # The thread must not keep a forgotten one alive, and ends with it.
+        event = self._event
+        self._issuer = weakref.ref(issuer, lambda _: event.set())
+        self._pause_s: float | None = None
+        issuer.wake = self._wake
+        self._thread = threading.Thread(target=self._run, name="gpucoll-gpu", daemon=True)
+        self._thread.start()
+
+    def _wake(self) -> None:
+        if self._pause_s != PAUSES_S[0]:
+            self._pause_s = PAUSES_S[0]
+            self._event.set()
+
+    def stop(self, limit_s: float) -> bool:
+        """End the thread; return whether it has ended, or will when it returns from here.
+
+        It has not after `limit_s` where the driver or the vendor's library does not return.
+        """
+        self._is_stopping = True
+        self._event.set()
+        if self._thread is threading.current_thread():
+            return True
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while not self._is_stopping:
+            self._event.wait(self._pause_s)
+            self._event.clear()
+            issuer = self._issuer()
+            if issuer is None or self._is_stopping:
+                return
+            self._look(issuer)
+            del issuer
+
+    def _look(self, issuer: Issuer) -> None:
+        # Who holds the lock is calling the vendor's library, and looks after itself, or the driver.
+        if issuer.lock.acquire(blocking=False):
+            try:
+                issuer.look()
+            finally:
+                issuer.lock.release()
+        else:
+            issuer.look_from_outside()
+        if issuer.failure is not None and not issuer.group.was_told:
+            self._consider_exit(issuer)
+        if issuer.is_busy or (
+            issuer.failure is not None and self._exits and not issuer.group.was_told
+        ):
+            longer_s = 1.5 * (self._pause_s or PAUSES_S[0])
+            self._pause_s = min(longer_s, PAUSES_S[1])
+        else:
+            self._pause_s = None
+            self._wake_if_busy(issuer)
+
+    def _wake_if_busy(self, issuer: Issuer) -> None:
+        """Go on where a call was made just now: its own wake may have come too early."""
+        if issuer.is_busy:
+            self._wake()
+
+    def _consider_exit(self, issuer: Issuer) -> None:
+        if not self._exits or time.monotonic() - issuer.failed_at_s < ASKING_S:
+            return
+        group = issuer.group
+        print(
+            f"gpucoll: rank {group.rank} of {group.world_size} is ended, because a call on GPU "
+            f"arrays failed and its results are undefined: {type(issuer.failure).__name__}: "
+            f"{issuer.failure}\n(init(on_async_error='raise') leaves it to the next call)",
+            file=sys.stderr,
+            flush=True,
+        )
+        sys.stdout.flush()
+        os._exit(EXIT_CODE)

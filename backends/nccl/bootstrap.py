@@ -1,0 +1,176 @@
+"""From ranks that have a host channel to a communicator of the vendor's library between their GPUs.
+
+Each rank finds out what it has (`look`), all exchange that over the control channel, decide alike
+whether it can be (`gpucoll.backends.choice.obstacle`), and join. A rank that fails says so, so that
+the others do not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll import config
+from gpucoll.backends.choice import KINDS, Found, obstacle
+from gpucoll.backends.nccl import finding
+from gpucoll.backends.nccl.communicator import NcclCommunicator
+from gpucoll.devices import device_count, open_device
+from gpucoll.errors import BackendUnavailableError, DeadlineError
+from gpucoll.group.host import diagnosis
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.host.enqueued import EnqueuedCalls
+from gpucoll.group.host.group import HostGroup
+from gpucoll.topology.default_gpu import default_number
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import Collective
+
+_ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
+_LOOK_FOR_PEERS_S = 0.02
+
+
+def look(backend: str, number: int | None, rank: int) -> Found:
+    """Load what this rank needs; what is missing becomes a `Found.problem`."""
+    kind = KINDS[backend]
+    try:
+        library = finding.load(backend)
+        if number is None:  # by its place on the host; without a launcher all ranks are on one
+            number = default_number(config.local_rank(rank), device_count(kind)) or 0
+        device = open_device(kind, number)
+    except BackendUnavailableError as error:
+        return Found(str(error))
+    except ImportError as error:
+        return Found(f"what serves {kind} GPUs cannot be loaded: {error}")
+    return Found(
+        "",
+        device.label,
+        device.identity.uuid,
+        device.identity.name,
+        library.version,
+        config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
+    )
+
+
+def connect(
+    group: HostGroup,
+    channel: ControlChannel,
+    calls: EnqueuedCalls,
+    backend: str,
+    number: int | None,
+    timeout_s: float | None,
+) -> NcclCommunicator:
+    """Join all ranks' GPUs. Every rank calls it.
+
+    Parameters
+    ----------
+    backend : str
+        ``"nccl"`` or ``"rccl"``.
+    number : int or None
+        This rank's GPU, as this process numbers it; None: the one of its place on the host.
+    timeout_s : float or None
+        Deadline for all ranks to come, and for the library to connect them.
+
+    Raises
+    ------
+    BackendUnavailableError
+        They cannot be connected: the same on every rank.
+    """
+    found = look(backend, number, group.rank)
+    mine: dict[str, Any] = {_FOUND_KEY: found}
+    if group.rank == 0 and not found.problem:
+        try:
+            mine[_ID_KEY] = finding.load(backend).unique_id().hex()
+        except BackendUnavailableError as problem:
+            mine[_FOUND_KEY] = found._replace(problem=str(problem))
+    everyone = _exchange(channel, mine, timeout_s)
+    all_found = [Found(*item[_FOUND_KEY]) for item in everyone]
+    all_found = [item._replace(version=tuple(item.version)) for item in all_found]
+    if reason := obstacle(backend, all_found):
+        raise BackendUnavailableError(f"{backend.upper()} cannot connect these ranks: {reason}")
+    device = open_device(KINDS[backend], int(found.device.partition(":")[2]))
+    watch = watch_of(group, calls, "connecting the GPUs", timeout_s)
+    connection, error = None, ""
+    try:
+        connection = NcclCommunicator.join(
+            finding.load(backend),
+            device,
+            bytes.fromhex(everyone[0][_ID_KEY]),
+            group.world_size,
+            group.rank,
+            watch,
+        )
+    except BackendUnavailableError as problem:
+        error = str(problem)
+        calls.say_failed()
+    agree(channel, backend, connection, error, timeout_s)
+    assert connection is not None
+    return connection
+
+
+def agree(
+    channel: ControlChannel,
+    backend: str,
+    connection: NcclCommunicator | None,
+    error: str,
+    timeout_s: float | None,
+) -> None:
+    """Raise on every rank where one could not be connected."""
+    try:
+        everyone = _exchange(channel, {_ERROR_KEY: error}, timeout_s)
+    except BaseException:
+        if connection is not None:
+            connection.abort()
+        raise
+    failed = [(rank, item[_ERROR_KEY]) for rank, item in enumerate(everyone) if item[_ERROR_KEY]]
+    if failed:
+        if connection is not None:
+            connection.abort()
+        # Who only heard of another's failure says so; the cause is more worth reading.
+        rank, text = min(failed, key=lambda item: item[1].startswith(_HEARD))
+        raise BackendUnavailableError(
+            f"{backend.upper()} cannot connect these ranks: rank {rank}: {text}"
+        )
+
+
+_HEARD = "another rank failed"
+
+
+def watch_of(
+    group: HostGroup, calls: EnqueuedCalls, doing: str, timeout_s: float | None
+) -> Callable[[], None]:
+    """Return what looks, while the library is busy, whether to go on waiting for it."""
+    limit_s = group.timeout_s if timeout_s is None else timeout_s
+    begun_s = looked_s = time.monotonic()
+
+    def watch() -> None:
+        nonlocal looked_s
+        if calls.compare() == Status.MISMATCH:  # ranks that make other calls may never meet
+            group.abort(Abort.ENQUEUED_MISMATCH, group.rank, calls.compared + 1)
+        group.raise_if_aborted()
+        if failed := calls.failed_ranks():
+            raise BackendUnavailableError(f"{_HEARD} ({diagnosis.list_ranks(failed)})")
+        now_s = time.monotonic()
+        if now_s - looked_s > _LOOK_FOR_PEERS_S:
+            looked_s = now_s
+            if gone := group.members.gone_ranks():
+                group.break_with(Abort.LOST, gone[0])
+        if now_s - begun_s > limit_s:
+            group.abort(Abort.DEADLINE)
+            raise group.fail(
+                DeadlineError(
+                    f"rank {group.rank} of {group.world_size} waited {limit_s:g} s in {doing}: the "
+                    "vendor's library does not get on. The communicator is broken: close it"
+                )
+            )
+
+    return watch
+
+
+def _exchange(
+    channel: ControlChannel, mine: dict[str, Any], timeout_s: float | None
+) -> list[dict[str, Any]]:
+    data = json.dumps(mine).encode()
+    everyone = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
+    return [json.loads(part) for part in everyone]

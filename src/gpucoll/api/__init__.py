@@ -1,0 +1,1 @@
+"""What users call: the communicator, one file for each family of calls, and `init`."""

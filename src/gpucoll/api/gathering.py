@@ -1,0 +1,158 @@
+"""Collectives that put the arrays of all ranks side by side, as users call them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+from gpucoll.calls.calling import Calling
+from gpucoll.types import Collective
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+    from typing_extensions import Unpack
+
+    from gpucoll.api.call_types import (
+        A,
+        Asynchronous,
+        AsynchronousInto,
+        Blocking,
+        BlockingInto,
+        Counts,
+        EitherInto,
+        Number,
+    )
+    from gpucoll.calls.work import Work
+
+
+class Gathering(Calling):
+    """What `Communicator` can put side by side."""
+
+    @overload
+    def all_gather(
+        self, x: A, *, counts: Counts = None, **options: Unpack[BlockingInto[A]]
+    ) -> A: ...
+    @overload
+    def all_gather(
+        self, x: A, *, counts: Counts = None, **options: Unpack[AsynchronousInto[A]]
+    ) -> Work[A]: ...
+    @overload
+    def all_gather(
+        self, x: A, *, counts: Counts = None, **options: Unpack[EitherInto[A]]
+    ) -> A | Work[A]: ...
+    @overload
+    def all_gather(self, x: Number, **options: Unpack[Blocking]) -> npt.NDArray[Any]: ...
+    @overload
+    def all_gather(self, x: Number, **options: Unpack[Asynchronous]) -> Work[npt.NDArray[Any]]: ...
+    def all_gather(
+        self,
+        x: Any,
+        *,
+        counts: Counts = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Put the x of all ranks side by side along axis 0; every rank gets the whole.
+
+        Parameters
+        ----------
+        x : array or number
+            Shape (m, ...), the same on every rank; with `counts`, (counts[r], ...).
+        counts : sequence of int or "auto", optional
+            Rows of axis 0 per rank, the whole vector on every rank; "auto" exchanges them first.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`; in place x is block r of it.
+
+        Returns
+        -------
+        array
+            Shape (P m, ...), or (sum(counts), ...); (P,) for a number or a 0-d x.
+
+        Notes
+        -----
+        Cost: n once into shared memory, the others' blocks once out of it.
+
+        Examples
+        --------
+        >>> comm.all_gather(np.array([comm.rank]))  # on 3 ranks
+        array([0, 1, 2])
+        """
+        if counts is None and not async_op and timeout_s is None:
+            target = self._whole_like(x) if out is None else out
+            result = self._quick_all_gather(x, target, None, None)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(
+            Collective.ALL_GATHER, x, async_op, timeout_s, stream, counts=counts, out=out
+        )
+
+    @overload
+    def gather(
+        self, x: A, root: int = 0, *, counts: Counts = None, **options: Unpack[BlockingInto[A]]
+    ) -> A | None: ...
+    @overload
+    def gather(
+        self, x: A, root: int = 0, *, counts: Counts = None, **options: Unpack[AsynchronousInto[A]]
+    ) -> Work[A | None]: ...
+    @overload
+    def gather(
+        self, x: A, root: int = 0, *, counts: Counts = None, **options: Unpack[EitherInto[A]]
+    ) -> A | Work[A | None] | None: ...
+    @overload
+    def gather(
+        self, x: Number, root: int = 0, **options: Unpack[Blocking]
+    ) -> npt.NDArray[Any] | None: ...
+    @overload
+    def gather(
+        self, x: Number, root: int = 0, **options: Unpack[Asynchronous]
+    ) -> Work[npt.NDArray[Any] | None]: ...
+    def gather(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Put the x of all ranks side by side along axis 0; the root gets the whole.
+
+        Parameters
+        ----------
+        x, counts
+            As for `all_gather`.
+        root : int
+            Who gets it.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`; `out` counts on the root only.
+
+        Returns
+        -------
+        array or None
+            As for `all_gather` on the root, None elsewhere.
+
+        Notes
+        -----
+        Cost: n once on each sender; small arrays do not make the senders wait.
+
+        Examples
+        --------
+        >>> comm.gather(np.array([comm.rank]))  # on rank 0 of 3; None on the others
+        array([0, 1, 2])
+        """
+        if counts is None and not async_op and timeout_s is None:
+            is_root = self.rank == root
+            target = out if is_root else x
+            if target is None:
+                target = self._whole_like(x)
+            result = self._quick_gather(x, target, None, root)
+            if result is not None:
+                return result if is_root else None
+            self._raise_quick()
+        return self._call(
+            Collective.GATHER, x, async_op, timeout_s, stream, root=root, counts=counts, out=out
+        )

@@ -1,0 +1,123 @@
+"""`gpucoll.init`: from nothing to a communicator."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+from gpucoll import config
+from gpucoll.backends import BACKENDS, PLANNED
+from gpucoll.backends.choice import KINDS, VENDOR_BACKENDS, Wish
+from gpucoll.errors import ArgumentError, BackendUnavailableError
+from gpucoll.rendezvous.job import Job, find_job
+
+if TYPE_CHECKING:
+    from gpucoll.api.communicator import Communicator
+
+_calls = 0
+_lock = threading.Lock()
+
+
+def init(
+    *,
+    rank: int | None = None,
+    world_size: int | None = None,
+    backend: str = "auto",
+    device: Any = None,
+    timeout_s: float | None = None,
+    on_async_error: str | None = None,
+) -> Communicator:
+    """Join the job that this process was started in, and return its communicator.
+
+    Parameters
+    ----------
+    rank, world_size : int, optional
+        Who this process is. Default: what gpucoll-run, `gpucoll.launch` or torchrun say in the
+        environment; without any of them, one rank alone.
+    backend : str
+        The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
+        the vendor's library where every rank has a GPU of its own; `Communicator.describe` says
+        what was chosen and why. ``"cpu"``: host arrays only. ``"nccl"``, ``"rccl"``: GPU arrays
+        only, connected at once.
+    device : int, str or device, optional
+        This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
+        are then connected at once. Default: at the first collective call on GPU arrays, and the
+        GPU is theirs. Where gpucoll finds no GPU for every rank it counts for nothing, so that the
+        same program runs without one; `Communicator.describe` says why.
+    timeout_s : float, optional
+        Deadline for all ranks to come, and default deadline of every wait afterwards, in seconds.
+        Default: ``GPUCOLL_TIMEOUT_S``, or 300.
+    on_async_error : {"raise", "exit"}, optional
+        What a failure on the GPU does that is found beside the program: be raised by its next call,
+        or also end the process, with the reason on stderr, where it has not asked within 2 s.
+        Default: ``"exit"`` under a launcher, whose job then ends; else ``"raise"``.
+
+    Raises
+    ------
+    RendezvousError
+        A rank did not come in time, or runs another version of gpucoll.
+    BackendUnavailableError
+        The backend, or a GPU that is there, cannot serve, or the job spans several hosts.
+    MemoryError
+        There is no memory for the segment.
+
+    Notes
+    -----
+    Collective: every rank of the job calls it, as often as the others do. The first call of a
+    machine compiles the kernels (about 15 s), later ones load them (about half a second).
+
+    Examples
+    --------
+    >>> with gpucoll.init() as comm:
+    ...     total = comm.all_reduce(x)
+    """
+    global _calls
+    _check_backend(backend)
+    config.check_timeout_s(timeout_s)
+    limit = config.timeout_s() if timeout_s is None else timeout_s
+    if on_async_error not in (None, "raise", "exit"):
+        raise ArgumentError(f'on_async_error must be "raise" or "exit"; got {on_async_error!r}')
+    number = None if device is None else _device_number(device)
+    job = find_job(rank, world_size)
+    with _lock:
+        number_of_call, _calls = _calls, _calls + 1
+    from gpucoll.backends import precompile
+
+    precompile.load()
+    from gpucoll.api.communicator import create
+
+    # Ranks call init equally often: the count keeps the meetings of two calls apart.
+    meeting = Job(job.rank, job.world_size, f"{job.token}#{number_of_call}", job.origin)
+    exits = job.is_launched if on_async_error is None else on_async_error == "exit"
+    return create(meeting, limit, limit, Wish(backend, number, exits))
+
+
+def _check_backend(backend: object) -> None:
+    if backend in PLANNED:
+        raise BackendUnavailableError(
+            f"backend {backend!r} is not part of this version of gpucoll: it has "
+            f"{', '.join(BACKENDS)}. Use backend='auto'"
+        )
+    if backend in KINDS and config.cpu_only():
+        raise BackendUnavailableError(
+            f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"
+        )
+    if backend != "auto" and backend not in BACKENDS:
+        known = ", ".join(["auto", *BACKENDS])
+        raise ArgumentError(f"backend must be one of {known}; got {backend!r}")
+
+
+def _device_number(device: Any) -> int:
+    """Return a GPU's number."""
+    if isinstance(device, str):
+        kind, _, text = device.partition(":")
+        if kind in (*VENDOR_BACKENDS, "hip") and text.isdecimal():
+            return int(text)
+    for name in ("index", "id"):  # of PyTorch's devices, and CuPy's
+        if not isinstance(device, int | str) and isinstance(getattr(device, name, None), int):
+            return int(getattr(device, name))
+    if isinstance(device, bool) or not isinstance(device, int) or device < 0:
+        raise ArgumentError(
+            f'device must be a GPU\'s number, "cuda:1", or a device of a library; got {device!r}'
+        )
+    return device

@@ -1,0 +1,238 @@
+"""Collectives that hand arrays, or their blocks, to other ranks, as users call them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from gpucoll.calls.calling import Calling
+from gpucoll.types import Collective
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpucoll.api.call_types import A, AsynchronousInto, BlockingInto, Counts, EitherInto, X
+    from gpucoll.calls.work import Work
+
+
+class Movements(Calling):
+    """What `Communicator` can hand to other ranks."""
+
+    @overload
+    def broadcast(self, x: X | None, root: int = 0, **options: Unpack[BlockingInto[X]]) -> X: ...
+    @overload
+    def broadcast(
+        self, x: X | None, root: int = 0, **options: Unpack[AsynchronousInto[X]]
+    ) -> Work[X]: ...
+    @overload
+    def broadcast(
+        self, x: X | None, root: int = 0, **options: Unpack[EitherInto[X]]
+    ) -> X | Work[X]: ...
+    def broadcast(
+        self,
+        x: Any,
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Give every rank the root's x.
+
+        Parameters
+        ----------
+        x : array, number, or list or tuple of arrays
+            On the root, the data; on the others a template of the same shape and dtype, or None
+            where `out` is given.
+        root : int
+            Whose x.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`. ``out=x`` on every rank is the usual in-place broadcast.
+
+        Returns
+        -------
+        array or number
+            The root's x, on every rank.
+
+        Notes
+        -----
+        Small arrays do not synchronise: the root goes on before everybody has read. A mismatch is
+        then found within fifteen calls; one in the very last calls before `close` may stay unseen
+        (end with a `barrier` where that matters). Cost: n once on the root and once on each reader.
+
+        Examples
+        --------
+        >>> comm.broadcast(np.full(2, comm.rank), root=1)
+        array([1, 1])
+        """
+        if not async_op and timeout_s is None:
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            result = self._quick_broadcast(x, target, None, root)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(Collective.BROADCAST, x, async_op, timeout_s, stream, root=root, out=out)
+
+    @overload
+    def scatter(
+        self,
+        x: A | None = None,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        **options: Unpack[BlockingInto[A]],
+    ) -> A: ...
+    @overload
+    def scatter(
+        self,
+        x: A | None = None,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        **options: Unpack[AsynchronousInto[A]],
+    ) -> Work[A]: ...
+    @overload
+    def scatter(
+        self,
+        x: A | None = None,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        **options: Unpack[EitherInto[A]],
+    ) -> A | Work[A]: ...
+    def scatter(
+        self,
+        x: Any = None,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Give rank r block r of the root's x.
+
+        Parameters
+        ----------
+        x : array, optional
+            On the root, shape (P m, ...) or (sum(counts), ...). On the others a template of it, or
+            nothing where `out` is given (with no rows of its own, `out` has the others' row shape).
+        root : int
+            Whose x.
+        counts : sequence of int or "auto", optional
+            Rows of axis 0 per rank, the whole vector on every rank; "auto" takes each rank's from
+            its `out`.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`; in place it is block r of x, on the root.
+
+        Returns
+        -------
+        array
+            Shape (m, ...), or (counts[r], ...).
+
+        Notes
+        -----
+        Small arrays do not synchronise, see `broadcast`. Cost: n once on the root, n/P on the rest.
+
+        Examples
+        --------
+        >>> rows = comm.scatter(x if comm.rank == 0 else None, out=np.empty((5, 3)))
+        """
+        is_root = self.rank == root
+        plain = counts is None and (is_root or self._is_template(x, out))
+        if plain and not async_op and timeout_s is None:
+            target = self._block_like(x) if out is None else out
+            mine = x if is_root else target
+            result = self._quick_scatter(mine, target, None, root)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(
+            Collective.SCATTER, x, async_op, timeout_s, stream, root=root, counts=counts, out=out
+        )
+
+    @overload
+    def all_to_all(
+        self,
+        x: A,
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **options: Unpack[BlockingInto[A]],
+    ) -> A: ...
+    @overload
+    def all_to_all(
+        self,
+        x: A,
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **options: Unpack[AsynchronousInto[A]],
+    ) -> Work[A]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: A,
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **options: Unpack[EitherInto[A]],
+    ) -> A | Work[A]: ...
+    def all_to_all(
+        self,
+        x: Any,
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Give every rank s this rank's block s, and put the blocks from all ranks side by side.
+
+        Parameters
+        ----------
+        x : array
+            Shape (P m, ...): block s goes to rank s.
+        send_counts : sequence of int, optional
+            Rows of axis 0 to each rank. Default: equal blocks.
+        recv_counts : sequence of int or "auto", optional
+            Rows from each rank; "auto" (also the default with `send_counts`) asks the others first.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`; in place it is x, with counts only where both are the same.
+
+        Returns
+        -------
+        array
+            Shape (P m, ...), or (sum(recv_counts), ...): block s is block r of rank s.
+
+        Notes
+        -----
+        Cost: n (P-1)/P into shared memory and as much out of it.
+
+        Examples
+        --------
+        >>> comm.all_to_all(np.arange(2) + 10 * comm.rank)  # on rank 1 of 2
+        array([ 1, 11])
+        """
+        plain = send_counts is None and recv_counts is None
+        if plain and not async_op and timeout_s is None:
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            result = self._quick_all_to_all(x, target, None, None)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(
+            Collective.ALL_TO_ALL,
+            x,
+            async_op,
+            timeout_s,
+            stream,
+            counts=send_counts,
+            receive_counts=recv_counts,
+            out=out,
+        )

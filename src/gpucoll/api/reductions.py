@@ -1,0 +1,240 @@
+"""Reductions over all ranks, as users call them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from gpucoll.compression.compressing import Compressing
+from gpucoll.types import Collective
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpucoll.api.call_types import A, AsynchronousInto, BlockingInto, Counts, EitherInto, Op, X
+    from gpucoll.calls.work import Work
+    from gpucoll.compression.options import Compression
+
+
+class Reductions(Compressing):
+    """What `Communicator` can reduce over all ranks."""
+
+    @overload
+    def all_reduce(
+        self,
+        x: X,
+        op: Op = "sum",
+        *,
+        compression: str | Compression | None = None,
+        residual: Any = None,
+        **options: Unpack[BlockingInto[X]],
+    ) -> X: ...
+    @overload
+    def all_reduce(
+        self,
+        x: X,
+        op: Op = "sum",
+        *,
+        compression: str | Compression | None = None,
+        residual: Any = None,
+        **options: Unpack[AsynchronousInto[X]],
+    ) -> Work[X]: ...
+    @overload
+    def all_reduce(
+        self,
+        x: X,
+        op: Op = "sum",
+        *,
+        compression: str | Compression | None = None,
+        residual: Any = None,
+        **options: Unpack[EitherInto[X]],
+    ) -> X | Work[X]: ...
+    def all_reduce(
+        self,
+        x: Any,
+        op: Op = "sum",
+        *,
+        out: Any = None,
+        compression: str | Compression | None = None,
+        residual: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Reduce x over all ranks; every rank gets the result.
+
+        Parameters
+        ----------
+        x : array, number, or list or tuple of arrays
+            The same shape and dtype on every rank. A list or tuple is reduced in one fused call for
+            each dtype in it, and gives one.
+        op : str or ReduceOp
+            "sum", "prod", "min", "max", "avg", "band", "bor", "bxor", "land", "lor", "lxor",
+            ``ReduceOp.scaled_sum(factor)`` or ``ReduceOp.custom(function)``.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`. For a list, `out` is a list.
+        compression : str or Compression, optional
+            What travels instead of x: "float16", "bfloat16", or, in blocks of 256 elements with a
+            scale each, "int8_block" or "float8_block". For float32 (the block formats also take
+            half types), op "sum" or "avg", on the host. The result is rounded twice, by the bound
+            that ``docs/compression.md`` derives.
+        residual : array or list of arrays, optional
+            With compression: what earlier calls have lost, added to x and replaced by what this one
+            loses (error feedback). float32, as many elements as x, zeros at first, kept by the
+            caller; each rank has its own.
+
+        Returns
+        -------
+        array or number
+            `out`, or a new array or number of x's kind; a `Work` with ``async_op=True``.
+
+        Notes
+        -----
+        Ranks are combined in order 0 to P-1, so the bits are the same on every rank, run after run,
+        whatever the size and placement. Half types are accumulated in float32 and rounded once.
+
+        Cost: small arrays one copy and one pass over P slots; larger ones 2 n (P-1)/P.
+
+        Examples
+        --------
+        >>> comm.all_reduce(np.ones(3))  # on 4 ranks
+        array([4., 4., 4.])
+        """
+        if compression is not None or residual is not None:
+            return self._all_reduce_compressed(
+                x, op, out, compression, residual, async_op, timeout_s
+            )
+        if not async_op and timeout_s is None:
+            if type(x) is list:
+                result = self._quick_list(x, self._list_like(x) if out is None else out, op)
+            else:
+                target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+                result = self._quick_all_reduce(x, target, op, None)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(Collective.ALL_REDUCE, x, async_op, timeout_s, stream, op=op, out=out)
+
+    @overload
+    def reduce(
+        self, x: X, op: Op = "sum", root: int = 0, **options: Unpack[BlockingInto[X]]
+    ) -> X | None: ...
+    @overload
+    def reduce(
+        self, x: X, op: Op = "sum", root: int = 0, **options: Unpack[AsynchronousInto[X]]
+    ) -> Work[X | None]: ...
+    @overload
+    def reduce(
+        self, x: X, op: Op = "sum", root: int = 0, **options: Unpack[EitherInto[X]]
+    ) -> X | Work[X | None] | None: ...
+    def reduce(
+        self,
+        x: Any,
+        op: Op = "sum",
+        root: int = 0,
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Reduce x over all ranks; the root gets the result.
+
+        Parameters
+        ----------
+        x, op
+            As for `all_reduce`.
+        root : int
+            Who gets it.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`; `out` counts on the root only.
+
+        Returns
+        -------
+        array, number or None
+            The result on the root, None elsewhere.
+
+        Notes
+        -----
+        Rounding as for `all_reduce`: the same bits. Cost: small arrays one copy, and only the root
+        waits; larger ones 2 n (P-1)/P.
+
+        Examples
+        --------
+        >>> comm.reduce(np.ones(3), "max", root=1)  # on rank 1; None on the others
+        array([1., 1., 1.])
+        """
+        if not async_op and timeout_s is None:
+            is_root = self.rank == root
+            target = out if is_root else x
+            if target is None and type(x) is np.ndarray:
+                target = np.empty_like(x)
+            result = self._quick_reduce(x, target, op, root)
+            if result is not None:
+                return result if is_root else None
+            self._raise_quick()
+        return self._call(
+            Collective.REDUCE, x, async_op, timeout_s, stream, op=op, root=root, out=out
+        )
+
+    @overload
+    def reduce_scatter(
+        self, x: A, op: Op = "sum", *, counts: Counts = None, **options: Unpack[BlockingInto[A]]
+    ) -> A: ...
+    @overload
+    def reduce_scatter(
+        self, x: A, op: Op = "sum", *, counts: Counts = None, **options: Unpack[AsynchronousInto[A]]
+    ) -> Work[A]: ...
+    @overload
+    def reduce_scatter(
+        self, x: A, op: Op = "sum", *, counts: Counts = None, **options: Unpack[EitherInto[A]]
+    ) -> A | Work[A]: ...
+    def reduce_scatter(
+        self,
+        x: Any,
+        op: Op = "sum",
+        *,
+        counts: Counts = None,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Reduce x over all ranks; rank r gets block r of the result.
+
+        Parameters
+        ----------
+        x : array
+            Shape (P m, ...): the same on every rank.
+        op
+            As for `all_reduce`.
+        counts : sequence of int or "auto", optional
+            Rows of axis 0 per rank, the whole vector on every rank. Default: equal blocks. "auto"
+            takes each rank's from its `out`.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`; in place it is block r of x.
+
+        Returns
+        -------
+        array
+            Shape (m, ...), or (counts[r], ...).
+
+        Notes
+        -----
+        Rounding as for `all_reduce`. Cost: n (P-1)/P, once.
+
+        Examples
+        --------
+        >>> comm.reduce_scatter(np.arange(4.0))  # on rank 1 of 2
+        array([4., 6.])
+        """
+        if counts is None and not async_op and timeout_s is None:
+            target = self._block_like(x) if out is None else out
+            result = self._quick_reduce_scatter(x, target, op, None)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(
+            Collective.REDUCE_SCATTER, x, async_op, timeout_s, stream, op=op, counts=counts, out=out
+        )

@@ -1,0 +1,120 @@
+"""Reductions over the ranks up to this one, as users call them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, overload
+
+import numpy as np
+
+from gpucoll.calls.calling import Calling
+from gpucoll.types import Collective
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from gpucoll.api.call_types import AsynchronousInto, BlockingInto, EitherInto, M, Op
+    from gpucoll.calls.work import Work
+
+
+class Scans(Calling):
+    """What `Communicator` can reduce over the ranks up to this one."""
+
+    @overload
+    def scan(self, x: M, op: Op = "sum", **options: Unpack[BlockingInto[M]]) -> M: ...
+    @overload
+    def scan(self, x: M, op: Op = "sum", **options: Unpack[AsynchronousInto[M]]) -> Work[M]: ...
+    @overload
+    def scan(self, x: M, op: Op = "sum", **options: Unpack[EitherInto[M]]) -> M | Work[M]: ...
+    def scan(
+        self,
+        x: Any,
+        op: Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Reduce x over the ranks up to this one, it included.
+
+        Parameters
+        ----------
+        x, op
+            As for `all_reduce`; "avg" divides by the ranks so far.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`.
+
+        Returns
+        -------
+        array or number
+            x of rank 0 op ... op x of rank r.
+
+        Notes
+        -----
+        Rounding as for `all_reduce`. Cost: as `all_reduce`, whatever the number of ranks. Small
+        arrays do not synchronise: a rank waits only for those before it, and a mismatch with a
+        later one is found within fifteen calls.
+
+        Examples
+        --------
+        >>> comm.scan(comm.rank + 1)  # on ranks 0, 1, 2: 1, 3, 6
+        """
+        if not async_op and timeout_s is None:
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            result = self._quick_scan(x, target, op, None)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(Collective.SCAN, x, async_op, timeout_s, stream, op=op, out=out)
+
+    @overload
+    def exclusive_scan(self, x: M, op: Op = "sum", **options: Unpack[BlockingInto[M]]) -> M: ...
+    @overload
+    def exclusive_scan(
+        self, x: M, op: Op = "sum", **options: Unpack[AsynchronousInto[M]]
+    ) -> Work[M]: ...
+    @overload
+    def exclusive_scan(
+        self, x: M, op: Op = "sum", **options: Unpack[EitherInto[M]]
+    ) -> M | Work[M]: ...
+    def exclusive_scan(
+        self,
+        x: Any,
+        op: Op = "sum",
+        *,
+        out: Any = None,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+        stream: Any = None,
+    ) -> Any:
+        """Reduce x over the ranks before this one; rank 0 gets the op's identity.
+
+        Parameters
+        ----------
+        x, op
+            As for `all_reduce`, but for "avg": the mean of nothing is undefined. A custom op must
+            have an identity.
+        out, async_op, timeout_s, stream
+            See `ArrayCollectives`.
+
+        Returns
+        -------
+        array or number
+            x of rank 0 op ... op x of rank r-1.
+
+        Notes
+        -----
+        The identity of min and max is the greatest and the least value of the dtype (infinity where
+        it has one). Rounding and cost as for `scan`.
+
+        Examples
+        --------
+        >>> first_row = comm.exclusive_scan(n_rows)  # where this rank's rows begin
+        """
+        if not async_op and timeout_s is None:
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
+            result = self._quick_exclusive_scan(x, target, op, None)
+            if result is not None:
+                return result
+            self._raise_quick()
+        return self._call(Collective.EXCLUSIVE_SCAN, x, async_op, timeout_s, stream, op=op, out=out)

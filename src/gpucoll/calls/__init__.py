@@ -1,0 +1,1 @@
+"""From arguments to requests, and how those run: at once, queued, in groups, as plans."""

@@ -1,0 +1,204 @@
+"""Calls on GPU arrays like those that were made before: nothing is left to prepare but addresses.
+
+A training step makes the same few kinds of call again and again: collective, op, root, dtype,
+shape, device. The first of a kind goes the long way, with all its checks and errors, and leaves a
+`CachedCall` where it came down to one function of the library's. The next one only fingerprints at its
+arrays; whatever is not exactly as it was then goes the long way again. Nothing ever has to be
+forgotten: a cached_call holds no array's address and no stream, and the communicator's state is looked
+at each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+from gpucoll.arrays import streams
+from gpucoll.arrays.fingerprint import fingerprint_of
+from gpucoll.arrays.library import Destination, Library
+from gpucoll.backends.gpu.compiled_call import CompiledCall
+from gpucoll.backends.gpu.deferred_release import DeferredRelease
+from gpucoll.calls.gpu.work import GpuWork
+from gpucoll.calls.preparation import Prepared
+from gpucoll.devices import Device
+from gpucoll.types import WITH_COUNTS, Collective
+
+_WITH_COUNTS = frozenset(WITH_COUNTS)
+_MOST = 1024
+"""How many are kept for a type of array, as of signatures."""
+
+
+class CachedCall(NamedTuple):
+    """What all calls of a kind have in common."""
+
+    compiled_call: CompiledCall
+    current_stream: Callable[[], int]
+    source_bytes: int
+    destination_bytes: int
+    make: Callable[[], Destination] | None
+    """Makes what the result goes to, where the user gives nothing."""
+
+
+class CachedCalls:
+    """The call_cache for arrays of one type.
+
+    Parameters
+    ----------
+    library : Library
+        What serves such arrays.
+    device : Device
+        The communicator's.
+    """
+
+    def __init__(self, library: Library, device: Device) -> None:
+        self._fingerprint = fingerprint_of(library)
+        self._complete = library.complete
+        self._device = device if streams.forgets_freed_memory(library) else None
+        """Asked whether the memory is still there."""
+        self._kept: dict[Hashable, CachedCall | None] = {}
+
+    def learn(
+        self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
+    ) -> None:
+        """Keep a cached_call of a call that has gone the long way, if there can be one."""
+        found = self._look(collective, x, given)
+        if found is None or found[0] in self._kept:
+            return
+        request, template, cached_call = made.request, made.template, None
+        source, destination = request.source, request.destination
+        assert source is not None  # see `CallCache.learn`
+        assert destination is not None
+        if (
+            given.get("out") is not x
+            and source.address < destination.address + destination.size_bytes
+            and destination.address < source.address + source.size_bytes
+        ):
+            return  # in place as a block, which may be done otherwise
+        signatures = connected.signatures([request])
+        launches = connected.launches([request], ())
+        compiled_call = connected.compiled_call(collective.spelled, signatures, launches)
+        if compiled_call is not None and compiled_call[1] == (source.address, destination.address):
+            make = partial(template.library.new, template, destination.shape)
+            cached_call = CachedCall(
+                compiled_call[0],
+                streams.current_stream_of(template),
+                source.size_bytes,
+                destination.size_bytes,
+                make if given.get("out") is None else None,
+            )
+        if len(self._kept) >= _MOST:
+            self._kept.clear()
+        self._kept[found[0]] = cached_call
+
+    def _look(
+        self, collective: Collective, x: Any, given: dict[str, Any]
+    ) -> tuple[Hashable, int, int] | None:
+        """Return what kind of call this is, and the addresses of x and of `out` (0: there is none).
+
+        None where the arrays must be looked at in full, or their rows are counted.
+        """
+        seen, out = self._fingerprint(x), given.get("out")
+        if seen is None or (collective in _WITH_COUNTS and _has_counts(given)):
+            return None
+        sort, source = seen
+        out_sort: Hashable = None
+        destination = 0
+        if out is x:
+            out_sort, destination = True, source
+        elif out is not None:
+            if type(out) is not type(x) or (seen := self._fingerprint(out)) is None:
+                return None
+            out_sort, destination = seen
+        root = given.get("root")  # and its type, for False is 0
+        key = collective, given.get("op"), root, type(root), sort, out_sort
+        return key, source, destination
+
+    def repeat(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Make a call of a known kind; None: nothing was done, it has to go the long way."""
+        found = self._look(collective, x, given)
+        if found is None:
+            return None
+        key, source, destination = found
+        try:
+            cached_call = self._kept.get(key)
+        except TypeError:  # something that cannot be a key is no argument either
+            return None
+        if cached_call is None:
+            return None
+        compiled_call, current_stream, source_bytes, destination_bytes, make = cached_call
+        out, made = given.get("out"), None
+        if make is not None:
+            made = make()
+            destination, out = made.buffer.address, made.buffer.owner
+        elif (
+            out is not x
+            and source < destination + destination_bytes
+            and destination < source + source_bytes
+        ):
+            return None  # in place, or an error
+        if not source or not destination:
+            return None
+        keep: Any = x, out
+        if self._device is not None:
+            if not _are_there(self._device, source, destination):
+                return None
+            keep = DeferredRelease(keep, self._device)
+        stream = leader = current_stream()
+        if async_op:
+            stream = compiled_call.issuer.own_stream
+        issued = compiled_call.issue(source, destination, stream, leader, keep, timeout_s)
+        if issued is None:
+            return None
+        if async_op:
+            finish = partial(self._finish, out) if made is None else made.finish
+            return GpuWork(
+                compiled_call.issuer, issued, finish, current_stream, must_complete=False
+            )
+        if made is not None:
+            return made.finish()
+        self._complete(out, None)
+        return out
+
+    def _finish(self, out: Any) -> Any:
+        self._complete(out, None)
+        return out
+
+
+def _has_counts(given: dict[str, Any]) -> bool:
+    return given.get("counts") is not None or given.get("receive_counts") is not None
+
+
+class CallCache(dict[type, CachedCalls]):
+    """The call_cache of a communicator's calls, by the type of the array that is read."""
+
+    def learn(
+        self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
+    ) -> None:
+        """Keep a cached_call of a call that has gone the long way, if there can be one."""
+        request, library = made.request, made.template.library
+        if (
+            request.source is None
+            or request.destination is None
+            or request.counts is not None
+            or made.is_packed
+            or made.lasting is None
+            or not streams.is_stream_ordered(library)
+            or (given.get("out") is None and streams.forgets_freed_memory(library))
+        ):
+            return
+        if type(x) not in self:
+            self[type(x)] = CachedCalls(library, connected.device)
+        self[type(x)].learn(collective, x, given, made, connected)
+
+
+def _are_there(device: Device, *addresses: int) -> bool:
+    """Return whether these are addresses of memory on a device."""
+    return all(device.device_of(address) == device.number for address in addresses)

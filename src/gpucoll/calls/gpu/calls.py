@@ -1,0 +1,269 @@
+"""A communicator's calls on GPU arrays, issued on streams."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+from gpucoll.arrays import streams
+from gpucoll.arrays.library import Template
+from gpucoll.arrays.operands import source_of
+from gpucoll.backends.gpu.deferred_release import DeferredRelease
+from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+from gpucoll.calls.gpu import memory
+from gpucoll.calls.gpu.cache import CachedCalls
+from gpucoll.calls.gpu.call import GpuCall
+from gpucoll.calls.gpu.connection import GpuConnection
+from gpucoll.calls.gpu.work import GpuWork
+from gpucoll.calls.messages import Collected, check_in_group
+from gpucoll.calls.preparation import Prepared
+from gpucoll.config import check_timeout_s
+from gpucoll.errors import (
+    ArgumentError,
+    BackendUnavailableError,
+    StateError,
+)
+from gpucoll.types import Collective
+
+
+class GpuCalls(GpuConnection):
+    """The part of a communicator that moves GPU arrays; made as a `GpuConnection`."""
+
+    grouped: Collected[GpuCall] | None = None
+    """What is collected while a group is open."""
+
+    # --- calling ----------------------------------------------------------------------------------
+
+    def call(self, call: GpuCall, async_op: bool = False, lasting: Any = None) -> Any:
+        """Make a call now, or keep it for the end of the group; return what the user gets."""
+        check_timeout_s(call.timeout_s)
+        if self.grouped is not None:
+            check_in_group(self.grouped, call.name, async_op, lasting)
+            self.grouped.append(call)
+            return lasting
+        with self._alone():
+            connected = self._prepared(call)
+            launches = connected.launches(call.requests, call.messages)
+            if async_op or not call.is_own:  # then other streams come into it
+                connected.refuse_capture(_stream_call(connected, call, launches, call.address))
+            if async_op:
+                return self._issue_beside(connected, call, launches)
+            issued = self._issue(connected, call, launches, call.address)
+            if not streams.is_stream_ordered(call.template.library):
+                connected.issuer.synchronize(issued)
+            elif not call.is_own:  # the result is looked at, or filled in, on the current stream
+                connected.issuer.follow(call.template.stream, call.address)
+            return call.finish()
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Refuse a second thread."""
+        if not self._entering.acquire(blocking=False):
+            self._refuse_second_thread()
+        try:
+            yield
+        finally:
+            self._entering.release()
+
+    def _refuse_second_thread(self) -> NoReturn:
+        raise StateError(
+            f"another thread of rank {self._group.rank} of {self._group.world_size} is in a call "
+            "on this communicator: one thread at a time, or one communicator per thread (duplicate)"
+        )
+
+    def _prepared(self, call: GpuCall) -> Any:
+        """Return what is connected, once this rank's part of a call is checked."""
+        self._group.check_open()
+        connected = self._ready(call)
+        connected.issuer.raise_failure()
+        self._check_arrays(connected, call.name, call.template, call.buffers)
+        return connected
+
+    def _issue_beside(self, connected: Any, call: GpuCall, launches: Any) -> GpuWork:
+        """Issue on the communicator's own stream, after what is on the caller's now."""
+        issuer = connected.issuer
+        issuer.follow(issuer.own_stream, call.address)
+        issued = self._issue(connected, call, launches, issuer.own_stream, is_awaited=True)
+        return _work(connected, issued, call.finish, call.template)
+
+    def _issue(
+        self, connected: Any, call: GpuCall, launches: Any, stream: int, *, is_awaited: bool = False
+    ) -> Any:
+        """Issue one call on a stream, behind what its memory was made on."""
+        if not call.is_own:
+            connected.issuer.follow(stream, call.template.stream)
+        stream_call = _stream_call(connected, call, launches, stream)
+        stream_call.is_awaited = is_awaited
+        return connected.issue(stream_call)
+
+    def run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
+        """Make the calls of a group as one group of the library's."""
+        if not calls:
+            return
+        with self._alone():
+            self._run_group(calls, timeout_s)
+
+    def _run_group(self, calls: Sequence[GpuCall], timeout_s: float | None) -> None:
+        # A message cannot connect the ranks, a collective can.
+        connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
+        stream_calls = []
+        for call in calls:
+            self._prepared(call)
+            if call.timeout_s is None:
+                call.timeout_s = timeout_s
+            launches = connected.launches(call.requests, call.messages)
+            stream_calls.append(_stream_call(connected, call, launches, call.address))
+        for call in calls:
+            if not call.is_own:
+                connected.issuer.follow(call.address, call.template.stream)
+        in_flight = connected.issue_group(stream_calls)
+        for call, issued in zip(calls, in_flight, strict=True):
+            if not streams.is_stream_ordered(call.template.library):
+                connected.issuer.synchronize(issued)
+            elif not call.is_own:
+                connected.issuer.follow(call.template.stream, call.address)
+            call.finish()
+
+    def prepare_plan(self, call: GpuCall) -> Callable[[], int]:
+        """Return what makes a call again and again on the current stream; returns 0."""
+        connected = self._prepared(call)
+        synchronizes = not streams.is_stream_ordered(call.template.library)
+        enqueue = self._enqueuing(connected, call)
+        current_stream = streams.current_stream_of(call.template)
+
+        def run() -> int:
+            if self.grouped is not None:
+                check_in_group(self.grouped, call.name, False, None)
+                self.grouped.append(replace(call, stream=current_stream()))
+                return 0
+            if not self._entering.acquire(False):
+                self._refuse_second_thread()
+            try:
+                self._group.check_open()
+                issued = enqueue(current_stream())
+            finally:
+                self._entering.release()
+            if synchronizes:
+                connected.issuer.synchronize(issued)
+            return 0
+
+        return run
+
+    def _enqueuing(self, connected: Any, call: GpuCall) -> Callable[[int], IssuedCall]:
+        """Return what issues a call again and again, on the stream that it is given."""
+        launches = connected.launches(call.requests, ())
+        stream_call = _stream_call(connected, call, launches, call.address)
+        found = connected.compiled_call(call.name, stream_call.signatures, launches)
+        compiled_call, (source, destination) = found or (None, (0, 0))
+        keep, limit_s, made_on = stream_call.keep, stream_call.timeout_s, call.template.stream
+        following: set[int] | None = None if call.is_own else {made_on}
+        """Streams that come behind what was there when the plan's memory was made."""
+
+        def enqueue(stream: int) -> IssuedCall:
+            leader = stream if following is None or stream in following else made_on
+            issued: IssuedCall | None = None
+            if compiled_call is not None:
+                issued = compiled_call.issue(source, destination, stream, leader, keep, limit_s)
+            if issued is None:
+                connected.issuer.follow(stream, leader)
+                stream_call.stream = stream
+                issued = connected.issue(stream_call)
+            if leader != stream and following is not None:
+                following.add(stream)
+            return issued
+
+        return enqueue
+
+    # --- calling again ----------------------------------------------------------------------------
+
+    def repeat(
+        self,
+        cached_calls: CachedCalls,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Make a call of a kind that was made before; None: nothing was done, it is for `call`.
+
+        `cached_calls` is the one in `call_cache` for arrays of x's type; the call is for its current stream.
+        """
+        if self.grouped is not None:
+            return None
+        check_timeout_s(timeout_s)
+        if not self._entering.acquire(False):
+            self._refuse_second_thread()
+        try:
+            self._group.check_open()
+            return cached_calls.repeat(collective, x, given, async_op, timeout_s)
+        finally:
+            self._entering.release()
+
+    def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
+        """Make calls of this kind faster from now on, where that is possible."""
+        if self._connected is not None and self.grouped is None:
+            self.call_cache.learn(collective, x, given, made, self._connected)
+
+    # --- memory -----------------------------------------------------------------------------------
+
+    def empty(
+        self, shape: tuple[int, ...], dtype: Any, template: Template | None, symmetric: bool
+    ) -> Any:
+        """Return a new array in registered memory, of the template's library."""
+        connected = self._open("empty")
+        if not symmetric:
+            return memory.empty(connected, shape, dtype, template)
+        from gpucoll.backends.nccl import windows
+
+        made: list[Any] = []
+
+        def task(timeout_s: float | None) -> None:
+            parts = connected.backend, connected.issuer, self._channel
+            allocate = partial(windows.allocate, *parts, timeout_s=timeout_s)
+            made.append(memory.empty(connected, shape, dtype, template, allocate))
+
+        self._run("empty", task, _nothing)
+        return made[0]
+
+    def register(self, array: Any) -> memory.Registration:
+        """Register an array's memory."""
+        source = source_of(array, "array")
+        if source.template.device == "cpu":
+            raise BackendUnavailableError(
+                "array lies in host memory, which cannot be registered: make it with comm.empty, "
+                "or inside comm.shared_arrays()"
+            )
+        if source.is_packed:
+            raise ArgumentError("array is not contiguous: register the array that it is a part of")
+        connected = self._open("register")
+        self._check_arrays(connected, "register", source.template, [source.buffer])
+        return memory.Registration(connected, source.buffer)
+
+
+def _work(
+    connected: Any, issued: IssuedCall, finish: Callable[[], Any], template: Template
+) -> GpuWork:
+    return GpuWork(
+        connected.issuer,
+        issued,
+        finish,
+        streams.current_stream_of(template),
+        must_complete=not streams.is_stream_ordered(template.library),
+    )
+
+
+def _stream_call(connected: Any, call: GpuCall, launches: Any, stream: int) -> StreamCall:
+    signatures = connected.signatures(call.requests)
+    keep: Any = call.buffers
+    limit_s = call.timeout_s
+    if streams.forgets_freed_memory(call.template.library):
+        keep = DeferredRelease(keep, connected.backend.device)
+    return StreamCall(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
+
+
+def _nothing() -> None:
+    """Return nothing: connecting has no result."""

@@ -1,0 +1,234 @@
+"""From GPUs that could be connected to what calls on GPU arrays go through, and to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpucoll import devices
+from gpucoll.arrays import streams
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Template
+from gpucoll.backends.choice import KINDS, Choice, Wish
+from gpucoll.calls.gpu.cache import CallCache
+from gpucoll.calls.gpu.call import GpuCall
+from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError, StateError
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.host.enqueued import EnqueuedCalls
+from gpucoll.group.host.group import HostGroup
+
+CLOSING_S = 5.0
+"""How long the vendor's library may take to let go; then it is ended by force."""
+
+
+class GpuConnection:
+    """The ranks' GPUs as one communicator sees them: to be connected, connected, or refused.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks.
+    channel : ControlChannel
+        Over which they agree.
+    choice : Choice
+        What they agreed on when they met.
+    wish : Wish
+        What this rank's user asked for.
+    run : callable
+        ``Communicator._run``: runs a task on the host in its turn.
+    """
+
+    def __init__(
+        self,
+        group: HostGroup,
+        channel: ControlChannel,
+        choice: Choice,
+        wish: Wish,
+        run: Callable[..., Any],
+    ) -> None:
+        self._group = group
+        self._channel = channel
+        self.pick = choice.gpu
+        self._wish = wish
+        self._run = run
+        self.refusal = "" if choice.gpu.backend else choice.gpu.reason
+        """Why GPU arrays cannot be moved."""
+        self._connected: Any = None
+        self._entering = threading.Lock()
+        self.call_cache = CallCache()
+        """Of what is connected."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether calls are under way."""
+        return self._connected is not None and bool(self._connected.issuer.is_busy)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether some thread is making a call at this moment."""
+        return self._entering.locked()
+
+    # --- connecting -------------------------------------------------------------------------------
+
+    def connect(self, number: int | None, timeout_s: float | None = None) -> None:
+        """Connect all ranks' GPUs; every rank calls it.
+
+        Parameters
+        ----------
+        number : int or None
+            This rank's, as this process numbers it; None: the one of its place on the host.
+        """
+        from gpucoll.backends.nccl import bootstrap
+        from gpucoll.backends.nccl.connected import Connected
+
+        if self._wish.device is not None:
+            number = self._wish.device
+
+        def task(timeout_s: float | None) -> None:
+            calls = EnqueuedCalls(self._group)
+            try:
+                connection = bootstrap.connect(
+                    self._group, self._channel, calls, self.pick.backend, number, timeout_s
+                )
+            except BackendUnavailableError as error:
+                self.refusal = str(error)
+                raise
+            self._connected = Connected(self._group, calls, connection, self._wish.exits)
+
+        self._run("connect", task, _nothing, timeout_s=timeout_s)
+
+    def _ready(self, call: GpuCall) -> Any:
+        """Return what is connected; connect it where all ranks make this call."""
+        template = call.template
+        if self.refusal:
+            raise BackendUnavailableError(
+                f"x lies on {template.device}, but this communicator has no backend for GPU "
+                f"arrays: {self.refusal}"
+            )
+        kind, _, number = template.device.partition(":")
+        if kind != KINDS[self.pick.backend]:
+            served = KINDS[self.pick.backend]
+            raise BackendUnavailableError(
+                f"x lies on {template.device}, but this communicator's backend for GPU arrays is "
+                f"{self.pick.backend}, for {served} devices ({self.pick.reason}): copy it to the "
+                "host first"
+            )
+        if self._connected is None:
+            if not call.requests:
+                raise StateError(
+                    f"{call.name}: the ranks' GPUs are not connected yet, and only two ranks make "
+                    "this call. Make a collective call on GPU arrays first, or pass device= to "
+                    "init, which connects them at once"
+                )
+            own = int(number) if number else _device_of(kind, call.buffers)
+            self.connect(own, call.timeout_s)
+        return self._connected
+
+    def _check_arrays(
+        self, connected: Any, name: str, template: Template, buffers: Sequence[Buffer]
+    ) -> None:
+        """Raise unless all memory is on this communicator's GPU, and is there."""
+        device = connected.backend.device
+        asks = streams.forgets_freed_memory(template.library)
+        for buffer in buffers:
+            if not buffer.size_bytes:
+                continue
+            if not buffer.address:
+                raise ArgumentError(f"{name}: an array has no memory: was it freed?")
+            label = buffer.device
+            if asks or ":" not in label:
+                number = device.device_of(buffer.address)
+                if number is None:
+                    raise ArgumentError(
+                        f"{name}: {buffer.address:#x} is not memory of a GPU of this process: "
+                        "was the array freed?"
+                    )
+                label = f"{device.kind}:{number}"
+            if label != device.label:
+                raise ArgumentError(
+                    f"{name}: an array lies on {label}, but this communicator's GPU is "
+                    f"{device.label}: one device per communicator. Copy it there, or make a "
+                    "communicator for it (gpucoll.init(device=...), on every rank)"
+                )
+
+    def _open(self, name: str) -> Any:
+        """Return what is connected, for what only this rank does."""
+        if self.refusal:
+            raise BackendUnavailableError(
+                f"{name}: this communicator has no backend for GPU arrays: {self.refusal}"
+            )
+        if self._connected is None:
+            raise StateError(
+                f"{name}: the ranks' GPUs are not connected yet. Pass device= to init, which "
+                "connects them at once, or make a collective call on GPU arrays first"
+            )
+        return self._connected
+
+    # --- certainty, the end -----------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Wait for all calls on GPU arrays, and raise what went wrong."""
+        if self._connected is not None:
+            self._connected.issuer.synchronize()
+
+    def close(self) -> None:
+        """Wait for all calls, raise what went wrong, let go of the GPU."""
+        if self._connected is not None:
+            connected, self._connected = self._connected, None
+            self.call_cache = CallCache()
+            self.refusal = "the communicator is closed"
+            connected.close(CLOSING_S)
+
+    def note_abort(self) -> None:
+        """End on the GPU what this rank has just given up."""
+        if self._connected is not None:
+            self._connected.note_abort()
+
+    def give_up(self) -> None:
+        """Let go of everything without waiting: at the end of the process, or after an error."""
+        if self._connected is not None:
+            connected, self._connected = self._connected, None
+            self.call_cache = CallCache()
+            if self._group.is_forked:
+                return  # the GPU is its parent's
+            with contextlib.suppress(GpucollError):
+                connected.give_up()
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def split(self, color: int | None, key: int, timeout_s: float | None) -> Any:
+        """Divide what is connected, as the ranks are; None where nothing is, or for no color."""
+        if self._connected is None:
+            return None
+        return self._connected.split(self._channel, color, key, timeout_s)
+
+    def adopt(self, connection: Any) -> None:
+        """Take over what `split` of the communicator that this one comes from returned."""
+        from gpucoll.backends.nccl.connected import Connected
+
+        if connection is not None:
+            calls = EnqueuedCalls(self._group)
+            self._connected = Connected(self._group, calls, connection, self._wish.exits)
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing."""
+        if self._connected is not None:
+            facts = {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}"}
+            return {**facts, **self._connected.backend.describe()}
+        if self.refusal:
+            return {"GPU arrays": f"none: {self.refusal}"}
+        when = "to be connected at the first call on GPU arrays"
+        return {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}; {when}"}
+
+
+def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
+    """Return which GPU the first of these arrays lies on, where the arrays do not say it."""
+    addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
+    found = (devices.device_of(kind, address) for address in addresses)
+    return next((number for number in found if number is not None), None)
+
+
+def _nothing() -> None:
+    """Return nothing: connecting has no result."""

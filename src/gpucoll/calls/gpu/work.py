@@ -1,0 +1,102 @@
+"""The Work of a call on GPU arrays: on a stream, not in a thread."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.backends.gpu.in_flight import IssuedCall
+from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.calls.work import Work
+from gpucoll.errors import StateError
+
+
+class GpuWork(Work[Any]):
+    """A call on GPU arrays that was started with ``async_op=True``.
+
+    `wait` makes the current stream of the arrays' library wait and returns at once: what is issued
+    there afterwards sees the result. Only `synchronize` certifies that the call succeeded.
+    """
+
+    def __init__(
+        self,
+        issuer: Issuer,
+        issued: IssuedCall,
+        finish: Callable[[], Any],
+        current_stream: Callable[[], int],
+        *,
+        must_complete: bool,
+    ) -> None:
+        # Not as the queue's: nobody waits for it in another thread, and an event costs 2 us.
+        self._finish: Callable[[], Any] | None = finish
+        self._name = issued.name
+        self._result = None
+        self._error = None
+        self._process = os.getpid()
+        self._issuer = issuer
+        self._issued = issued
+        self._current_stream = current_stream
+        self._must_complete = must_complete
+
+    def wait(self, timeout_s: float | None = None) -> Any:
+        """Make the current stream wait for the call, and return its result.
+
+        Does not wait itself, but for arrays whose library knows no streams (JAX).
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Only for those: how long, in seconds.
+        """
+        self._check_process()
+        self._issuer.raise_failure()
+        if self._must_complete:
+            self._issuer.synchronize(self._issued, timeout_s)
+        else:
+            self._issuer.wait_on(self._current_stream(), self._issued)
+        if (finish := self._finish) is not None:
+            self._finish = None  # lets go of the arrays
+            try:
+                self._result = finish()
+            except BaseException as error:
+                self._error = error
+        if self._error is not None:
+            raise self._error
+        return self._result
+
+    def synchronize(self, timeout_s: float | None = None) -> None:
+        """Wait until the call has succeeded on the GPU and was the same on every rank.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait here, in seconds. The call has its own deadline, from its start on the
+            stream on; by default also what is before it on the stream has that long to end.
+        """
+        self._check_process()
+        self._issuer.synchronize(self._issued, timeout_s)
+
+    def done(self) -> bool:
+        """Return whether the call has ended, well or not. Does not wait."""
+        self._issuer.look()
+        return self._issued.is_done or self._issuer.failure is not None
+
+    def exception(self) -> BaseException | None:
+        """Return the call's error; None while it runs or where it went well. Does not wait."""
+        self._issuer.look()
+        if self._issued.is_done or self._issuer.failure is None:
+            return None
+        self._issuer.group.was_told = True
+        return self._issuer.failure
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise StateError(f"{self._name} belongs to the process that this one was forked from")
+
+    def __repr__(self) -> str:
+        if self._issued.is_done:
+            return f"<Work {self._name} on the GPU: done>"
+        if self._issuer.failure is not None:
+            return f"<Work {self._name} on the GPU: failed: {type(self._issuer.failure).__name__}>"
+        return f"<Work {self._name} on the GPU: not done>"

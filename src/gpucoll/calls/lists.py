@@ -1,0 +1,164 @@
+"""Lists of arrays in one call: checked array by array, moved as if they were one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.operands import Operands, ensure_served
+from gpucoll.arrays.operands import prepare as prepare_arrays
+from gpucoll.backends.protocol import Request
+from gpucoll.calls.preparation import Arguments
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.types import Collective
+
+FUSED = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
+"""Collectives that take lists."""
+
+
+def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
+    """Check a list of inputs and outputs, and make buffers of them.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        An array cannot serve: the message says which; or two of them share memory.
+    """
+    if outs is not None and (not isinstance(outs, list | tuple) or len(outs) != len(xs)):
+        got = f"{len(outs)} arrays" if isinstance(outs, list | tuple) else type(outs).__name__
+        raise ArgumentTypeError(f"out must be a list of {len(xs)} arrays, as x is; got {got}")
+    made = []
+    for place, x in enumerate(xs):
+        try:
+            arrays = prepare_arrays(x, None if outs is None else outs[place], what=f"x[{place}]")
+            ensure_served(arrays.template, f"x[{place}]")
+        except (ArgumentError, ArgumentTypeError) as error:
+            raise type(error)(f"array {place} of the list: {error}") from None
+        made.append(arrays)
+    if len(devices := {arrays.template.device for arrays in made}) > 1:
+        raise ArgumentError(f"arrays of one list lie on different devices: {sorted(devices)}")
+    check_overlaps(made)
+    return made
+
+
+class Pair(Protocol):
+    """What is read and what is written of one array: `Operands` is one."""
+
+    @property
+    def source(self) -> Buffer:
+        """What is read."""
+
+    @property
+    def destination(self) -> Buffer:
+        """What is written."""
+
+
+def check_overlaps(made: Sequence[Pair]) -> None:
+    """Raise where an output shares memory with another array of the list."""
+    if shared := shared_by([([arrays.source], [arrays.destination]) for arrays in made]):
+        one, other = shared
+        raise ArgumentError(
+            f"arrays {one} and {other} of the list share memory, and one is written: "
+            "give each array once (tied weights too), with memory of its own"
+        )
+
+
+def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tuple[int, int] | None:
+    """Return two users of memory of which one writes where the other reads or writes; or None.
+
+    Parameters
+    ----------
+    users : sequence of (sequence of Buffer, sequence of Buffer)
+        What each reads, and what it writes.
+    """
+    pieces = []
+    for place, used in enumerate(users):
+        for buffers, is_output in zip(used, (False, True), strict=True):
+            for buffer in buffers:
+                if buffer.size_bytes:
+                    pieces.append((buffer.address, buffer.size_bytes, place, is_output))
+    pieces.sort()
+    furthest: dict[bool, dict[int, int]] = {
+        False: {},
+        True: {},
+    }  # the two users' that reach furthest
+    for address, size_bytes, place, is_output in pieces:
+        for other_is_output, ends in furthest.items():
+            for other, end in ends.items():
+                if (is_output or other_is_output) and other != place and address < end:
+                    return other, place
+        ends = furthest[is_output]
+        ends[place] = max(address + size_bytes, ends.get(place, 0))
+        if len(ends) > 2:
+            del ends[min(ends, key=ends.__getitem__)]
+    return None
+
+
+def by_dtype(made: list[Operands]) -> list[list[Operands]]:
+    """Return the arrays of each dtype, in the order in which dtypes come first."""
+    groups: dict[str, list[Operands]] = defaultdict(list)
+    for arrays in made:
+        groups[arrays.source.dtype].append(arrays)
+    return list(groups.values())
+
+
+def list_request(arrays: list[Operands], arguments: Arguments) -> Request:
+    """Return the request of a fused all_reduce of arrays of one dtype."""
+    parts = tuple((item.source, item.destination) for item in arrays)
+    first = arrays[0]
+    return Request(
+        Collective.ALL_REDUCE_LIST, first.source, first.destination, arguments.op, parts=parts
+    )
+
+
+def gpu_requests(
+    collective: Collective, made: list[Operands], arguments: Arguments, stream: Any
+) -> list[Request]:
+    """Return the requests of a list of GPU arrays, one for each dtype: they run as one group.
+
+    Raises
+    ------
+    ArgumentError
+        The arrays are used on different streams, and the user gave none.
+    """
+    streams = {item.template.stream for item in made}
+    if stream is None and len(streams) > 1:
+        raise ArgumentError(
+            "arrays of one list are used on different streams (of different libraries): give "
+            "stream=, or a list for each"
+        )
+    requests = []
+    for arrays in by_dtype(made):
+        request = list_request(arrays, arguments)
+        if collective != Collective.ALL_REDUCE:
+            request = replace(request, collective=collective, root=arguments.root)
+        requests.append(request)
+    return requests
+
+
+class Packed:
+    """Operands of one dtype side by side in one buffer, for collectives that know no lists.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        All of them, without gaps.
+    pack, unpack : callable
+        Copy the inputs into the buffer, and the buffer to the outputs.
+    """
+
+    def __init__(self, arrays: list[Operands]) -> None:
+        from gpucoll.kernels.cpu.pack import layout, prepare_pack, prepare_unpack
+
+        first = arrays[0].source
+        offsets = layout([item.source.size_bytes for item in arrays], alignment_bytes=1)
+        memory = np.empty(offsets[-1], np.uint8)
+        address, count = memory.ctypes.data, offsets[-1] // max(first.item_bytes, 1)
+        self.buffer = Buffer(address, (count,), first.dtype, first.item_bytes, memory)
+        self.pack = prepare_pack([item.source for item in arrays], address, offsets)
+        self.unpack = prepare_unpack([item.destination for item in arrays], address, offsets)

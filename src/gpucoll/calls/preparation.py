@@ -1,0 +1,190 @@
+"""From a user's arguments to a backend's request: every check that one rank can make alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.library import Template
+from gpucoll.arrays.operands import Operands, destination_of, ensure_served, source_of, template_of
+from gpucoll.arrays.operands import prepare as prepare_arrays
+from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.calls.shapes import result_of
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.types import Collective, ReduceOp
+
+NOT_IN_GROUPS: Any = object()
+"""Instead of what a call inside a group returns: it cannot be made there."""
+
+_TO_ROOT = (Collective.REDUCE, Collective.GATHER)
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """One call as its user made it, but for the input and what concerns its running.
+
+    Attributes
+    ----------
+    op, root, out
+        As in `Communicator`'s methods.
+    counts, receive_counts : tuple of int, optional
+        Checked, and exchanged where the user said "auto".
+    """
+
+    op: ReduceOp | None = None
+    root: int = NO_ROOT
+    out: Any = None
+    counts: tuple[int, ...] | None = None
+    receive_counts: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request, and what makes the user's result of its output.
+
+    Attributes
+    ----------
+    request : Request
+        For the backend.
+    finish : callable
+        To be called once, when the output is there; returns what the user gets.
+    is_packed : bool
+        Whether the request's source is a copy of the user's input.
+    lasting : object
+        What `finish` returns where that is the output's memory itself, else None.
+    template : Template
+        What the input is, or the output where there is none.
+    is_own : bool
+        Whether all of the memory is the user's: nothing was made for this call.
+    """
+
+    request: Request
+    finish: Callable[[], Any]
+    template: Template
+    is_packed: bool = False
+    lasting: Any = None
+    is_own: bool = False
+
+
+def prepare(
+    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+) -> Prepared:
+    """Check this rank's arguments and return the request.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        They cannot serve; the message says why.
+    BackendUnavailableError
+        An array lies where no backend of this communicator reaches it.
+    """
+    is_root = arguments.root in (NO_ROOT, rank)
+    if collective == Collective.SCATTER and not is_root:
+        return _receive_block(x, arguments, rank, world_size)
+    if collective == Collective.BROADCAST and x is None and not is_root:
+        x = _template_in_out(arguments, rank, world_size)
+    template = template_of(x)
+    ensure_served(template)
+    counts, receive_counts = arguments.counts, arguments.receive_counts
+    result = result_of(collective, template.shape, rank, world_size, counts, receive_counts)
+    if collective in _TO_ROOT and not is_root:
+        source = source_of(x)
+        request = _request(collective, source.buffer, None, arguments, result.row_count)
+        packed = source.is_packed
+        return Prepared(request, lambda: None, template, is_packed=packed, is_own=not packed)
+    row_bytes = result.row_count * template.item_bytes
+    # In place, blocks of other sizes would be overwritten before they are sent.
+    may_be_in_place = receive_counts is None or receive_counts == counts
+    made = prepare_arrays(
+        x,
+        arguments.out,
+        shape=result.shape,
+        in_place_at=result.in_place_rows * row_bytes if may_be_in_place else None,
+    )
+    request = _request(collective, made.source, made.destination, arguments, result.row_count)
+    lasting, is_packed = made.lasting, made.is_packed
+    is_own = not is_packed and arguments.out is not None and lasting is arguments.out
+    return Prepared(request, made.finish, template, is_packed, lasting, is_own)
+
+
+def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:
+    """Return `out`, which says what a broadcast brings where there is no x."""
+    if arguments.out is None:
+        raise ArgumentTypeError(
+            f"broadcast on rank {rank} of {world_size} needs x (a template of the root's array, "
+            "such as np.empty(shape, dtype)) or out, to know what comes"
+        )
+    return arguments.out
+
+
+def _request(
+    collective: Collective, source: Any, destination: Any, arguments: Arguments, row_count: int
+) -> Request:
+    return Request(
+        collective,
+        source,
+        destination,
+        arguments.op,
+        arguments.root,
+        arguments.counts,
+        arguments.receive_counts,
+        row_count,
+    )
+
+
+def _receive_block(x: Any, arguments: Arguments, rank: int, world_size: int) -> Prepared:
+    """Prepare a scatter off its root: x is a template or None, then `out` says what comes."""
+    counts, out = arguments.counts, arguments.out
+    if x is not None:
+        template = template_of(x)
+        result = result_of(Collective.SCATTER, template.shape, rank, world_size, counts)
+        shape, row_count = result.shape, result.row_count
+    elif out is not None:
+        template = template_of(out, "out")
+        shape, row_count = template.shape, _row_count_of(template, counts, rank)
+    else:
+        raise ArgumentTypeError(
+            f"scatter on rank {rank} of {world_size} needs x (a template of the root's array) or "
+            "out, to know what comes"
+        )
+    ensure_served(template)
+    destination = destination_of(template, shape, out)
+    request = _request(Collective.SCATTER, None, destination.buffer, arguments, row_count)
+    lasting = destination.lasting
+    is_own = out is not None and lasting is out
+    return Prepared(request, destination.finish, template, lasting=lasting, is_own=is_own)
+
+
+def _row_count_of(template: Template, counts: tuple[int, ...] | None, rank: int) -> int:
+    """Return the elements of a row of an output that holds ``counts[rank]`` rows."""
+    if counts is None:
+        return 1
+    rows, size = counts[rank], int(np.prod(template.shape))
+    if rows == 0:
+        return int(np.prod(template.shape[1:])) if template.shape else 1
+    if size % rows:
+        raise ArgumentError(
+            f"scatter: out has {size} elements (shape {template.shape}), but counts[{rank}] is "
+            f"{rows} rows"
+        )
+    return size // rows
+
+
+def list_in_group(made: Sequence[Operands], xs: Any) -> Any:
+    """Return what a call with several arrays returns inside a group: a tuple for a tuple."""
+    if any(arrays.is_packed or arrays.lasting is None for arrays in made):
+        return NOT_IN_GROUPS
+    lasting = [arrays.lasting for arrays in made]
+    return tuple(lasting) if isinstance(xs, tuple) else lasting
+
+
+def group_result(prepared: Prepared) -> Any:
+    """Return what a call inside a group returns: the array that is filled at the group's end."""
+    if prepared.is_packed:  # a copy made now: not of what the group's earlier calls will give
+        return NOT_IN_GROUPS
+    if prepared.request.destination is None:
+        return None
+    return NOT_IN_GROUPS if prepared.lasting is None else prepared.lasting

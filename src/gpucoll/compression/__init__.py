@@ -1,0 +1,1 @@
+"""``all_reduce(compression=...)``: options, checks, and the exchange itself."""

@@ -1,0 +1,158 @@
+"""``all_reduce(compression=...)``: its arguments, checked, and what runs it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.libraries import is_array, library_of
+from gpucoll.arrays.library import kind_of
+from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
+from gpucoll.arrays.operands import prepare as prepare_arrays
+from gpucoll.calls.calling import Calling
+from gpucoll.calls.lists import check_overlaps, prepare_list
+from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
+from gpucoll.compression.exchange import Exchange
+from gpucoll.compression.options import Compression
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    GpucollError,
+)
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.types import ReduceOp
+
+_OPS = ("sum", "avg")
+
+
+class Compressing(Calling):
+    """The part of `Communicator` behind ``all_reduce(compression=...)``."""
+
+    def _all_reduce_compressed(
+        self,
+        x: Any,
+        op: Any,
+        out: Any,
+        compression: Any,
+        residual: Any,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        self._group.check_open()
+        if compression is None:
+            raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
+        how, op = Compression.parse(compression), _parse_op(op)
+        is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
+        _check_inputs(x if is_list else [x], how)
+        self._check_host()
+        made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
+        residuals = _residuals(residual, made, is_list)
+        exchange = Exchange(self._backend, self.rank, self.world_size, made, residuals, op, how)
+
+        def finish() -> Any:
+            results = [arrays.finish() for arrays in made]
+            if not is_list:
+                return results[0]
+            return tuple(results) if isinstance(x, tuple) else results
+
+        lasting = list_in_group(made, x)
+        if not is_list and lasting is not NOT_IN_GROUPS:
+            lasting = lasting[0]
+        return self._run(
+            "all_reduce",
+            functools.partial(self._run_exchange, exchange),
+            finish,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            lasting=lasting,
+        )
+
+    def _run_exchange(self, exchange: Exchange, timeout_s: float | None) -> None:
+        """Run a call; where this rank leaves it in the middle, the others must not wait for it."""
+        try:
+            exchange.run(timeout_s)
+        except GpucollError:
+            raise
+        except BaseException:  # Ctrl-C, no memory: between the exchanges nobody else sees it
+            self._group.abort(Abort.INTERRUPTED)
+            raise
+
+
+def _check_inputs(xs: Sequence[Any], how: Compression) -> None:
+    """Raise unless these arrays can be compressed so."""
+    for x in xs:
+        template = template_of(x)
+        if template.device != "cpu":
+            raise BackendUnavailableError(
+                "all_reduce with compression works on host arrays; x lies on "
+                f"{template.device}: leave compression out, or copy it to the host"
+            )
+        how.check_dtype(template.dtype)
+
+
+def _parse_op(op: Any) -> ReduceOp:
+    parsed = ReduceOp.parse(op)
+    if parsed.name not in _OPS:
+        raise ArgumentTypeError(
+            f"all_reduce with compression adds up: op must be sum or avg; got {parsed}"
+        )
+    return parsed
+
+
+def _residuals(residual: Any, made: Sequence[Operands], is_list: bool) -> list[Buffer] | None:
+    """Return the memory of the residuals, one for each input."""
+    if residual is None:
+        return None
+    given = residual if is_list else [residual]
+    if not isinstance(given, list | tuple) or len(given) != len(made):
+        raise ArgumentTypeError(f"residual must be a list of {len(made)} arrays, as x is")
+    names = [f"residual[{place}]" if is_list else "residual" for place in range(len(made))]
+    buffers = [_residual(*row) for row in zip(given, names, made, strict=True)]
+    _check_alone(buffers, made)
+    return buffers
+
+
+def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
+    """Return the memory of one residual, which errors call `what`."""
+    if not is_array(array):
+        raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")
+    try:
+        view = library_of(array, what).look_at_out(array)
+    except (ArgumentError, ArgumentTypeError) as error:
+        raise type(error)(f"{what} cannot be written: {error}") from None
+    of = view.template
+    if of.dtype != "float32" or of.device != "cpu":
+        raise ArgumentTypeError(
+            f"{what} must be a float32 array on the host; got {of.dtype} on {of.device}"
+        )
+    if view.strides is not None:
+        raise ArgumentError(f"{what} must be C-contiguous")
+    buffer = view.buffer()
+    if buffer.count != arrays.source.count:
+        raise ArgumentError(
+            f"{what} has {buffer.count} elements (shape {of.shape}), but x has "
+            f"{arrays.source.count} (shape {arrays.template.shape})"
+        )
+    return buffer
+
+
+@dataclass(frozen=True)
+class _Written:
+    """A residual, as `check_overlaps` sees the arrays of a list: read and written."""
+
+    source: Buffer
+    destination: Buffer
+
+
+def _check_alone(residuals: Sequence[Buffer], made: Sequence[Operands]) -> None:
+    """Raise where a residual shares memory with another array of the call."""
+    try:
+        check_overlaps([*made, *(_Written(buffer, buffer) for buffer in residuals)])
+    except ArgumentError:
+        raise ArgumentError(
+            "residual shares memory with another array of this call: give it memory of its own"
+        ) from None

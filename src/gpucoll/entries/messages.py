@@ -1,0 +1,185 @@
+"""Sends and receives as CPython built-ins: the road of small messages between two ranks.
+
+As `gpucoll.entries.collectives` for collectives: exact NumPy arrays whose dtype is in the table, and
+plain ints; everything else, errors too, is left to Python by returning ``None``.
+"""
+
+from __future__ import annotations
+
+from numba import types
+
+from gpucoll.arrays.numpy_struct import (
+    ARRAY_DATA,
+    ARRAY_DESCRIPTION,
+    ARRAY_DIMENSIONS,
+    ARRAY_FLAGS,
+    ARRAY_N_DIMENSIONS,
+    C_CONTIGUOUS,
+    OBJECT_TYPE,
+    WRITEABLE,
+)
+from gpucoll.entries.collectives import (
+    TABLE_ARRAY_TYPE,
+    TABLE_CONTEXT,
+    TABLE_INT_TYPE,
+    TABLE_NONE,
+    TABLE_SENDS,
+    capsule_pointer,
+    count_elements,
+    find_call,
+    new_reference,
+    run,
+)
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
+from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
+from gpucoll.transport.shared.steps import DTYPE, WORLD_SIZE
+from gpucoll.transport.shared.words import (
+    TRANSFER_WORDS,
+    Call,
+    Context,
+    Kind,
+    Progress,
+    State,
+    Status,
+    Transfer,
+)
+from gpucoll.types import TAGS
+
+_STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
+_IDLE, _OK, _SIGNAL = int(State.IDLE), int(Status.OK), int(Status.SIGNAL)
+_START_NS, _NOT_RUN, _ITEM_BYTES = (
+    int(Context.START_NS),
+    int(Status.NOT_RUN),
+    int(Call.ITEM_BYTES),
+)
+_i64 = types.int64
+_MESSAGE_ROW, _UNEXPECTED = int(Context.MESSAGE_ROWS), int(Context.UNEXPECTED)
+_N_TRANSFERS, _MISFIT = int(Call.N_TRANSFERS), int(Status.MISFIT)
+_T_KIND, _T_PEER, _T_TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
+_T_ADDRESS, _T_SIZE_BYTES = int(Transfer.ADDRESS), int(Transfer.SIZE_BYTES)
+_T_DTYPE, _T_STATE = int(Transfer.DTYPE), int(Transfer.STATE)
+_T_DONE_BYTES, _T_DIMENSIONS = int(Transfer.DONE_BYTES), int(Transfer.DIMENSIONS)
+_T_POST = int(Transfer.POST)
+_SEND, _RECV, _DONE = int(Kind.SEND), int(Kind.RECV), int(Progress.DONE)
+_TAGS = int(TAGS)
+_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+_error_occurred = types.ExternalFunction("PyErr_Occurred", _i64())
+_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
+
+
+@inline
+def _fill_row(row, call, x, peer, tag, sends):
+    """Describe a message of the array x in a row of operations."""
+    put(row, _T_KIND, _SEND if sends else _RECV)
+    put(row, _T_PEER, peer)
+    put(row, _T_TAG, tag)
+    put(row, _T_ADDRESS, load64(x + ARRAY_DATA))
+    put(row, _T_SIZE_BYTES, count_elements(x) * get(call, _ITEM_BYTES))
+    put(row, _T_DTYPE, get(call, DTYPE))
+    put(row, _T_STATE, 0)
+    put(row, _T_DONE_BYTES, 0)
+    put(row, _T_POST, 0)
+    n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
+    put(row, _T_DIMENSIONS, n_dimensions)
+    dimensions = load64(x + ARRAY_DIMENSIONS)
+    for place in range(min(n_dimensions, MESSAGE_DIMENSIONS)):
+        put(row, _T_DIMENSIONS + 1 + place, load64(dimensions + 8 * place))
+
+
+@inline
+def _prepare_message(table, row, x, peer_object, tag_object, sends):
+    """Fill in the row of one message; return its call block, or 0 where Python has to look."""
+    context, int_type = get(table, TABLE_CONTEXT), get(table, TABLE_INT_TYPE)
+    if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
+        return 0
+    if (
+        load64(peer_object + OBJECT_TYPE) != int_type
+        or load64(tag_object + OBJECT_TYPE) != int_type
+    ):
+        return 0
+    none = get(table, TABLE_NONE)
+    call = find_call(table, load64(x + ARRAY_DESCRIPTION), none, none)
+    if call == 0:
+        return 0
+    needed = C_CONTIGUOUS if sends else C_CONTIGUOUS | WRITEABLE
+    if load32_acquire(x + ARRAY_FLAGS) & needed != needed:
+        return 0
+    least = 0 if sends else -1  # a receive may say ANY
+    peer, tag = _as_integer(peer_object), _as_integer(tag_object)
+    if (peer == -1 or tag == -1) and _error_occurred() != 0:
+        _clear_error()  # beyond 64 bits: Python says so
+        return 0
+    if peer < least or peer >= get(context, WORLD_SIZE) or tag < least or tag >= _TAGS:
+        return 0
+    if not sends and get(context, _UNEXPECTED) != 0:
+        return 0
+    _fill_row(row, call, x, peer, tag, sends)
+    return call
+
+
+@inline
+def _prepare_messages(table, arguments, n_arguments):
+    """Fill in one row or, for a send_recv, two; return the call block, or 0."""
+    row = get(table, TABLE_CONTEXT) + 8 * _MESSAGE_ROW
+    x, peer = get(arguments, 0), get(arguments, 1)
+    if n_arguments == 3:
+        call = _prepare_message(
+            table, row, x, peer, get(arguments, 2), get(table, TABLE_SENDS) != 0
+        )
+        if call != 0:
+            put(call, _N_TRANSFERS, 1)
+        return call
+    source, out, tag = get(arguments, 2), get(arguments, 3), get(arguments, 4)
+    if x == out or _prepare_message(table, row, out, source, tag, False) == 0:
+        return 0
+    size_bytes, address = get(row, _T_SIZE_BYTES), get(row, _T_ADDRESS)
+    second = row + 8 * TRANSFER_WORDS
+    call = _prepare_message(table, second, x, peer, tag, True)
+    if call == 0:
+        return 0
+    distance = get(second, _T_ADDRESS) - address
+    if distance < size_bytes and -distance < get(second, _T_SIZE_BYTES):
+        return 0  # they overlap
+    put(call, _N_TRANSFERS, 2)
+    return call
+
+
+@inline
+def _largest_bytes(row, count):
+    second = get(row, TRANSFER_WORDS + _T_SIZE_BYTES) if count == 2 else 0
+    return max(get(row, _T_SIZE_BYTES), second)
+
+
+@inline
+def _all_done(row, count):
+    """Return whether no message was a misfit."""
+    n_done = 0
+    for place in range(count):
+        n_done += get(row + 8 * TRANSFER_WORDS * place, _T_STATE) == _DONE
+    return n_done == count
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def message_entry(self, arguments, n_arguments):
+    """Built-in of ``(x, peer, tag)`` or ``(x, dest, source, out, tag)``.
+
+    Sends or receives x, or both at once; returns the array that was filled (x if sent), or None.
+    """
+    table = capsule_pointer(self, 0)
+    context = get(table, TABLE_CONTEXT)
+    put(context, _STATUS, _NOT_RUN)
+    is_known = n_arguments == 3 or n_arguments == 5
+    if is_known and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
+        call = _prepare_messages(table, arguments, n_arguments)
+        if call != 0:
+            put(context, _START_NS, 0)
+            row, count = context + 8 * _MESSAGE_ROW, get(call, _N_TRANSFERS)
+            status = run(context, call, _largest_bytes(row, count))
+            if status == _OK and _all_done(row, count):
+                return new_reference(get(arguments, 0 if n_arguments == 3 else 3))
+            if status == _SIGNAL:
+                return 0
+            if status == _OK:
+                put(context, _STATUS, _MISFIT)
+    return new_reference(get(table, TABLE_NONE))

@@ -1,0 +1,1 @@
+"""The ranks of one host around one segment: its members, calls, recovery."""

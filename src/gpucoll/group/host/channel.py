@@ -1,0 +1,71 @@
+"""Bytes of any length between the ranks of a group: through the slots, in pieces.
+
+`Communicator` pickles objects into them. Nothing is unpickled that another user's process could
+have written: the segment is reachable through descriptors that were handed over after the kernel
+had vouched for their user.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpucoll.group.host.exchange import exchange_loop
+from gpucoll.group.host.group import HostGroup
+from gpucoll.transport.shared.call_block import NO_ROOT, CallBlock
+from gpucoll.types import Collective
+
+_LENGTH_BYTES = 8
+_FIRST_PIECE_BYTES = 1024
+
+
+class ControlChannel:
+    """Moves bytes between all ranks of a `HostGroup`."""
+
+    def __init__(self, group: HostGroup) -> None:
+        self._group = group
+        self._piece_bytes = group.members.tuning.one_shot_bytes
+        self._barrier = CallBlock(Collective.BARRIER, exchange_loop.address)
+        self._barrier.set_arrays((0,), 0, 0)
+        self.run_barrier = group.prepare(self._barrier)
+        """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when every rank has arrived."""
+        self._group.run(self._barrier, timeout_s)
+
+    def all_gather_bytes(
+        self,
+        data: bytes,
+        collective: Collective,
+        root: int = NO_ROOT,
+        timeout_s: float | None = None,
+    ) -> list[bytes]:
+        """Return every rank's bytes, by rank.
+
+        Cost: one exchange for up to 1 KiB on the longest rank, and one more for each further slot.
+        """
+        first = min(_FIRST_PIECE_BYTES, self._piece_bytes)
+        head = len(data).to_bytes(_LENGTH_BYTES, "little") + data[: first - _LENGTH_BYTES]
+        heads = self._exchange(head.ljust(first, b"\0"), collective, root, timeout_s)
+        lengths = [int.from_bytes(part[:_LENGTH_BYTES], "little") for part in heads]
+        bodies = [bytearray(part[_LENGTH_BYTES:]) for part in heads]
+        position = first - _LENGTH_BYTES
+        while position < max(lengths):
+            size = min(self._piece_bytes, max(lengths) - position)
+            piece = data[position : position + size].ljust(size, b"\0")
+            for body, part in zip(
+                bodies, self._exchange(piece, collective, root, timeout_s), strict=True
+            ):
+                body += part
+            position += size
+        return [bytes(body[:length]) for body, length in zip(bodies, lengths, strict=True)]
+
+    def _exchange(
+        self, piece: bytes, collective: Collective, root: int, timeout_s: float | None
+    ) -> list[bytes]:
+        source = np.frombuffer(piece, np.uint8)
+        gathered = np.empty((self._group.world_size, len(piece)), np.uint8)
+        call = CallBlock(collective, exchange_loop.address, root=root, keep=(source, gathered))
+        call.set_arrays((len(piece),), source.ctypes.data, gathered.ctypes.data)
+        self._group.run(call, timeout_s)
+        return [row.tobytes() for row in gathered]

@@ -1,0 +1,315 @@
+"""The ranks of one host around one segment: what every communicator stands on.
+
+A `HostGroup` runs call blocks through compiled loops and turns what they return into errors that
+say what happened. Backends add loops; `group.host.channel` adds objects.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+import weakref
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.entries import collectives
+from gpucoll.errors import GpucollError, StateError
+from gpucoll.group.host import diagnosis, recovery
+from gpucoll.group.host.members import Members
+from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.kernels.cpu.copy import (
+    INTO_SLOT,
+    OUT_OF_PEER,
+    OUT_OF_SLOT,
+    PLAIN,
+    POSTED,
+    copy_kernel,
+    refill_kernel,
+)
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.flags import bell_ring, event_compare_exchange, event_store, wait_long
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import CONTEXT_WORDS, Call, Context, State, Status
+
+SLICE_S = 0.02
+"""How long a wait sleeps before it looks for Ctrl-C, lost peers and its deadline."""
+
+_groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
+
+
+class HostGroup:
+    """This rank's part in the group.
+
+    Parameters
+    ----------
+    members : Members
+        What the ranks share; it belongs to the group from here on.
+    timeout_s : float
+        Default deadline of every wait, in seconds.
+    waiting : (int, int)
+        How often a wait spins, and yields, before it sleeps.
+    """
+
+    def __init__(self, members: Members, timeout_s: float, waiting: tuple[int, int]) -> None:
+        self.members = members
+        self.rank = members.rank
+        self.world_size = members.world_size
+        self.timeout_s = timeout_s
+        self.failure: GpucollError | None = None
+        self.was_told = False
+        """Whether that was raised to somebody."""
+        self.is_closed = False
+        self._is_forked = False
+        self.is_in_use = False
+        """Whether a thread that cannot be ended may still look at what is shared."""
+        self._tables = np.zeros((2, self.world_size), np.int64)
+        # Not NumPy's memory: that may be shared with a forked child, who writes here.
+        words = bytearray(8 * CONTEXT_WORDS)
+        self.context: npt.NDArray[np.int64] = np.frombuffer(words, np.int64)
+        for field, value in self._context_values(waiting).items():
+            self.context[field] = value
+        self._set_timeout(timeout_s)
+        _groups.add(self)
+
+    def _context_values(self, waiting: tuple[int, int]) -> dict[Context, int]:
+        members, tuning, place = self.members, self.members.tuning, self.members.layout
+        base = members.segment.address
+        start = tuning.initial_sequence
+        return {
+            Context.RANK: self.rank,
+            Context.WORLD_SIZE: self.world_size,
+            Context.SEQUENCE: start,
+            Context.KNOWN_DONE: start,
+            Context.CHUNK: start,
+            Context.SPINS: waiting[0],
+            Context.YIELDS: waiting[1],
+            Context.EVENT_LINE: base,
+            Context.STATUS_LINES: base + place.status_lines,
+            Context.FILLED: base + place.filled,
+            Context.READ: base + place.read,
+            Context.RECORDS: base + place.records,
+            Context.ENQUEUED_LINES: base + place.enqueued_lines,
+            Context.ENQUEUED: base + place.enqueued,
+            Context.ENQUEUED_COUNT: tuning.enqueued_records,
+            Context.SLOTS: base + place.slots,
+            Context.SLOT_STRIDE: place.slot_stride,
+            Context.ONE_SHOT_BYTES: tuning.one_shot_bytes,
+            Context.STAGES: base + place.stages,
+            Context.CHUNK_BYTES: tuning.chunk_bytes,
+            Context.SYMMETRIC_MIN_BYTES: tuning.symmetric_min_bytes,
+            Context.PREFETCH_BYTES: tuning.prefetch_bytes,
+            Context.ARENAS: members.arena_addresses.ctypes.data,
+            Context.ARENA_BASE: int(members.arena_addresses[self.rank]),
+            Context.ARENA_BYTES: members.arena_bytes,
+            Context.SOURCES: self._tables[0].ctypes.data,
+            Context.DESTINATIONS: self._tables[1].ctypes.data,
+            Context.BELLS: base + place.bells,
+            Context.MAILBOXES: base + place.mailboxes,
+            Context.MAILBOX_STRIDE: place.mailbox_stride,
+            Context.POST_BYTES: place.post_bytes,
+            Context.EAGER_BYTES: place.eager_bytes,
+            Context.PIDS: members.pid_table.ctypes.data,
+            Context.ROOTED_BYTES: tuning.rooted_bytes,
+            Context.SINGLE_COPY_MIN_BYTES: tuning.single_copy_min_bytes,
+            Context.SINGLE_COPY_MAX_BYTES: tuning.single_copy_max_bytes,
+            Context.GATHER_COPY_MAX_BYTES: tuning.gather_copy_max_bytes,
+            Context.POLL_FDS: members.poll_table.ctypes.data,
+            Context.WAIT_LONG: wait_long.address,
+            Context.COPY_PLAIN: copy_kernel(PLAIN),
+            Context.COPY_POSTED: copy_kernel(POSTED),
+            Context.COPY_IN: copy_kernel(INTO_SLOT),
+            Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
+            Context.REFILL: refill_kernel(),
+            Context.COPY_TAKE: copy_kernel(OUT_OF_PEER),
+        }
+
+    def _set_timeout(self, timeout_s: float) -> None:
+        self.context[Context.TIMEOUT_NS] = int(min(timeout_s, 1e9) * 1e9)
+        self.context[Context.SLICE_NS] = int(max(min(SLICE_S, timeout_s), 1e-4) * 1e9)
+
+    # --- running calls ---------------------------------------------------------------------------
+
+    def prepare(self, call: CallBlock, *, queued: bool = False) -> Callable[[], int]:
+        """Return the built-in that runs `call` and returns its status.
+
+        The block must be kept alive. One that is not for the queue of asynchronous calls does not
+        run while that has something to do.
+        """
+        call.words[Call.CONTEXT] = self.context.ctypes.data
+        code = collectives.queued_call if queued else collectives.prepared_call
+        run: Callable[[], int] = builtin(code.address, METH_NOARGS, capsule(call.words.ctypes.data))
+        return run
+
+    def run(self, call: CallBlock, timeout_s: float | None = None) -> None:
+        """Run a call once, now or when its turn in the queue has come; raise what went wrong."""
+        self.run_prepared(self.prepare(call, queued=True), timeout_s)
+
+    def run_prepared(
+        self,
+        run: Callable[[], int],
+        timeout_s: float | None = None,
+        goes_on: tuple[Status, ...] = (),
+    ) -> int:
+        """Run a prepared call, with a deadline of its own if one is given.
+
+        Returns its status: OK, or one of `goes_on`; raises for any other.
+        """
+        self.check_usable(timeout_s)
+        if timeout_s is not None:
+            self._set_timeout(timeout_s)
+        try:
+            status = run()
+            if status != Status.OK and status not in goes_on:
+                self.raise_for(status)
+            return status
+        finally:
+            if timeout_s is not None:
+                self._set_timeout(self.timeout_s)
+
+    def check_usable(self, timeout_s: float | None = None) -> None:
+        """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
+        if self.context[Context.STATE] == State.IDLE:
+            return
+        self.check_open()
+        if self.is_running:
+            raise StateError(
+                f"another thread of rank {self.rank} of {self.world_size} is in a call on this "
+                "communicator: one thread at a time, or one communicator per thread (duplicate)"
+            )
+        self.raise_if_aborted()
+        recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
+
+    def check_open(self) -> None:
+        """Raise where this communicator can never run a call again."""
+        if not (self._is_forked or self.is_closed or self.failure is not None):
+            return
+        who = f"rank {self.rank} of {self.world_size}"
+        if self._is_forked:
+            raise StateError(
+                f"this process was forked from {who}: a child cannot use its parent's "
+                "communicator. Start ranks with gpucoll-run or gpucoll.launch instead of forking"
+            )
+        if self.is_closed:
+            raise StateError(f"the communicator of {who} is closed")
+        assert self.failure is not None
+        self.was_told = True
+        raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
+
+    def raise_for(self, status: int) -> None:
+        """Raise what a compiled loop's status means."""
+        if status == Status.NOT_RUN:
+            self.check_usable()
+            raise StateError("the communicator was used while it was in another call")
+        if status == Status.MISMATCH:
+            recovery.announce(self)
+        self.raise_if_aborted()
+        raise recovery.answer(self)
+
+    def ring_bell(self, rank: int) -> None:
+        """Wake a rank that sleeps for messages."""
+        address = self.members.segment.address + self.members.layout.bells
+        bell_ring.ctypes(address + rank * layout.LINE_BYTES)
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child's copy, which can do nothing."""
+        return self._is_forked
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call is running at this moment, in some thread."""
+        return bool(self.context[Context.STATE] == State.BUSY)
+
+    @property
+    def path(self) -> int:
+        """The `Path` that this rank's last call took."""
+        return int(self.context[Context.PATH])
+
+    def set_pending(self, count: int) -> None:
+        """Say how many asynchronous calls are queued, or have failed without anybody knowing."""
+        self.context[Context.PENDING] = count
+
+    # --- breaking --------------------------------------------------------------------------------
+
+    def raise_if_aborted(self) -> None:
+        """Raise, now and from now on, where the communicator has been given up."""
+        word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
+        if word:
+            self.was_told = True
+            raise self.fail(self.failure or diagnosis.abort_error(self, word))
+
+    def fail(self, error: GpucollError) -> GpucollError:
+        """Note why the communicator is broken, and return it: every later call raises that."""
+        self.context[Context.STATE] = State.NEEDS_PYTHON
+        self.members.arena.retire()
+        self.failure = error
+        return error
+
+    def break_with(self, code: Abort, rank: int) -> None:
+        """Give the communicator up for all ranks, unless somebody already has; raise."""
+        self.abort(code, rank)
+        self.raise_if_aborted()
+
+    def abort(
+        self,
+        code: Abort = Abort.REQUESTED,
+        rank: int | None = None,
+        sequence: int | None = None,
+    ) -> None:
+        """Give the communicator up for all ranks, unless somebody already has.
+
+        The sequence number is by default that of this rank's last call.
+        """
+        if self._is_forked:
+            self.check_open()
+        if sequence is None:
+            sequence = int(self.context[Context.SEQUENCE])
+        number = diagnosis.difference(sequence, 0)  # it may be one beyond the last of 32 bits
+        word = code | ((self.rank if rank is None else rank) << 8) | (number << 32)
+        address = self.members.segment.address + layout.EVENT_ABORT
+        event_compare_exchange.ctypes(address, 0, word)
+
+    # --- the end ---------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Say that this rank takes part no more, and let go of everything shared.
+
+        Under a call that still runs in another thread, and where the group `is_in_use`, the memory
+        stays until the process ends.
+        """
+        if self.is_closed or self._is_forked:
+            return
+        self.is_closed = True
+        state = self.context.ctypes.data + 8 * Context.STATE
+        if event_compare_exchange.ctypes(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
+            self.abort()
+            return
+        if self.members.event_words()[layout.EVENT_ABORT // 8]:
+            self.members.arena.retire()
+        words = self.members.status_words(self.rank)
+        words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]
+        event_store.ctypes(self.members.status_address(self.rank) + layout.STATUS_CLOSED, 1)
+        if not self.is_in_use:
+            self.members.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "is_closed", True) and not self._is_forked:
+            text = f"communicator of rank {self.rank} of {self.world_size} was not closed"
+            warnings.warn(text, ResourceWarning, stacklevel=2)
+            self.close()
+
+    def forget_in_child(self) -> None:
+        """Make this unusable in a forked child, without touching anything that is shared."""
+        self._is_forked = True
+        self.context[Context.STATE] = State.NEEDS_PYTHON
+
+
+def _after_fork() -> None:
+    for group in list(_groups):
+        group.forget_in_child()
+
+
+os.register_at_fork(after_in_child=_after_fork)

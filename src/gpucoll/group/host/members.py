@@ -1,0 +1,326 @@
+"""The group's shared things in this process: segment, arenas, and who is still alive."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.errors import ArgumentError
+from gpucoll.memory.arena import Arena, process_arena
+from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.unix import Meeting, meet
+from gpucoll.transport.shared import layout, mapping, peer_memory
+from gpucoll.transport.shared.layout import Envelope, SegmentLayout, Tuning
+from gpucoll.version import __version__
+
+_NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) skips
+
+
+def life_line() -> int:
+    """Return a descriptor that peers can poll for the end of this process.
+
+    A pidfd where the kernel has them (5.3); else the reading end of a pipe whose other end stays
+    open here until the process is gone.
+    """
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        reading, writing = os.pipe()
+        _held_life_lines.append(writing)
+        return reading
+
+
+_held_life_lines: list[int] = []
+
+
+def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
+    """Return a view of int64 words at an address. Whoever owns the memory must outlive it."""
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_int64))
+    return np.ctypeslib.as_array(pointer, (count,))
+
+
+@dataclass
+class Members:
+    """What the ranks of a group share, mapped into this process."""
+
+    job: Job
+    tuning: Tuning
+    layout: SegmentLayout
+    segment: mapping.Mapping
+    arena: Arena
+    arena_addresses: npt.NDArray[np.int64]
+    arena_bytes: int
+    poll_table: npt.NDArray[np.int64]
+    """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers."""
+    pid_table: npt.NDArray[np.int64]
+    introductions: list[dict[str, Any]]
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.job.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.job.world_size
+
+    @property
+    def pids(self) -> list[int]:
+        """Process numbers, by rank."""
+        return [int(pid) for pid in self.pid_table]
+
+    def status_address(self, rank: int) -> int:
+        """Return the address of a rank's status line."""
+        return self.segment.address + self.layout.status_lines + rank * layout.LINE_BYTES
+
+    def status_words(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return a rank's status line, as words."""
+        return words_at(self.status_address(rank), layout.LINE_BYTES // 8)
+
+    def event_words(self) -> npt.NDArray[np.int64]:
+        """Return the event line, as words."""
+        return words_at(self.segment.address, layout.LINE_BYTES // 8)
+
+    def record_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
+        """Return the record that a rank has, or had, of a call."""
+        place = rank * layout.RECORDS + (sequence & (layout.RECORDS - 1))
+        address = self.segment.address + self.layout.records + place * layout.RECORD_BYTES
+        return words_at(address, layout.RECORD_BYTES // 8)
+
+    def enqueued_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
+        """Return the record that a rank has, or had, of a call on GPU arrays."""
+        count = self.tuning.enqueued_records
+        place = rank * count + (sequence & (count - 1))
+        address = self.segment.address + self.layout.enqueued + place * layout.RECORD_BYTES
+        return words_at(address, layout.RECORD_BYTES // 8)
+
+    def enqueued_line(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return a rank's line of words about calls on GPU arrays."""
+        address = self.segment.address + self.layout.enqueued_lines + rank * layout.LINE_BYTES
+        return words_at(address, layout.LINE_BYTES // 8)
+
+    def header_word(self, rank: int, sequence: int) -> int:
+        """Return the {sequence, digest} word in a rank's slot for a call."""
+        place = (sequence & (layout.RING - 1)) * self.world_size + rank
+        address = self.segment.address + self.layout.slots + place * self.layout.slot_stride
+        return int(words_at(address, 1)[0])
+
+    def mailbox_words(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
+        """Return the mailbox between two ranks, as words."""
+        place = receiver * self.world_size + sender
+        stride = self.layout.mailbox_stride
+        address = self.segment.address + self.layout.mailboxes + place * stride
+        return words_at(address, stride // 8)
+
+    def has_message(self, receiver: int, sender: int) -> bool:
+        """Return whether there is a message that the receiver has not taken."""
+        taken = self.mailbox_words(receiver, sender)[layout.MAILBOX_TAIL // 8]
+        return bool(self.next_envelope(receiver, sender)[Envelope.NUMBER] == taken + 1)
+
+    def next_envelope(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
+        """Return the envelope of the next message between two ranks; there must be one."""
+        words = self.mailbox_words(receiver, sender)
+        place = int(words[layout.MAILBOX_TAIL // 8]) % layout.POSTS
+        post_words = (layout.ENVELOPE_BYTES + self.layout.post_bytes) // 8
+        start = layout.MAILBOX_POSTS // 8 + place * post_words
+        return words[start : start + layout.ENVELOPE_BYTES // 8]
+
+    def bell_words(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return a rank's bell line, as words."""
+        address = self.segment.address + self.layout.bells + rank * layout.LINE_BYTES
+        return words_at(address, layout.LINE_BYTES // 8)
+
+    def has_closed(self, rank: int) -> bool:
+        """Return whether a rank has closed the communicator."""
+        return bool(self.status_words(rank)[layout.STATUS_CLOSED // 8])
+
+    def ended_ranks(self) -> list[int]:
+        """Return the ranks whose process has ended."""
+        poll = select.poll()
+        ranks = {}
+        for rank, word in enumerate(self.poll_table):
+            fd = int(np.int32(word & 0xFFFFFFFF))
+            if fd >= 0:
+                ranks[fd] = rank
+                poll.register(fd, select.POLLIN)
+        return sorted(ranks[fd] for fd, _ in poll.poll(0))
+
+    def ends_within(self, rank: int, timeout_s: float) -> bool:
+        """Return whether a rank's process has ended, or does so within this time."""
+        fd = int(np.int32(self.poll_table[rank] & 0xFFFFFFFF))
+        if fd < 0:
+            return False
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(1000 * timeout_s))
+
+    def gone_ranks(self) -> list[int]:
+        """Return the ranks that will never take part again: ended or closed."""
+        ended = self.ended_ranks()
+        ranks = (rank for rank in range(self.world_size) if rank != self.rank)
+        return [rank for rank in ranks if rank in ended or self.has_closed(rank)]
+
+    def close(self) -> None:
+        """Unmap and close everything that belongs to this group alone."""
+        for rank, address in enumerate(self.arena_addresses):
+            if rank != self.rank and address:
+                _release_arena(int(address))
+        for word in self.poll_table:
+            if (fd := int(np.int32(word & 0xFFFFFFFF))) >= 0:
+                os.close(fd)
+        self.poll_table[:] = _NO_DESCRIPTOR
+        self.segment.unmap()
+
+
+# Peers' arenas, by the identity of the memory: communicators of the same ranks share a mapping.
+_mapped: dict[tuple[int, int], list[Any]] = {}
+
+
+_mapped_lock = threading.Lock()  # communicators may be made and closed in several threads
+
+
+def _map_arena(fd: int, size_bytes: int) -> int:
+    status = os.fstat(fd)
+    key = (status.st_dev, status.st_ino)
+    with _mapped_lock:
+        if key not in _mapped:
+            _mapped[key] = [0, mapping.Mapping(fd, size_bytes, "a peer's arena")]
+        entry = _mapped[key]
+        entry[0] += 1
+        address: int = entry[1].address
+        return address
+
+
+def _release_arena(address: int) -> None:
+    with _mapped_lock:
+        for key, entry in list(_mapped.items()):
+            if entry[1].address == address:
+                entry[0] -= 1
+                if entry[0] == 0:
+                    entry[1].unmap()
+                    del _mapped[key]
+                return
+
+
+def _renew_in_child() -> None:
+    global _mapped_lock
+    _mapped_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)
+
+
+def join(
+    job: Job,
+    tune: Any,
+    timeout_s: float,
+    facts: dict[str, Any] | None = None,
+    same: dict[str, Any] | None = None,
+) -> Members:
+    """Meet the ranks of `job` and map what they share.
+
+    Parameters
+    ----------
+    job : Job
+        Who this rank is, and where to meet.
+    tune : callable
+        Called on rank 0 with all introductions; returns the `Tuning` for all.
+    timeout_s : float
+        How long to wait for the others.
+    facts : dict, optional
+        What every rank is to know of this one, as JSON: into its introduction.
+    same : dict, optional
+        What must be equal on all ranks, by what errors call it.
+
+    Raises
+    ------
+    RendezvousError
+        A rank did not come, or another version of gpucoll did.
+    MemoryError
+        There is no memory for the segment.
+    """
+    if job.world_size > layout.MAX_RANKS:
+        raise ArgumentError(
+            f"world_size is {job.world_size}, but the segment of one host allows "
+            f"{layout.MAX_RANKS} ranks"
+        )
+    arena = process_arena()
+    life = life_line()
+
+    def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
+        tuning: Tuning = tune(introductions)
+        size_bytes = SegmentLayout(job.world_size, tuning).size_bytes
+        fd = mapping.create("gpucoll-segment", size_bytes, reserve=True)
+        return {"tuning": tuning.words()}, [fd]
+
+    introduction = {
+        "rank": job.rank,
+        "pid": os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "arena_bytes": arena.size_bytes,
+        "probe": peer_memory.own_probe(),
+        "same": {
+            "world_size": job.world_size,
+            "the version of gpucoll": __version__,
+            "the layout of the segment": layout.LAYOUT_VERSION,
+            **(same or {}),
+        },
+        **(facts or {}),
+    }
+    try:
+        meeting = meet(job, introduction, [arena.fd, life], decide, timeout_s)
+    finally:
+        os.close(life)
+    fds = meeting.shared_fds + [fd for group in meeting.rank_fds for fd in group]
+    kept: list[int] = []
+    try:
+        members = _map_members(meeting, arena, kept)
+    finally:
+        frames.close_all([fd for fd in fds if fd not in kept])
+    return members
+
+
+def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
+    job, tuning = meeting.job, Tuning(*meeting.decision["tuning"])
+    place = SegmentLayout(job.world_size, tuning)
+    members = Members(
+        job=job,
+        tuning=tuning,
+        layout=place,
+        segment=mapping.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment"),
+        arena=arena,
+        arena_addresses=np.zeros(job.world_size, np.int64),
+        arena_bytes=arena.size_bytes,
+        poll_table=np.full(job.world_size, _NO_DESCRIPTOR, np.int64),
+        pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
+        introductions=meeting.introductions,
+    )
+    members.arena_addresses[job.rank] = arena.mapping.address
+    try:
+        for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):
+            if rank != job.rank:
+                size_bytes = meeting.introductions[rank]["arena_bytes"]
+                members.arena_addresses[rank] = _map_arena(arena_fd, size_bytes)
+                members.poll_table[rank] = life_fd | (select.POLLIN << 32)
+                kept.append(life_fd)
+        # Whoever does without single copies does so in every call, in messages too.
+        members.status_words(job.rank)[layout.STATUS_COPIES // 8] = (
+            members.tuning.single_copy_min_bytes < layout.NEVER
+            and all(
+                peer_memory.is_readable(member["pid"], *member["probe"])
+                for member in meeting.introductions
+            )
+        )
+    except BaseException:
+        members.close()
+        raise
+    return members

@@ -1,0 +1,89 @@
+"""After a mismatch: every rank answers, and all go on from a common sequence number.
+
+Whoever sees a mismatch counts the event word up (once per mismatch). Each rank that meets the event
+answers it in its status line with its own sequence and chunk numbers, and raises. At its next call
+it waits until all have answered and takes the greatest numbers, so that nothing which a rank had
+already posted can be taken for something new.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from gpucoll.errors import MismatchError
+from gpucoll.group.host import diagnosis
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Context, State
+
+if TYPE_CHECKING:
+    from gpucoll.group.host.group import HostGroup
+
+_LONGEST_PAUSE_S = 0.01
+
+
+def pending_event(group: HostGroup) -> int:
+    """Return the segment's event word: {generation: 32 bits, sequence: 32 bits}."""
+    return int(group.members.event_words()[layout.EVENT_WORD // 8])
+
+
+def announce(group: HostGroup) -> None:
+    """Make the mismatch that this rank saw known to all; whoever comes second finds it done."""
+    from gpucoll.transport.shared.flags import event_compare_exchange
+
+    seen = int(group.context[Context.EVENT_SEEN])
+    generation = (seen + 1) & 0x7FFFFFFF
+    sequence = int(group.context[Context.MISMATCHED])
+    address = group.members.segment.address + layout.EVENT_WORD
+    event_compare_exchange.ctypes(address, seen, generation | (sequence << 32))
+
+
+def answer(group: HostGroup) -> MismatchError:
+    """Answer the pending event, and return the error for it."""
+    from gpucoll.transport.shared.flags import event_store
+
+    event = pending_event(group)
+    error = diagnosis.mismatch_error(group, event >> 32)
+    group.context[Context.EVENT_SEEN] = event
+    group.context[Context.STATE] = State.NEEDS_PYTHON
+    place = _place(event)
+    words = group.members.status_words(group.rank)
+    words[place // 8 + 1] = group.context[Context.SEQUENCE]
+    words[place // 8 + 2] = group.context[Context.CHUNK]
+    event_store.ctypes(group.members.status_address(group.rank) + place, event)
+    return error
+
+
+def _place(event: int) -> int:
+    return layout.STATUS_ACKNOWLEDGED[event & 1]
+
+
+def recover(group: HostGroup, timeout_s: float) -> None:
+    """Wait until every rank has answered this rank's last event; agree on where to go on."""
+    event = int(group.context[Context.EVENT_SEEN])
+    place = _place(event) // 8
+    lines = [group.members.status_words(rank) for rank in range(group.world_size)]
+    deadline = time.monotonic() + timeout_s
+    pause_s = 0.0001
+    while any(int(line[place]) != event for line in lines):
+        _check_going_on(group, [int(line[place]) != event for line in lines], deadline)
+        time.sleep(pause_s)  # rare and short: not worth a futex of its own
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    mine = int(group.context[Context.SEQUENCE])
+    ahead = max(diagnosis.difference(int(line[place + 1]), mine) for line in lines)
+    sequence = diagnosis.difference(mine + ahead + layout.RING, 0)
+    group.context[Context.SEQUENCE] = sequence
+    group.context[Context.KNOWN_DONE] = sequence
+    group.context[Context.CHUNK] = max(int(line[place + 2]) for line in lines) + layout.STAGES
+    group.context[Context.UNVERIFIED_COUNT] = 0
+    group.context[Context.STATE] = State.IDLE
+
+
+def _check_going_on(group: HostGroup, is_waited_for: list[bool], deadline: float) -> None:
+    gone = [rank for rank in group.members.gone_ranks() if is_waited_for[rank]]
+    if gone:
+        group.break_with(Abort.LOST, gone[0])
+    if time.monotonic() > deadline:
+        group.break_with(Abort.DEADLINE, group.rank)
+    group.raise_if_aborted()

@@ -1,0 +1,1 @@
+"""Shared arenas for arrays: their allocator, and NumPy's handler over it."""

@@ -1,0 +1,183 @@
+"""A rank's arena: shared memory from which arrays are given out that peers can reach directly.
+
+One per process, sparse: its size is address space, memory is taken as it is touched. Every peer on
+the host maps it once. Memory of freed arrays is kept for the next ones up to a cap and goes back to
+the system beyond that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import os
+import threading
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll import config
+from gpucoll.memory import free_lists, heap
+from gpucoll.memory.free_lists import Heap
+from gpucoll.memory.heap import GRANULE_BYTES
+from gpucoll.memory.numpy_memory import MemoryHandler, keep_for_ever
+from gpucoll.transport.shared import mapping
+
+ALIGNMENT_BYTES = GRANULE_BYTES
+KEPT_BYTES = 256 << 20
+"""Memory of freed arrays that is kept, at most, for the next ones."""
+SMALL_BYTES = 1024
+"""Smaller arrays `Arena.shared_arrays` leaves to ``malloc``: no call would use them in place, and
+it is faster (12 ns against 75 to take and free; 60 for larger ones, beyond its cache)."""
+
+_heaps: list[npt.NDArray[np.int64]] = []
+
+
+class Arena:
+    """One sparse shared memory, and the allocator of arrays in it.
+
+    Arrays are ordinary ones that own their memory: they may be sliced, reshaped, resized, and freed
+    in any order, from any thread, after every communicator and while the interpreter ends.
+
+    A forked child sees its parent's arrays, as the same memory. Freeing them there does nothing,
+    and nothing new is made in the parent's arena: `process_arena` gives the child its own.
+
+    Parameters
+    ----------
+    size_bytes : int
+        Address space; more than this cannot be given out at one time.
+    kept_bytes : int
+        How much memory of freed arrays is kept for the next ones.
+    """
+
+    def __init__(self, size_bytes: int, kept_bytes: int = KEPT_BYTES) -> None:
+        size_bytes = size_bytes // GRANULE_BYTES * GRANULE_BYTES
+        self.fd = mapping.create("gpucoll-arena", size_bytes, reserve=False)
+        self.mapping = mapping.Mapping(self.fd, size_bytes, "the arena")
+        self.size_bytes = size_bytes
+        self._records = _records(size_bytes)
+        # Not NumPy's own memory, which may be an arena's: a child must not share these words.
+        self._heap = np.frombuffer(bytearray(8 * free_lists.HEAP_WORDS), np.int64)
+        values = {
+            Heap.BASE: self.mapping.address,
+            Heap.SIZE_BYTES: size_bytes,
+            Heap.RECORDS: self._records.address,
+            Heap.GENERATION: 1,
+            Heap.KEEP_AT_MOST: kept_bytes // GRANULE_BYTES,
+            Heap.TAKE: heap.take.address,
+            Heap.GIVE: heap.give.address,
+        }
+        for word, value in values.items():
+            self._heap[word] = value
+        self._heap[Heap.LISTS :] = free_lists.NONE
+        heap.begin.ctypes(self._heap.ctypes.data)
+        keep_for_ever((self._heap, heap.take, heap.give))
+        _heaps.append(self._heap)
+
+    # --- arrays ----------------------------------------------------------------------------------
+
+    def array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return a new array in the arena, with undefined values.
+
+        Raises
+        ------
+        MemoryError
+            The arena has no free piece of this size.
+        """
+        try:
+            made: npt.NDArray[Any] = self._strict.make(shape, dtype)
+            return made
+        except MemoryError:
+            raise MemoryError(self._full(math.prod(shape) * dtype.itemsize)) from None
+
+    def shared_arrays(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context in which every NumPy array of at least `SMALL_BYTES` is made here.
+
+        In this thread; where there is no room, in ordinary memory (`Communicator.shared_arrays`).
+        """
+        return self._lenient.current()
+
+    @functools.cached_property
+    def _strict(self) -> MemoryHandler:
+        return MemoryHandler("gpucoll_arena", self._heap, from_bytes=0, falls_back=False)
+
+    @functools.cached_property
+    def _lenient(self) -> MemoryHandler:
+        return MemoryHandler("gpucoll_shared", self._heap, from_bytes=SMALL_BYTES, falls_back=True)
+
+    def _full(self, size_bytes: int) -> str:
+        if self._heap[Heap.IS_FORKED]:
+            return "this process was forked: the arena belongs to its parent"
+        retired = f", {self.retired_bytes} are retired" if self.retired_bytes else ""
+        return (
+            f"the arena has no {size_bytes} bytes in one piece: {self.used_bytes} of "
+            f"{self.size_bytes} are in use by {self._heap[Heap.BLOCKS]} arrays{retired}. "
+            f"Free arrays, or set {config.ARENA_BYTES}"
+        )
+
+    # --- state -----------------------------------------------------------------------------------
+
+    def retire(self) -> None:
+        """Never use again what is given out now: a communicator broke in the middle of a call.
+
+        A stopped peer may go on and write to memory that it was told of before. Arrays stay valid;
+        the memory of freed ones goes back to the system, and their addresses are not given out a
+        second time.
+        """
+        self._heap[Heap.GENERATION] += 1
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes of live arrays."""
+        return self._bytes(Heap.USED)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of freed arrays that the system has not got back; they may have been touched."""
+        return self._bytes(Heap.KEPT)
+
+    @property
+    def retired_bytes(self) -> int:
+        """Bytes of freed arrays whose addresses are not used again."""
+        return self._bytes(Heap.RETIRED)
+
+    def _bytes(self, word: Heap) -> int:
+        return int(self._heap[word]) * GRANULE_BYTES
+
+
+def _records(size_bytes: int) -> mapping.Mapping:
+    """Return the books' memory: as sparse as the arena, though nobody else ever sees it.
+
+    Anonymous memory of this size would count as used where the system does not overcommit.
+    """
+    records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.RECORD_BYTES
+    fd = mapping.create("gpucoll-arena-records", records_bytes, reserve=False)
+    try:
+        return mapping.Mapping(fd, records_bytes, "the arena's records")
+    finally:
+        os.close(fd)
+
+
+_process_arena: Arena | None = None
+_process_lock = threading.Lock()
+
+
+def process_arena() -> Arena:
+    """Return this process's arena, made on first use; a forked child gets one of its own."""
+    global _process_arena
+    with _process_lock:
+        if _process_arena is None:
+            _process_arena = Arena(config.arena_bytes())
+        return _process_arena
+
+
+def _forget_in_child() -> None:
+    global _process_arena, _process_lock
+    for words in _heaps:
+        words[Heap.IS_FORKED] = 1
+    _process_arena = None
+    _process_lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

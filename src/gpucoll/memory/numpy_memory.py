@@ -1,0 +1,167 @@
+"""Where NumPy takes memory for new arrays: its allocation handler (NEP 49), set from Python.
+
+NumPy's C API has the two functions that are needed, in a table of pointers whose places do not
+change, and no Python ones. A handler is current in a context (`contextvars`), so in one thread or
+asyncio task; an array keeps the one that it was made with. What arrays are made of must outlive
+the last of them, which may be freed when the interpreter has already taken its modules apart: a
+handler, its context and the compiled functions are kept for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gpucoll.errors import BackendUnavailableError
+from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin
+from gpucoll.memory import numpy_handler
+from gpucoll.memory.numpy_handler import Source
+
+_API_VERSION = 211
+_SET_HANDLER = 304
+_GET_HANDLER = 305
+"""Places in the table: ``numpy/__multiarray_api.h``, the same since NumPy 1.22."""
+_FEATURE_VERSION = 0xF
+"""NumPy 1.22, the first that has handlers."""
+_CAPSULE_NAME = b"mem_handler"
+
+_python = ctypes.pythonapi
+_new_capsule = ctypes.PYFUNCTYPE(
+    ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p
+)(("PyCapsule_New", _python))
+_capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object, ctypes.c_char_p)(
+    ("PyCapsule_GetPointer", _python)
+)
+_increase_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", _python))
+
+
+def keep_for_ever(thing: object) -> None:
+    """Keep an object alive, the end of the interpreter included."""
+    _increase_reference(thing)
+
+
+class _HandlerStruct(ctypes.Structure):
+    """``PyDataMem_Handler`` of NumPy's ``ndarraytypes.h``, its allocator's fields in line."""
+
+    _fields_ = (
+        ("name", ctypes.c_char * 127),
+        ("version", ctypes.c_uint8),
+        ("context", ctypes.c_void_p),
+        ("malloc", ctypes.c_void_p),
+        ("calloc", ctypes.c_void_p),
+        ("realloc", ctypes.c_void_p),
+        ("free", ctypes.c_void_p),
+    )
+
+
+_FUNCTIONS = (
+    numpy_handler.allocate,
+    numpy_handler.allocate_zeros,
+    numpy_handler.resize,
+    numpy_handler.release,
+)
+keep_for_ever((_CAPSULE_NAME, _FUNCTIONS))
+
+
+def _numpy_internals() -> Any:
+    """Return the module that has NumPy's table of C functions."""
+    core = "numpy.core" if int(np.__version__.split(".")[0]) < 2 else "numpy._core"
+    return importlib.import_module(f"{core}._multiarray_umath")
+
+
+def _unavailable(reason: str) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"NumPy {np.__version__} does not let gpucoll choose where arrays lie ({reason}), so empty "
+        "and shared_arrays cannot serve; all else can. NumPy 1.25 to 2.x has what they need"
+    )
+
+
+@functools.cache
+def _handler_functions() -> tuple[int, int]:
+    """Return the addresses of NumPy's ``PyDataMem_SetHandler`` and ``PyDataMem_GetHandler``."""
+    try:
+        table_address = _capsule_pointer(_numpy_internals()._ARRAY_API, None)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise _unavailable(f"its table of C functions was not found: {error}") from error
+    table = (ctypes.c_void_p * (_GET_HANDLER + 1)).from_address(table_address)
+    version_address, setting, getting = (
+        table[place] for place in (_API_VERSION, _SET_HANDLER, _GET_HANDLER)
+    )
+    if not (version_address and setting and getting):
+        raise _unavailable("its table of C functions has gaps")
+    version = ctypes.CFUNCTYPE(ctypes.c_uint)(version_address)()
+    if version < _FEATURE_VERSION:
+        raise _unavailable(f"its C API says version {version:#x}")
+    return setting, getting
+
+
+@functools.lru_cache(maxsize=16)
+def _setter(capsule: Any) -> Callable[[], Any]:
+    """Return what makes a handler the current one.
+
+    The C function takes the handler as its first argument, where a built-in gets the object that it
+    is bound to: so this needs no code in between, and takes 50 ns.
+    """
+    return builtin(_handler_functions()[0], METH_NOARGS, capsule)  # type: ignore[no-any-return]
+
+
+class MemoryHandler:
+    """NumPy's memory functions over a heap.
+
+    Parameters
+    ----------
+    name : str
+        What NumPy's ``get_handler_name`` says of its arrays.
+    heap : ndarray
+        The state (`gpucoll.memory.heap.Heap`); kept for ever, its memory must be too.
+    from_bytes : int
+        Smaller arrays get ordinary memory.
+    falls_back : bool
+        Whether arrays for which the heap has no room get ordinary memory, or a MemoryError.
+
+    Raises
+    ------
+    BackendUnavailableError
+        This NumPy has no such handlers.
+    """
+
+    def __init__(self, name: str, heap: Any, *, from_bytes: int, falls_back: bool) -> None:
+        source = (ctypes.c_int64 * len(Source))(heap.ctypes.data, from_bytes, falls_back)
+        struct = _HandlerStruct(
+            name.encode(),
+            1,
+            ctypes.addressof(source),
+            *(function.address for function in _FUNCTIONS),
+        )
+        keep_for_ever((heap, source, struct))
+        self._current = builtin(_handler_functions()[1], METH_NOARGS, None)
+        self._set = _setter(_new_capsule(ctypes.addressof(struct), _CAPSULE_NAME, None))
+        with self.current():
+            found = _numpy_internals().get_handler_name(np.empty(from_bytes, np.uint8))
+        if found != name:
+            raise _unavailable(f"an array made with the handler {name!r} says {found!r}")
+
+    def make(self, shape: Any, dtype: np.dtype[Any]) -> Any:
+        """Return ``np.empty(shape, dtype)`` made with this handler."""
+        restore = _setter(self._current())  # known before it is needed: Ctrl-C may come any time
+        try:
+            self._set()
+            return np.empty(shape, dtype)
+        finally:
+            restore()
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """Make it the handler of every array made inside, in this thread."""
+        restore = _setter(self._current())
+        try:
+            self._set()
+            yield
+        finally:
+            restore()

@@ -1,0 +1,108 @@
+"""Call blocks: one prepared call, as compiled code reads it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.words import CALL_WORDS, Call
+from gpucoll.types import Collective, ReduceOp, digest_of, dtype_code, mix_digest
+
+NO_ROOT = -1
+
+
+class CallBlock:
+    """The words of one call, and what must live as long as they are used.
+
+    Parameters
+    ----------
+    collective : Collective
+        What is called.
+    loop : int
+        Address of its compiled loop.
+    dtype : str
+        Name of the elements' dtype; empty without.
+    op, root
+        Part of the signature where the collective has them.
+    """
+
+    def __init__(
+        self,
+        collective: Collective,
+        loop: int,
+        *,
+        dtype: str = "",
+        item_bytes: int = 1,
+        op: ReduceOp | None = None,
+        root: int = NO_ROOT,
+        keep: tuple[Any, ...] = (),
+    ) -> None:
+        self.words = np.zeros(CALL_WORDS, np.int64)
+        self.keep = keep
+        words = self.words
+        words[Call.LOOP] = loop
+        words[Call.ITEM_BYTES] = item_bytes
+        words[Call.PART_BYTES] = item_bytes
+        words[Call.SOURCE_PARTS] = words[Call.DESTINATION_PARTS] = words[Call.LARGEST_PARTS] = 1
+        self.set_call(collective, dtype, op, root, op.parameter_bits if op else 0)
+
+    def set_call(
+        self, collective: Collective, dtype: str, op: ReduceOp | None, root: int, parameter: int
+    ) -> None:
+        """Say what is called: what ranks compare first, and errors show."""
+        words = self.words
+        words[Call.COLLECTIVE] = collective
+        words[Call.OPERATION] = op.code if op else 0
+        words[Call.DTYPE] = dtype_code(dtype) if dtype else -1
+        words[Call.ROOT] = root
+        words[Call.PARAMETER_BITS] = parameter
+        words[Call.BASE_DIGEST] = digest_of(
+            tuple(
+                int(words[field])
+                for field in (
+                    Call.COLLECTIVE,
+                    Call.OPERATION,
+                    Call.DTYPE,
+                    Call.ROOT,
+                    Call.PARAMETER_BITS,
+                )
+            )
+        )
+
+    def sign(self, *numbers: int) -> None:
+        """Make these numbers, on which all ranks must agree, part of the signature."""
+        digest = int(self.words[Call.BASE_DIGEST])
+        for number in numbers:
+            digest = mix_digest(digest, number)
+        self.words[Call.DIGEST] = digest
+
+    def show_shape(self, shape: tuple[int, ...]) -> None:
+        """Note the shape for the record of the call."""
+        words = self.words
+        words[Call.DIMENSIONS] = len(shape)
+        shown = shape[: layout.SHOWN_DIMENSIONS]
+        words[Call.DIMENSION : Call.DIMENSION + len(shown)] = shown
+
+    def set_arrays(
+        self, shape: tuple[int, ...], source: int, destination: int, keep: tuple[Any, ...] = ()
+    ) -> None:
+        """Fill in the input's shape (also as the signature) and the addresses of the data."""
+        words = self.words
+        count = math.prod(shape)
+        words[Call.COUNT] = count
+        words[Call.SIZE_BYTES] = count * int(words[Call.ITEM_BYTES])
+        words[Call.SOURCE] = source
+        words[Call.DESTINATION] = destination
+        self.sign(len(shape), *shape)
+        self.show_shape(shape)
+        self.keep = (*self.keep, *keep)
+
+    def set_table(self, field: Call, values: Sequence[int]) -> None:
+        """Store numbers where compiled code finds them, and their address in a field."""
+        table = np.array(values, np.int64)
+        self.words[field] = table.ctypes.data
+        self.keep = (*self.keep, table)

@@ -1,0 +1,373 @@
+"""Signals between processes, for compiled loops: set a word, wait for a word, never for ever.
+
+A wait spins, then yields, then sleeps on a futex in slices; after every slice it looks for Python
+signals (Ctrl-C), lost peers and its deadline. All of that is compiled: a callback into Python could
+lose a signal that arrives just as it is entered. A signal between ranks is one full-fence exchange
+and, only where somebody sleeps, one system call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import types
+
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import (
+    MACHINE,
+    add32,
+    call_wait,
+    compare_exchange64,
+    exchange32,
+    exchange64,
+    get,
+    load32_acquire,
+    load32_ordered,
+    load64,
+    load64_acquire,
+    pause,
+    put,
+)
+from gpucoll.transport.shared.layout import (
+    EVENT_ABORT,
+    EVENT_WORD,
+    HEADER_WAITERS,
+    HEADER_WORD,
+    LINE_BYTES,
+    STATUS_CLOSED,
+    STATUS_CLOSED_SEQUENCE,
+    Abort,
+)
+from gpucoll.transport.shared.words import Context, Status
+
+_FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
+if MACHINE not in _FUTEX_NUMBERS:
+    raise ImportError(f"gpucoll's CPU backend does not know futex's number on {MACHINE}")
+
+SYS_FUTEX = _FUTEX_NUMBERS[MACHINE]
+_READV_NUMBERS = {"x86_64": 310, "aarch64": 270, "riscv64": 270, "ppc64le": 351}
+SYS_PROCESS_VM_READV = _READV_NUMBERS[MACHINE]
+FUTEX_WAIT = 0
+FUTEX_WAKE = 1
+EVERYBODY = 2**31 - 1
+CLOCK_MONOTONIC = 1
+TIME_SLICE_NS = 500_000
+"""A yield that takes longer gave a whole time slice away."""
+SLEEPY_WAITS = 1000
+"""So many waits sleep at once after that: a lost slice of 3 ms costs each of them 3 us."""
+NANOSECONDS = 1_000_000_000
+FIRST_SPINS = 64
+"""So often a wait looks before it lets other Python threads run: about 3 us."""
+
+# Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
+_SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
+_SLEEPY = int(Context.SLEEPY)
+_IO_VECTORS = int(Context.IO_VECTORS)
+_FUTEX_TIMEOUT, _CLOCK = int(Context.FUTEX_TIMEOUT), int(Context.CLOCK)
+_EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
+_WAITED_RANK, _LOST_RANK = int(Context.WAITED_RANK), int(Context.LOST_RANK)
+_RANK, _WORLD_SIZE, _SEQUENCE = (
+    int(Context.RANK),
+    int(Context.WORLD_SIZE),
+    int(Context.SEQUENCE),
+)
+_STATUS_LINES, _POLL_FDS = int(Context.STATUS_LINES), int(Context.POLL_FDS)
+_START_NS, _TIMEOUT_NS = int(Context.START_NS), int(Context.TIMEOUT_NS)
+_RAISED, _WAIT_LONG = int(Context.RAISED), int(Context.WAIT_LONG)
+INTERPRETER, HELD = int(Context.INTERPRETER), 1
+_OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
+_DEADLINE, _LOST, _SIGNAL = int(Status.DEADLINE), int(Status.LOST), int(Status.SIGNAL)
+_ABORT_DEADLINE, _ABORT_LOST = int(Abort.DEADLINE), int(Abort.LOST)
+_ABORT_INTERRUPTED = int(Abort.INTERRUPTED)
+
+_i64 = types.int64
+_syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
+_sched_yield = types.ExternalFunction("sched_yield", types.int32())
+_poll = types.ExternalFunction("poll", types.int32(_i64, _i64, types.int32))
+_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
+_take_gil = types.ExternalFunction("PyGILState_Ensure", types.int32())
+_give_gil = types.ExternalFunction("PyGILState_Release", types.void(types.int32))
+_check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
+_fetch_error = types.ExternalFunction("PyErr_Fetch", types.void(_i64, _i64, _i64))
+_clock_gettime = types.ExternalFunction("clock_gettime", types.int32(types.int32, _i64))
+
+
+@inline
+def copy_from_process(context, pid, destination, source, size_bytes):
+    """Copy from an address in another process; return the bytes copied, negative on errors."""
+    vectors = context + 8 * _IO_VECTORS
+    put(vectors, 0, destination)
+    put(vectors, 1, size_bytes)
+    put(vectors, 2, source)
+    put(vectors, 3, size_bytes)
+    return _syscall(SYS_PROCESS_VM_READV, pid, vectors, 1, vectors + 16, 1, 0)
+
+
+@inline
+def now_ns(context):
+    """Return the monotonic clock, in nanoseconds."""
+    _clock_gettime(np.int32(CLOCK_MONOTONIC), context + 8 * _CLOCK)
+    return get(context, _CLOCK) * NANOSECONDS + get(context, _CLOCK + 1)
+
+
+@inline
+def behind(value, target):
+    """Return whether the 32-bit counter `value` has not reached `target`: by their difference."""
+    return np.int32(np.int64(value) - np.int64(target)) < 0
+
+
+@inline
+def signal(address, value):
+    """Set a {value, waiters} word and wake whoever sleeps on it."""
+    exchange32(address, np.int32(value))
+    if load32_ordered(address + 4) > 0:
+        _syscall(SYS_FUTEX, address, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+
+
+@inline
+def signal_header(slot, word):
+    """Set a slot's {sequence, digest} word and wake whoever sleeps on it."""
+    exchange64(slot + HEADER_WORD, word)
+    if load32_ordered(slot + HEADER_WAITERS) > 0:
+        _syscall(SYS_FUTEX, slot + HEADER_WORD, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+
+
+@inline
+def event_pending(context):
+    """Return whether the communicator was aborted, or has an event that this rank must answer."""
+    line = get(context, _EVENT_LINE)
+    return load64(line + EVENT_ABORT) != 0 or load64(line + EVENT_WORD) != get(context, _EVENT_SEEN)
+
+
+@inline
+def is_aborted(context):
+    """Return whether the communicator was given up."""
+    return load64(get(context, _EVENT_LINE) + EVENT_ABORT) != 0
+
+
+@inline
+def start_clock(context):
+    """Let the deadline of this call count from now, unless it does so already; return the time."""
+    time_ns = now_ns(context)
+    if get(context, _START_NS) == 0:
+        put(context, _START_NS, time_ns)
+    return time_ns
+
+
+@inline
+def release_interpreter(context):
+    """Let other Python threads run, if this call still keeps them from it."""
+    if get(context, INTERPRETER) == HELD:
+        put(context, INTERPRETER, _save_thread())
+
+
+@inline
+def yield_once():
+    """Give way to another process."""
+    _sched_yield()
+
+
+@inline
+def ring(bell):
+    """Wake whoever sleeps on a bell; whatever it is to see must be stored with a full fence."""
+    if load32_ordered(bell + 4) > 0:
+        add32(bell, np.int32(1))
+        _syscall(SYS_FUTEX, bell, FUTEX_WAKE, EVERYBODY, 0, 0, 0)
+
+
+@inline
+def _sleep_slice(context, address, waiters, value):
+    """Sleep until the word at `address` changes, for at most one slice."""
+    slice_ns = get(context, _SLICE_NS)
+    put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
+    put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
+    add32(waiters, np.int32(1))
+    seen = load32_ordered(address)
+    if behind(seen, value):
+        timeout = context + 8 * _FUTEX_TIMEOUT
+        _syscall(SYS_FUTEX, address, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+    add32(waiters, np.int32(-1))
+
+
+@inline
+def sleep_until_rung(context, bell, seen):
+    """Sleep until the bell's count is not `seen` any more, for at most one slice."""
+    slice_ns = get(context, _SLICE_NS)
+    put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
+    put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
+    timeout = context + 8 * _FUTEX_TIMEOUT
+    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+
+
+@inline
+def begin_to_sleep(bell):
+    """Announce a sleeper; return the bell's count, after which everything is looked at again."""
+    add32(bell + 4, np.int32(1))
+    return load32_ordered(bell)
+
+
+@inline
+def end_sleep(bell):
+    """Take the announcement back."""
+    add32(bell + 4, np.int32(-1))
+
+
+@inline
+def _python_raised(context):
+    """Let Python's signal handlers run; keep what they raise. Return whether they did."""
+    gil = _take_gil()
+    raised = _check_signals() != 0
+    if raised:
+        kept = context + 8 * _RAISED
+        _fetch_error(kept, kept + 8, kept + 16)
+    _give_gil(gil)
+    return raised
+
+
+@inline
+def _lost_rank(context):
+    """Return a rank that this call can wait for in vain, or -1.
+
+    One that is gone without closing is lost; one that has closed is lost to the calls after its
+    last one only.
+    """
+    world_size, fds = get(context, _WORLD_SIZE), get(context, _POLL_FDS)
+    _poll(fds, world_size, np.int32(0))
+    for rank in range(world_size):
+        line = get(context, _STATUS_LINES) + rank * LINE_BYTES
+        if load64_acquire(line + STATUS_CLOSED) != 0:
+            if behind(load64(line + STATUS_CLOSED_SEQUENCE), get(context, _SEQUENCE)):
+                return rank
+        elif get(fds, rank) >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
+            return rank
+    return -1
+
+
+@inline
+def give_up(context, code, rank):
+    """Break the communicator for every rank, unless somebody already has."""
+    word = code | (rank << 8) | (get(context, _SEQUENCE) << 32)
+    compare_exchange64(get(context, _EVENT_LINE) + EVENT_ABORT, 0, word)
+
+
+@inline
+def look_around(context, deadline_code):
+    """Look whether to go on waiting: signals, lost peers, the deadline; return a status."""
+    if _python_raised(context):
+        give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
+        return _SIGNAL
+    lost = _lost_rank(context)
+    if lost >= 0:
+        put(context, _LOST_RANK, lost)
+        give_up(context, _ABORT_LOST, lost)
+        return _LOST
+    if start_clock(context) - get(context, _START_NS) > get(context, _TIMEOUT_NS):
+        give_up(context, deadline_code, get(context, _RANK))
+        return _DEADLINE
+    return _OK
+
+
+@inline
+def _yield_until(context, address, value):
+    """Give way to other processes for a while; return whether the word has reached `value`.
+
+    Among ranks a yield takes a microsecond or a chunk's time. One that takes a time slice went to
+    a process that has nothing to do with this job: two such processes on two cores make an
+    all_reduce of four ranks 50 times slower than sleeping does. So the next waits sleep at once.
+    """
+    sleepy = get(context, _SLEEPY)
+    if sleepy > 0:
+        put(context, _SLEEPY, sleepy - 1)
+        return False
+    before_ns = now_ns(context)
+    for _ in range(get(context, _YIELDS)):
+        _sched_yield()
+        if not behind(load32_acquire(address), value):
+            return True
+        after_ns = now_ns(context)
+        if after_ns - before_ns > TIME_SLICE_NS:
+            put(context, _SLEEPY, SLEEPY_WAITS)
+            return False
+        before_ns = after_ns
+    return False
+
+
+@compiled(_i64(_i64, _i64, _i64, _i64, _i64))
+def wait_long(context, address, waiters, value, rank):
+    """Spin on, yield, then sleep in slices with a look around after each.
+
+    A C function of its own, so that it is compiled once and not into every place that waits.
+    """
+    release_interpreter(context)
+    for _ in range(get(context, _SPINS) - FIRST_SPINS):
+        pause()
+        if not behind(load32_acquire(address), value):
+            return _OK
+    if _yield_until(context, address, value):
+        return _OK
+    put(context, _WAITED_RANK, rank)
+    look_ns = start_clock(context) + get(context, _SLICE_NS)
+    while True:
+        _sleep_slice(context, address, waiters, value)
+        if not behind(load32_acquire(address), value):
+            return _OK
+        if event_pending(context):
+            return _EVENT
+        if now_ns(context) >= look_ns:
+            status = look_around(context, _ABORT_DEADLINE)
+            if status != _OK:
+                return status
+            look_ns = now_ns(context) + get(context, _SLICE_NS)
+
+
+@inline
+def wait_counter(context, address, waiters, value, rank):
+    """Wait until the 32-bit counter at `address` has reached `value`; return a status."""
+    if not behind(load32_acquire(address), value):
+        return _OK
+    for _ in range(min(get(context, _SPINS), FIRST_SPINS)):
+        pause()
+        if not behind(load32_acquire(address), value):
+            return _OK
+    return call_wait(get(context, _WAIT_LONG), context, address, waiters, np.int64(value), rank)
+
+
+@inline
+def wait(context, address, value, rank):
+    """Wait until the {value, waiters} word of `rank` has reached `value`; return a status."""
+    return wait_counter(context, address, address + 4, value, rank)
+
+
+@inline
+def wait_header(context, slot, word, rank):
+    """Wait until `rank` has posted this sequence in `slot`; MISMATCH where its digest differs.
+
+    A rank that is a whole ring ahead has compared this rank's digest before it reused the slot.
+    """
+    seen = load64_acquire(slot + HEADER_WORD)
+    if seen == word:
+        return _OK
+    status = wait_counter(context, slot + HEADER_WORD, slot + HEADER_WAITERS, np.int32(word), rank)
+    if status != _OK:
+        return status
+    seen = load64_acquire(slot + HEADER_WORD)
+    if seen != word and np.int32(seen) == np.int32(word):
+        return _MISMATCH
+    return _OK
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def event_compare_exchange(address, expected, desired):
+    """Store `desired` where `expected` is; return what was there. For Python."""
+    return compare_exchange64(address, expected, desired)
+
+
+@compiled(_i64(_i64, _i64))
+def event_store(address, value):
+    """Store with a full fence; return what was there. For Python."""
+    return exchange64(address, value)
+
+
+@compiled(types.void(_i64))
+def bell_ring(bell):
+    """Ring a bell. For Python."""
+    ring(bell)

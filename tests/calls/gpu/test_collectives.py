@@ -1,0 +1,186 @@
+"""Every collective on GPU arrays against the oracle: dtypes, ops, counts, roots, ways, in place."""
+
+from __future__ import annotations
+
+from random import Random
+
+import numpy as np
+import pytest
+from tests.calls.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
+from tests.calls.gpu.conftest import EVERYWHERE, REAL, REPLAYED
+from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
+from tests.dtypes import op_of
+
+from gpucoll import ReduceOp
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.types import DTYPES
+
+
+def cases_of(name, world_size, seed, n_cases=24):
+    """Return drawn cases of one collective that hold every dtype and way."""
+    random = Random(f"{name}-{world_size}-{seed}")
+    pairs = [pair for pair in REDUCIBLE if not (name in SCANS and pair[1] == "avg")]
+    if world_size == 3:  # a third is not exact
+        pairs = [pair for pair in pairs if pair[1] != "avg" or pair[0].startswith(("int", "uint"))]
+    random.shuffle(pairs)
+    dtypes = random.sample(DTYPES, len(DTYPES))
+    made = []
+    for place in range(n_cases):
+        dtype, op = pairs[place % len(pairs)]
+        if name in MOVEMENTS:
+            dtype, op = dtypes[place % len(dtypes)], ""
+        counts = random.choice(["", "", *COUNTS]) if name in COUNTED else ""
+        case = Case(
+            dtype,
+            random.choice((0, 1, 2, 3, 5, 64, 257, 1000)),
+            op,
+            root=random.randrange(world_size) if name in ROOTED else -1,
+            in_place=random.random() < 0.3,
+            offset=random.choice((0, 0, 16)),
+            seed=random.randrange(1000),
+            collective=name,
+            counts=counts,
+            is_auto=bool(counts) and name != "scatter" and random.random() < 0.2,
+            row=random.choice((0, 0, 3)),
+            way=WAYS[place % len(WAYS)],
+        )
+        if case.is_auto and name == "reduce_scatter" and case.way == "new":
+            continue
+        if case.is_auto and case.way == "plan":
+            continue
+        if fits(case):
+            made.append(case)
+    return made
+
+
+@EVERYWHERE
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+def test_drawn_cases(gpus, world_size):
+    size = gpus.world(world_size)
+    cases = [
+        case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, size, world_size)
+    ]
+    assert gpus.call(world_size, run_cases, cases) == [len(cases)] * size
+
+
+@REPLAYED
+def test_every_dtype_and_op_that_the_library_reduces(gpus):
+    cases = [
+        Case(dtype, 65, op, seed=place, collective="all_reduce", in_place=place % 2 == 0)
+        for place, (dtype, op) in enumerate(REDUCIBLE)
+    ]
+    gpus.call(2, run_cases, cases)
+    assert {dtype for dtype, _ in REDUCIBLE} == {*DTYPES} - {"int16", "uint16"}
+
+
+def refuse(comm, kit):
+    """Make every reduction that the library lacks; return what is wrong with the refusals."""
+    wrong = []
+    for place, (dtype, op) in enumerate(NOT_REDUCIBLE):
+        if not kit.knows(dtype):
+            continue
+        x = kit.seen_as(kit.bytes_of(np.zeros(2 * np.dtype(dtype).itemsize, np.uint8)), (2,), dtype)
+        call = (comm.all_reduce, comm.reduce, comm.scan)[place % 3]
+        try:
+            call(x, op_of(op))
+            wrong.append((dtype, op, "was not refused"))
+        except ArgumentTypeError as error:
+            if not any(word in str(error) for word in ("convert", "host", "sum")):
+                wrong.append((dtype, op, str(error)))
+    total = comm.all_reduce(kit.seen_as(kit.bytes_of(np.ones(4, np.uint8)), (4,), "uint8"))
+    return wrong, kit.read(total).tolist()
+
+
+@REPLAYED
+def test_what_the_library_cannot_reduce_is_refused_with_the_remedy(gpus):
+    size = gpus.world(2)
+    assert {"int16", "uint16"} < {dtype for dtype, _ in NOT_REDUCIBLE}
+    assert gpus.call(2, refuse) == [([], [size] * 4)] * size
+
+
+def refuse_custom(comm, kit):
+    x = kit.bytes_of(np.ones(4, np.uint8))
+    with pytest.raises(ArgumentTypeError, match="its operations are fixed"):
+        comm.all_reduce(x, ReduceOp.custom(lambda a, b: a + b))
+    x = kit.seen_as(kit.bytes_of(np.zeros(16, np.uint8)), (4,), "float32")
+    with pytest.raises(ArgumentTypeError, match="cannot scan with avg"):
+        comm.scan(x, "avg")
+
+
+@REPLAYED
+def test_user_ops_and_scans_of_averages_are_refused(gpus):
+    gpus.call(2, refuse_custom)
+
+
+def reduce_float8_on_an_older_gpu(comm, kit):
+    x = kit.seen_as(kit.bytes_of(np.zeros(4, np.uint8)), (4,), "float8_e4m3fn")
+    comm.all_gather(x)  # a reduction would be known from then on: a GPU does not grow older
+    device = comm._gpu._connected.device
+    device.attribute = {"compute_capability_major": 8}.get
+    try:
+        comm.all_gather(x)
+        with pytest.raises(ArgumentTypeError, match=r"capability 9\.0 and newer only; cuda:\d"):
+            comm.all_reduce(x)
+    finally:
+        del device.attribute
+    comm.check()
+
+
+@pytest.mark.parametrize("gpus", ["nccl", REAL[1]], indirect=True)  # CuPy has no float8
+def test_float8_is_reduced_on_hopper_and_newer_only(gpus):
+    gpus.call(2, reduce_float8_on_an_older_gpu)
+
+
+def reduce_float8_alone(comm, kit):
+    """NCCL has the kernel that one rank would need, and an oversight that keeps it from it."""
+    values = np.array([1, -2, 0.5, 448], "float8_e4m3fn")
+    x = kit.seen_as(kit.bytes_of(values.view(np.uint8)), (4,), "float8_e4m3fn")
+    averages = kit.read(comm.all_reduce(x, "avg"))
+    if comm._gpu._connected.backend.name == "nccl":
+        with pytest.raises(ArgumentTypeError, match="one rank alone; multiply"):
+            comm.all_reduce(x, ReduceOp.scaled_sum(2.0))
+    comm.check()
+    assert averages.tobytes() == values.tobytes()
+
+
+@pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL[1:]], indirect=True)
+def test_float8_of_one_rank(gpus):
+    gpus.call(1, reduce_float8_alone)
+
+
+def scan_in_pieces(comm, kit):
+    from gpucoll.backends.nccl import scans
+
+    scans.SCRATCH_BYTES = 1000
+    try:
+        cases = [
+            Case(dtype, 1001, op, seed=7, collective=name, in_place=in_place)
+            for dtype, op in (("float64", "sum"), ("int8", "max"), ("bool", "land"))
+            for name in SCANS
+            for in_place in (False, True)
+        ]
+        return run_cases(comm, kit, cases)
+    finally:
+        scans.SCRATCH_BYTES = 64 << 20
+
+
+@EVERYWHERE
+def test_scans_in_pieces(gpus):
+    gpus.call(3, scan_in_pieces)
+
+
+def scale_by_many_factors(comm, kit):
+    """More factors in one group than a communicator keeps ops for."""
+    factors = [float(number) for number in range(1, 71)]
+    x = kit.seen_as(kit.bytes_of(np.ones(4, np.float32).view(np.uint8)), (4,), "float32")
+    with comm.group():
+        outs = [comm.all_reduce(x, ReduceOp.scaled_sum(factor)) for factor in factors]
+    comm.check()
+    assert len(comm._gpu._connected.backend.connection._operations) < len(factors)
+    found = [float(kit.read(out)[-1]) for out in outs]
+    assert found == [comm.world_size * factor for factor in factors]
+
+
+@EVERYWHERE
+def test_many_factors_in_one_group(gpus):
+    gpus.call(2, scale_by_many_factors)
