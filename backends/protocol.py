@@ -137,13 +137,13 @@ class Backend(Protocol):
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
-        """Return the quick road: ``(x, out, op, root)`` -> `out`, or None: not that way.
+        """Return the compiled entry: ``(x, out, op, root)`` -> `out`, or None: not that way.
 
         For ALL_REDUCE_LIST it is ``(xs, outs, op)`` of lists.
         """
 
     def learn(self, collective: Collective, dtype: Any, op: Any, root: Any) -> None:
-        """Make the quick road serve arrays of this dtype with these arguments from now on."""
+        """Make the compiled entry serve arrays of this dtype with these arguments from now on."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in memory that the backend can use without a copy."""

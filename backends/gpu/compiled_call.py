@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from gpucoll.backends.gpu.enqueue_entry import Step
+from gpucoll.backends.gpu.enqueue_entry import enqueuer
+from gpucoll.backends.gpu.enqueue_words import Step
 from gpucoll.backends.gpu.in_flight import IssuedCall
 from gpucoll.backends.gpu.issuer import MOST_IN_FLIGHT, Issuer
 from gpucoll.backends.gpu.signature import Signature
@@ -26,6 +27,8 @@ class Function(NamedTuple):
     settings: Sequence[int]
     poll: int
     """Address of what says of a communicator whether it is still busy with such a call."""
+    in_progress: int
+    """The code by which that says so."""
     settle: Callable[[int], None]
     """Raises what a code of the function's means, once it is final."""
 
@@ -67,8 +70,13 @@ class CompiledCall:
         self._settle = function.settle
         self._connection = connection
         calls, block = issuer.calls, signature.block
-        self._enqueue, words = calls.enqueuer(
-            issuer.driver_table, block, function.address, function.settings, function.poll
+        self._enqueue, words = enqueuer(
+            issuer.driver_table,
+            block,
+            function.address,
+            function.settings,
+            function.poll,
+            function.in_progress,
         )
         self._keep = signature, words
         self._words, self._group, self._in_flight = calls.words, issuer.group, issuer.in_flight

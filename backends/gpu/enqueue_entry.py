@@ -7,13 +7,27 @@ to Python, which is told how far this got.
 
 from __future__ import annotations
 
-from enum import IntEnum
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 from numba import types
 
+from gpucoll.backends.gpu.enqueue_words import (
+    DRIVER_TABLE_WORDS,
+    ENQUEUE_BLOCK_WORDS,
+    POLLS,
+    SETTINGS_AT,
+    DriverTable,
+    EnqueueBlock,
+    Gone,
+    Step,
+)
+from gpucoll.devices import Device
 from gpucoll.entries.collectives import capsule_pointer, new_integer
-from gpucoll.group.host.enqueued_records import post
+from gpucoll.group.host.enqueued import post
+from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     call_words,
@@ -22,97 +36,13 @@ from gpucoll.kernels.cpu.memory import (
     load64_acquire,
     put,
 )
+from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
 
-__all__ = [
-    "IN_PROGRESS",
-    "MOST_ARGUMENTS",
-    "DRIVER_TABLE_WORDS",
-    "ENQUEUE_BLOCK_WORDS",
-    "Gone",
-    "DriverTable",
-    "Step",
-    "EnqueueBlock",
-    "enqueue_call",
-]
+__all__ = ["Words", "driver_table_of", "enqueue_call", "enqueuer"]
 
-MOST_ARGUMENTS = 8
-"""Of a library's function, communicator and stream included."""
-
-
-class DriverTable(IntEnum):
-    """Words of what is the same for all calls on a GPU: addresses of the driver's functions."""
-
-    PUSH = 0
-    """CUDA: makes a context current, until it is popped."""
-    CONTEXT = 1
-    POP = 2
-    GET_DEVICE = 3
-    """HIP: says which device is current; 0 on CUDA."""
-    SET_DEVICE = 4
-    NUMBER = 5
-    IS_CAPTURING = 6
-    RECORD = 7
-    WAIT = 8
-    PLACE = 9
-    """Counts: odd while a thread is in the driver, which may keep it there; even elsewhere."""
-    GONE = 10
-    """A `Gone`: who comes out of the driver looks at it before it calls the library."""
-    ANSWER = 11
-    """Where these functions write."""
-
-
-DRIVER_TABLE_WORDS = int(DriverTable.ANSWER) + 1
-
-
-class Gone(IntEnum):
-    """Whether the library's communicator is still there; another thread may give it up."""
-
-    NO = 0
-    PERHAPS = 1
-    """That is just being found out: wait."""
-    YES = 2
-
-
-class EnqueueBlock(IntEnum):
-    """Words of what is the same for all calls of a kind."""
-
-    DRIVER_TABLE = 0
-    CALL = 1
-    """The call block that is posted."""
-    FUNCTION = 2
-    """The library's."""
-    POLL = 3
-    """Of the library, too: says of a communicator whether it is still busy with a call."""
-    N_SETTINGS = 4
-    """How many of the function's arguments lie between the two addresses and the communicator."""
-    ARGUMENTS = 5
-    """All of them; the settings are filled in when the enqueue_block is made."""
-
-
-SETTINGS_AT = 2
-"""Place of the first setting among the arguments."""
-ENQUEUE_BLOCK_WORDS = int(EnqueueBlock.ARGUMENTS) + MOST_ARGUMENTS
-IN_PROGRESS = 7
-"""ncclInProgress: a thread of the library's own is about to put the work on the stream."""
-POLLS = 256
-"""So often that is waited for here, a CPU's time slice between: as a rule it takes some 20 us."""
-
-
-class Step(IntEnum):
-    """How far a stream_call got that did not succeed: the upper half of what it returns."""
-
-    NOTHING = 1
-    """Nothing was posted and no work enqueued: it is for Python to do, or to refuse."""
-    START = 2
-    """Posted, but the first event could not be recorded."""
-    CALL = 3
-    """The library's function returned the code in the lower half."""
-    END = 4
-    """Enqueued, but the second event could not be recorded."""
-    GONE = 5
-    """Posted, but the communicator was given up while the driver kept this thread."""
-
+Words: TypeAlias = npt.NDArray[np.int64]
+"""What compiled code reads by address."""
 
 _PUSH, _CONTEXT, _POP = int(DriverTable.PUSH), int(DriverTable.CONTEXT), int(DriverTable.POP)
 _GET_DEVICE, _SET_DEVICE = int(DriverTable.GET_DEVICE), int(DriverTable.SET_DEVICE)
@@ -124,7 +54,7 @@ _DRIVER_TABLE, _CALL_BLOCK, _FUNCTION = (
     int(EnqueueBlock.CALL),
     int(EnqueueBlock.FUNCTION),
 )
-_POLL = int(EnqueueBlock.POLL)
+_POLL, _IN_PROGRESS = int(EnqueueBlock.POLL), int(EnqueueBlock.IN_PROGRESS)
 _N_SETTINGS, _ARGUMENTS = int(EnqueueBlock.N_SETTINGS), int(EnqueueBlock.ARGUMENTS)
 _SETTINGS_AT = SETTINGS_AT
 _PLACE, _GONE = int(DriverTable.PLACE), int(DriverTable.GONE)
@@ -178,16 +108,17 @@ def _follow(driver_table, stream, leader, event):
 def _settled(enqueue_block, communicator):
     """Return what has become of a call that was in progress; the same where it takes longer."""
     driver_table, polls = get(enqueue_block, _DRIVER_TABLE), 0
+    in_progress = get(enqueue_block, _IN_PROGRESS)
     while polls < POLLS:
         put(driver_table, _ANSWER, 0)
         code = _call(get(enqueue_block, _POLL), communicator, driver_table + 8 * _ANSWER)
         if code == 0:
             code = _code(get(driver_table, _ANSWER))
-        if code != IN_PROGRESS:
+        if code != in_progress:
             return code
         _sched_yield()
         polls += 1
-    return np.int64(IN_PROGRESS)
+    return in_progress
 
 
 @inline
@@ -238,7 +169,9 @@ def _put_on_stream(enqueue_block, stream, leader, start, end):
             get(given, 7),
         )
     )
-    if code == IN_PROGRESS:  # an event must not come onto the stream before the work
+    if code == get(
+        enqueue_block, _IN_PROGRESS
+    ):  # an event must not come onto the stream before the work
         code = _settled(
             enqueue_block, get(given + 8 * (_SETTINGS_AT + get(enqueue_block, _N_SETTINGS)), 0)
         )
@@ -277,9 +210,9 @@ def _leave(driver_table, before):
 def enqueue_call(self, arguments, n_arguments):
     """Built-in of ``(source, destination, communicator, stream, leader, start, end)``, integers.
 
-    `self` is a capsule of a enqueue_block; two threads must not be on its driver_table at once. What comes on the
-    stream waits for what is on the leader now, which may be the stream itself. Returns 0, or a
-    `Step` and a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling
+    `self` is a capsule of an enqueue block; two threads must not use its driver table at once. What
+    comes on the stream waits for what is on the leader now, which may be the stream itself. Returns
+    0, or a `Step` and a code. A function of at most `MOST_ARGUMENTS` gets so many: by the calling
     conventions of x86-64 and arm64 it does not see those beyond its own.
     """
     enqueue_block = capsule_pointer(self, 0)
@@ -303,3 +236,52 @@ def enqueue_call(self, arguments, n_arguments):
         _leave(driver_table, before)
     _restore_thread(thread)
     return new_integer(result)
+
+
+def driver_table_of(device: Device) -> Words:
+    """Return what `enqueuer` needs to know of a GPU's driver."""
+    words = np.zeros(DRIVER_TABLE_WORDS, np.int64)
+    for place, address in device.addresses().items():
+        words[DriverTable[place]] = address
+    return words
+
+
+def enqueuer(
+    driver_table: Words,
+    block: CallBlock,
+    function: int,
+    settings: Sequence[int],
+    poll: int,
+    in_progress: int,
+) -> tuple[Callable[..., int], Words]:
+    """Return the built-in that posts a call and enqueues it, and the words it stands on.
+
+    See `enqueue_call`. One thread at a time may use a driver table. The caller keeps the block, and
+    the words.
+
+    Parameters
+    ----------
+    driver_table : array
+        Of `driver_table_of`.
+    block : CallBlock
+        What is posted; made for this rank's ring by `EnqueuedCalls.poster`.
+    function : int
+        Address of the library's function.
+    settings : sequence of int
+        Its arguments between the two addresses and the communicator.
+    poll : int
+        Address of the library's function that says of a communicator whether it is busy.
+    in_progress : int
+        The code by which it says so.
+    """
+    words = np.zeros(ENQUEUE_BLOCK_WORDS, np.int64)
+    words[EnqueueBlock.DRIVER_TABLE] = driver_table.ctypes.data
+    words[EnqueueBlock.CALL] = block.words.ctypes.data
+    words[EnqueueBlock.FUNCTION] = function
+    words[EnqueueBlock.POLL] = poll
+    words[EnqueueBlock.IN_PROGRESS] = in_progress
+    words[EnqueueBlock.N_SETTINGS] = len(settings)
+    first = EnqueueBlock.ARGUMENTS + SETTINGS_AT
+    words[first : first + len(settings)] = settings
+    enqueue: Any = builtin(enqueue_call.address, METH_FASTCALL, capsule(words.ctypes.data))
+    return enqueue, words

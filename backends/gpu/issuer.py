@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from gpucoll.backends.gpu.enqueue_entry import DriverTable, Gone
+from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.monitor import PAUSES_S, Monitor
 from gpucoll.devices import PER_THREAD_STREAM
@@ -182,4 +182,4 @@ class Issuer(Monitor):
 
 
 def _do_nothing() -> None:
-    """Wake nobody: there is no watcher."""
+    """Wake nobody: there is no monitor thread."""

@@ -1,6 +1,6 @@
 """Finds out beside the streams how calls on GPU arrays end.
 
-Nobody waits for such a call. The watcher's thread, or whoever asks for certainty, looks
+Nobody waits for such a call. The monitor thread, or whoever asks for certainty, looks
 (`Monitor.look`): whether all ranks made the same call, whether it is done, late, or will never be,
 whether the vendor's library has failed. Then the communicator is given up: for the other ranks by
 the segment's abort word, and on this GPU by the backend's `abort`, which ends what hangs there.
@@ -12,7 +12,8 @@ import threading
 import time
 from collections.abc import Callable
 
-from gpucoll.backends.gpu.enqueue_entry import DriverTable, Gone
+from gpucoll.backends.gpu.enqueue_entry import driver_table_of
+from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.devices import Device
@@ -61,7 +62,7 @@ class Monitor:
         self.calls = calls
         self.device = device
         self.streams = Streams(device)
-        self.driver_table = calls.driver_table(device)
+        self.driver_table = driver_table_of(device)
         """For calls that go in one compiled step: `gpucoll.backends.gpu.compiled_call`."""
         self._stuck = 0, 0.0
         self.in_flight = InFlight()

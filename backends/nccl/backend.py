@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
+from gpucoll.backends.gpu.compiled_call import Function
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.nccl.collectives import launch_of
 from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
@@ -125,10 +126,11 @@ class NcclBackend:
         if launch.factor is not None:
             self.connection.forget_old_operations()
 
-    def function(self, name: str) -> tuple[int, int, Callable[[int], None]]:
-        """Return addresses, of a function and of what polls; and what raises what codes mean."""
+    def function(self, name: str, settings: Sequence[int]) -> Function:
+        """Return a function of the library's as compiled code calls it."""
+        address = address_of(getattr(self._functions, name))
         poll = address_of(self._functions.ncclCommGetAsyncError)
-        return address_of(getattr(self._functions, name)), poll, partial(self._check, what=name)
+        return Function(address, settings, poll, IN_PROGRESS, partial(self._check, what=name))
 
     def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
         """Put launches on their streams as one group of the library's; none needs scratch."""

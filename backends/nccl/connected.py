@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from gpucoll.backends.gpu.compiled_call import CompiledCall, Function
-from gpucoll.backends.gpu.enqueue_entry import MOST_ARGUMENTS
+from gpucoll.backends.gpu.compiled_call import CompiledCall
+from gpucoll.backends.gpu.enqueue_words import MOST_ARGUMENTS
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.monitor_thread import MonitorThread
@@ -100,8 +100,8 @@ class Connected:
     def _drain(self, stream_call: StreamCall) -> None:
         """Wait until earlier calls are done, before memory is given back for this one.
 
-        The driver waits for them, too, but without a deadline: the watcher could not end what hangs
-        there while this thread is in the driver and holds the lock.
+        The driver waits for them, too, but without a deadline: the monitor thread could not end
+        what hangs there while this thread is in the driver and holds the lock.
         """
         self.refuse_capture(stream_call)  # where nothing may be asked for
         self.issuer.synchronize()
@@ -122,8 +122,7 @@ class Connected:
         if len(arguments) + 2 > MOST_ARGUMENTS:  # communicator and stream come behind them
             return None
         source, destination, *settings = (int(argument or 0) for argument in arguments)
-        address, poll, settle = self.backend.function(symbol)
-        function = Function(address, settings, poll, settle)
+        function = self.backend.function(symbol, settings)
         made = CompiledCall(self.issuer, name, signatures[0], function, self.backend.connection)
         return made, (source, destination)
 
@@ -197,7 +196,7 @@ class Connected:
         issuer.close()
 
     def _stop_watching(self) -> None:
-        """End the watcher's thread; DeadlineError where it does not end."""
+        """End the monitor thread; DeadlineError where it does not end."""
         group = self._group
         if not self._monitor_thread.stop(group.timeout_s):
             group.is_in_use = True

@@ -23,7 +23,15 @@ from pathlib import Path
 from gpucoll import config
 
 _PACKAGE = Path(config.__file__).parent
-_COMPILED_FOLDERS = ("kernels/cpu", "transport", "control", "backends/cpu")
+_COMPILED_FOLDERS = (
+    "kernels/cpu",
+    "transport/shared",
+    "memory",
+    "entries",
+    "group/host",
+    "backends/cpu/host",
+    "backends/gpu",
+)
 _FURTHER_SOURCES = ("types.py", "arrays/numpy_struct.py")
 _STAMP = "complete"
 N_ELSEWHERE = 3

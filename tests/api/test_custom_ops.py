@@ -69,7 +69,7 @@ def reductions(comm, count, make):
     ):
         x[...] = inputs[rank]
         out[...] = math.nan
-        for turn in range(2):  # on the compiled road, the second time
+        for turn in range(2):  # through the compiled entry, the second time
             result = call() if turn == 0 or not np.shares_memory(x, out) else out
             if result is x:
                 break

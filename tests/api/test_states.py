@@ -36,7 +36,7 @@ USES = {
 
 @pytest.mark.ranks(2)
 def test_use_after_close(comm):
-    comm.all_reduce(x())  # the compiled road knows it
+    comm.all_reduce(x())  # the compiled entry knows it
     plan = comm.plan_all_reduce(x())
     plan()
     comm.close()
@@ -58,7 +58,7 @@ def message(comm):
 @pytest.mark.ranks(2)
 def test_other_threads_run_while_a_short_call_waits(comm, use):
     """Rank 1 comes only when a thread of rank 0, which waits for it, has told it to."""
-    use(comm)  # the compiled road knows it
+    use(comm)  # the compiled entry knows it
     with comm.duplicate() as other:
         if comm.rank == 1:
             other.barrier()

@@ -1,4 +1,4 @@
-"""What sort of array it is, by a fingerprint: the same sort only where a look would say the same."""
+"""What kind of array it is, by a fingerprint: the same only where a look would say the same."""
 
 from __future__ import annotations
 
@@ -94,6 +94,6 @@ class Bound:
 
 
 def test_arrays_of_another_stream_are_of_another_sort():
-    """For a cached_call keeps what tells the stream of the first one."""
+    """For a cached call keeps what tells the stream of the first one."""
     first = seen(foreign_arrays, Bound(5))
     assert first == seen(foreign_arrays, Bound(5)) != seen(foreign_arrays, Bound(6))

@@ -51,7 +51,7 @@ def allocation(comm, placement):
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_lists(comm, name, counts, dtypes, placement):
-    """Twice: the second call may take the compiled road; in place, too."""
+    """Twice: the second call may take the compiled entry; in place, too."""
     everyone = inputs_of(comm, counts, dtypes)
     expected = [CALLS[name](inputs)[comm.rank] for inputs in everyone]
     memory = allocation(comm, placement)

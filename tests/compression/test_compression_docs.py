@@ -10,7 +10,7 @@ import pytest
 
 import gpucoll
 
-TEXT = (Path(__file__).resolve().parent.parent / "docs" / "compression.md").read_text("utf-8")
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "compression.md").read_text("utf-8")
 CODE = "\n".join(re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL))
 
 

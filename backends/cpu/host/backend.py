@@ -1,4 +1,4 @@
-"""The CPU backend: call blocks for host buffers, and the compiled road of small messages."""
+"""The CPU backend: call blocks for host buffers, and the compiled entries of small calls."""
 
 from __future__ import annotations
 

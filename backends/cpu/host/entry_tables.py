@@ -1,7 +1,8 @@
-"""The compiled road of one collective: NumPy arrays straight into machine code.
+"""The compiled entry of one collective: NumPy arrays straight into machine code.
 
-`entries.collectives.collective_entry` finds the call block by the identity of three Python objects, the
-array's dtype, the op and the root, in a small table. Python fills the table as it meets new ones.
+`gpucoll.entries.collectives.collective_entry` finds the call block by the identity of three Python
+objects, the array's dtype, the op and the root, in a small table. Python fills the table as it
+meets new ones.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class EntryTable:
     group : HostGroup
         Whose calls.
     code : compiled function
-        `collectives.collective_entry` or `message_entry.message_entry`.
+        `collective_entry` or `message_entry`.
     sends : bool
         Whether messages of one array are sent.
 

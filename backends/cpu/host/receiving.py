@@ -93,7 +93,7 @@ def _take_part(context, row, mailbox, number):
     place = data_of(post_at(context, mailbox, number), get(row, SIZE_BYTES))
     copy(context, get(row, ADDRESS) + done, place, part_bytes)
     put(row, DONE_BYTES, done + part_bytes)
-    # First the state: `MessageTable.look` must not take the next post for the beginning of a message.
+    # First the state: `MessageTable.look` must not take the next post for a message's beginning.
     put(row, STATE, DONE if done + part_bytes >= get(row, SIZE_BYTES) else UNDER_WAY)
     advance_tail(context, mailbox, get(row, FOUND_PEER))
 

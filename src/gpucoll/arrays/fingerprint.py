@@ -1,8 +1,9 @@
-"""Arrays of a sort that was looked at before, told by a fingerprint.
+"""What tells one kind of array from another, found faster than by looking at all of it.
 
 A library's `look` says what an array is, in words that every backend understands. Where the same
-sort of array comes again and again, it is enough to know that it is the same sort: a library's own
-``fingerprint(x)`` returns what decides that, as it has it, and the address; None where x is too special.
+kind of array comes again and again, it is enough to know that it is the same kind: a library's own
+``fingerprint(x)`` returns what decides that, as it has it, and the address; None where x is too
+special.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from gpucoll.arrays.library import Library
 from gpucoll.errors import GpucollError
 
 Fingerprint: TypeAlias = tuple[Hashable, int]
-"""What sort of array it is, and where it lies."""
+"""What kind of array it is, and where it lies."""
 
 
 def fingerprint_of(library: Library) -> Callable[[Any], Fingerprint | None]:
-    """Return what fingerprints at a library's arrays, to be read or written."""
+    """Return what takes the fingerprint of a library's arrays, to be read or written."""
     return getattr(library, "fingerprint", None) or partial(_fingerprint, library)
 
 

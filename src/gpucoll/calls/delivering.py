@@ -59,7 +59,7 @@ class Delivering(Calling):
         timeout_s: float | None,
         lasting: Any = None,
     ) -> Any:
-        """Hand requests to the message_queue, who runs them now, in their turn, or with others."""
+        """Hand requests to the queue of messages: run now, in their turn, or with others."""
 
         def checked() -> Any:
             for request in requests:

@@ -58,7 +58,7 @@ class Device(Protocol):
     def addresses(self) -> dict[str, int]:
         """Return where compiled code finds them, and how it enters the device.
 
-        By their names in `gpucoll.backends.gpu.enqueue_entry.DriverTable`.
+        By their names in `gpucoll.backends.gpu.enqueue_words.DriverTable`.
         """
 
     def check(self, code: int, what: str) -> None:

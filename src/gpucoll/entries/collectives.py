@@ -1,4 +1,4 @@
-"""Compiled loops as CPython built-ins: the road of small messages.
+"""Compiled loops as CPython built-ins: the quick way of small calls.
 
 A ctypes call costs over a microsecond and a Numba dispatch of three arrays half of one; a built-in
 whose code reads the arrays itself costs a tenth. Two kinds are made (`gpucoll.kernels.cpu.builtins`

@@ -1,7 +1,7 @@
-"""Sends and receives as CPython built-ins: the road of small messages between two ranks.
+"""Sends and receives as CPython built-ins: the quick way of small messages between two ranks.
 
-As `gpucoll.entries.collectives` for collectives: exact NumPy arrays whose dtype is in the table, and
-plain ints; everything else, errors too, is left to Python by returning ``None``.
+As `gpucoll.entries.collectives` for collectives: exact NumPy arrays whose dtype is in the table,
+and plain ints; everything else, errors too, is left to Python by returning ``None``.
 """
 
 from __future__ import annotations

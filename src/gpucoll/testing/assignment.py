@@ -1,19 +1,11 @@
-"""What the driver of a test and its ranks tell each other.
-
-The functions are called in ranks; the driver only names them. What they stand on is imported there,
-so that pytest's own process loads no Numba.
-"""
+"""What the driver of a test and its ranks tell each other."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-
-if TYPE_CHECKING:
-    from gpucoll.testing.rank import RankLoop
-    from gpucoll.testing.session_setup import SessionSetup
 
 RANK_PLUGIN = "gpucoll-rank"
 """The plugin that a pytest session in a rank has, and no other session."""
@@ -46,21 +38,3 @@ def key_of(item: pytest.Item) -> str:
     """Return what names a test in every process (its nodeid may get additions, as by xdist)."""
     assert item.parent is not None
     return f"{item.parent.nodeid}::{item.name}"
-
-
-def start(loop: RankLoop, setup: SessionSetup) -> None:
-    """Be a pytest session until the driver hangs up."""
-    from gpucoll.testing import session
-
-    session.start(loop, setup)
-
-
-def collect(loop: RankLoop, assignment: Assignment) -> None:
-    """Import the test's file and find the test in it."""
-    loop.session.collect(assignment)
-
-
-def run(loop: RankLoop, assignment: Assignment) -> Outcome:
-    """Run a test that was collected: setup, call and teardown."""
-    outcome: Outcome = loop.session.run(assignment)
-    return outcome

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gpucoll.testing import assignment
+from gpucoll.testing import in_ranks
 from gpucoll.testing.assignment import Assignment, Outcome, key_of
 from gpucoll.testing.merge import RankResults
 from gpucoll.testing.pool import Answer, Pool
@@ -121,7 +121,7 @@ class RankDriver:
     def _start_sessions(self, pool: Pool, places: range) -> None:
         folder = self._basetemp() / "ranks" / secrets.token_hex(4)
         folder.mkdir(mode=0o700, parents=True)
-        pool.start(assignment.start, SessionSetup.of(self._config, folder), only=places)
+        pool.start(in_ranks.start, SessionSetup.of(self._config, folder), only=places)
         for rank, answer in zip(places, pool.collect(START_TIMEOUT_S, places), strict=True):
             if answer != Reply("ready"):
                 text = answer.trace if isinstance(answer, Reply) else str(answer)
@@ -133,10 +133,10 @@ class RankDriver:
         for rank in pool.ranks:
             for recording in (rank.stdout, rank.stderr, rank.trace):
                 recording.clear()
-        pool.start(assignment.collect, asked, only=places)
+        pool.start(in_ranks.collect, asked, only=places)
         answers = pool.collect(START_TIMEOUT_S, places)
         if all(answer == Reply() for answer in answers):
-            pool.start(assignment.run, asked, only=places)
+            pool.start(in_ranks.run, asked, only=places)
             answers = pool.collect(asked.timeout_s, places)
             if not all(isinstance(item, Reply) and item.error is None for item in answers):
                 pool.kill()

@@ -9,15 +9,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import cloudpickle
 
 from gpucoll.testing.rank import TRACE_SIGNAL, Reply, Request
 from gpucoll.testing.recording import Recording
-
-if TYPE_CHECKING:
-    from gpucoll.testing.server import RankServer
 
 CALL_TIMEOUT_S = 60.0
 TRACE_TIMEOUT_S = 2.0
@@ -86,6 +83,16 @@ class RankHandle:
             recording.close()
 
 
+class Parent(Protocol):
+    """The process whose children the ranks are."""
+
+    def exit_code(self, pid: int) -> int:
+        """Wait for a rank's end and return its exit code; TimeoutError where it does not come."""
+
+    def let_go(self, pids: Sequence[int]) -> None:
+        """Give up the process numbers of ranks that have ended."""
+
+
 class Pool:
     """Ranks that are called together.
 
@@ -97,8 +104,8 @@ class Pool:
         Whether a rank has ended, or did not answer: not to be used again.
     """
 
-    def __init__(self, server: RankServer, ranks: Sequence[RankHandle]) -> None:
-        self._server = server
+    def __init__(self, parent: Parent, ranks: Sequence[RankHandle]) -> None:
+        self._parent = parent
         self.ranks = list(ranks)
         self.is_damaged = False
         self._exit_codes: list[int] | None = None
@@ -149,7 +156,7 @@ class Pool:
         self.is_damaged = True
         if self._exit_codes is not None:
             return self._exit_codes[rank]
-        return self._server.exit_code(self.ranks[rank].pid)
+        return self._parent.exit_code(self.ranks[rank].pid)
 
     def kill(self) -> None:
         """End all ranks and what they started."""
@@ -167,11 +174,11 @@ class Pool:
             self.kill()
         pids = [rank.pid for rank in self.ranks]
         try:
-            self._exit_codes = [self._server.exit_code(pid) for pid in pids]
+            self._exit_codes = [self._parent.exit_code(pid) for pid in pids]
         except TimeoutError:
             self.kill()
             raise
-        self._server.let_go(pids)
+        self._parent.let_go(pids)
         return self._exit_codes
 
     def _read(self, rank: RankHandle) -> Answer:
@@ -179,7 +186,7 @@ class Pool:
             reply: Reply = cloudpickle.loads(rank.connection.recv_bytes())
         except (EOFError, ConnectionResetError):
             self.is_damaged = True
-            return Ended(self._server.exit_code(rank.pid))
+            return Ended(self._parent.exit_code(rank.pid))
         return reply
 
     def _give_up(self, silent: list[int], limit_s: float) -> dict[int, Answer]:

@@ -1,4 +1,4 @@
-"""A stream_call in one compiled step: what it calls, with what, and what it says when that fails."""
+"""A call in one compiled step: what it calls, with what, and what it says when that fails."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from gpucoll.backends.gpu.enqueue_entry import IN_PROGRESS, POLLS, DriverTable, Gone, Step
+from gpucoll.backends.gpu.enqueue_entry import driver_table_of, enqueuer
+from gpucoll.backends.gpu.enqueue_words import POLLS, DriverTable, Gone, Step
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.types import Collective, ReduceOp
@@ -17,6 +18,8 @@ STREAM, LEADER, START, END = 0x10, 0x18, 0x20, 0x30
 ADDRESSES = (0x7FFF_1234_5678, 0x7FFF_1234_5678 + 64)
 SETTINGS = (16, 7, 0, 3)
 HANDLE = 0x40
+IN_PROGRESS = 7
+"""What this library says while a thread of its own is about to enqueue the work."""
 
 
 class Recorded:
@@ -92,14 +95,14 @@ FOLLOWING: list[tuple] = [
 
 
 def enqueue(comm, kind, failing, leader=STREAM, states=()):
-    """Return what a stream_call returned, what it called, and whether it was posted."""
+    """Return what a call returned, what it called, and whether it was posted."""
     calls = EnqueuedCalls(comm._group)
     block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
     block.set_arrays((16,), 0, 0)
     calls.poster(block)
     recorded: Any = Recorded(kind, failing, states)
-    driver_table, before = calls.driver_table(recorded), calls.sequence
-    go, _words = calls.enqueuer(driver_table, block, recorded.library, SETTINGS, recorded.poll)
+    table, before = driver_table_of(recorded), calls.sequence
+    go, _words = enqueuer(table, block, recorded.library, SETTINGS, recorded.poll, IN_PROGRESS)
     result = go(*ADDRESSES, HANDLE, STREAM, leader, START, END)
     return result, recorded.calls, calls.sequence - before
 
@@ -175,15 +178,15 @@ def depart_when_gone(comm):
     block.set_arrays((16,), 0, 0)
     calls.poster(block)
     recorded: Any = Recorded("cuda", None)
-    driver_table = calls.driver_table(recorded)
-    go, _words = calls.enqueuer(driver_table, block, recorded.library, SETTINGS, recorded.poll)
-    places = [int(driver_table[DriverTable.PLACE])]
+    table = driver_table_of(recorded)
+    go, _words = enqueuer(table, block, recorded.library, SETTINGS, recorded.poll, IN_PROGRESS)
+    places = [int(table[DriverTable.PLACE])]
     go(*ADDRESSES, HANDLE, STREAM, STREAM, START, END)
-    places.append(int(driver_table[DriverTable.PLACE]))
-    driver_table[DriverTable.GONE] = Gone.YES
+    places.append(int(table[DriverTable.PLACE]))
+    table[DriverTable.GONE] = Gone.YES
     del recorded.calls[:]
     result = go(*ADDRESSES, HANDLE, STREAM, STREAM, START, END)
-    places.append(int(driver_table[DriverTable.PLACE]))
+    places.append(int(table[DriverTable.PLACE]))
     return result >> 32, recorded.calls, places
 
 

@@ -104,7 +104,7 @@ def never_meet(rank):
 
 
 def test_a_mismatch_while_the_library_connects_the_ranks(gpus):
-    """The library waits for the other rank inside the call: whose lock keeps the watcher out."""
+    """The library waits for the other rank inside the call: whose lock keeps the monitor out."""
     for error in errors(gpus.replies(2, never_meet)):
         assert isinstance(error, MismatchError), error
         assert "all_to_all" in str(error)

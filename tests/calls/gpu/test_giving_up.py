@@ -291,9 +291,9 @@ def test_nothing_is_left_of_communicators_that_failed(gpus):
     gpus.call_ranks(2, fail_many_times)
 
 
-def _idle_thread(watcher):
-    until(lambda: watcher._pause_s is None)
-    return watcher._thread
+def _idle_thread(monitor_thread):
+    until(lambda: monitor_thread._pause_s is None)
+    return monitor_thread._thread
 
 
 def forget_one_that_is_idle(rank):
@@ -307,7 +307,7 @@ def forget_one_that_is_idle(rank):
     return thread.is_alive()
 
 
-def test_the_watcher_of_a_forgotten_communicator_ends(rank_server, gpus):
+def test_the_monitor_thread_of_a_forgotten_communicator_ends(rank_server, gpus):
     with rank_server.fork(1) as pool:  # what it leaves goes with the process
         arguments = gpus.double, forget_one_that_is_idle, ()
         assert pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables) == [False]

@@ -108,7 +108,7 @@ def test_no_close_while_another_thread_calls(gpus):
 
 
 def hang_up(comm, kit, goes_on):
-    """Let the watcher hang as in the driver, with the lock, at its next look; return its thread."""
+    """Let the monitor thread hang as in the driver, with the lock, at its next look; return it."""
     connected, hangs = comm._gpu._connected, threading.Event()
     thread, device = connected._monitor_thread._thread, connected.device
     query = device.query_event
@@ -168,7 +168,7 @@ def forget(rank):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             del comm, x
-            # The watcher may have it at this moment.
+            # The monitor thread may have it at this moment.
             until(lambda: gc.collect() >= 0 and len(abandoned._left) == 1)
         in_between = control.communicators, control.calls("ncclCommAbort") - aborts
         was_alive = alive() is not None

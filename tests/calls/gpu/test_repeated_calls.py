@@ -6,13 +6,15 @@ import gc
 import os
 import threading
 import weakref
+from functools import partial
 
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import EVERYWHERE, REPLAYED
 from tests.faults.test_ends import until
 
-from gpucoll.backends.gpu.enqueue_entry import IN_PROGRESS, POLLS, Step
+from gpucoll.backends.gpu.enqueue_words import POLLS, Step
+from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -36,20 +38,20 @@ class Counted:
     """How many calls of kinds that are learnt from now on went in one compiled step."""
 
     def __init__(self, comm):
-        calls = comm._gpu._connected.issuer.calls
-        self._whole, self._departer = 0, calls.enqueuer
-        calls.enqueuer = self._counting
+        connected = comm._gpu._connected
+        self._whole, self._make = 0, connected.compiled_call
+        connected.compiled_call = self._counting
 
     def _counting(self, *given):
-        enqueue, keep = self._departer(*given)
+        if (made := self._make(*given)) is not None:
+            made[0]._enqueue = partial(self._count, made[0]._enqueue)
+        return made
 
-        def call(*arguments):
-            result = enqueue(*arguments)
-            # In progress: it was enqueued, and only takes long to come onto its stream.
-            self._whole += result in (0, (Step.CALL << 32) | IN_PROGRESS)
-            return result
-
-        return call, keep
+    def _count(self, enqueue, *arguments):
+        result = enqueue(*arguments)
+        # In progress: it was enqueued, and only takes long to come onto its stream.
+        self._whole += result in (0, (Step.CALL << 32) | IN_PROGRESS)
+        return result
 
     def take(self):
         """Return it, and begin again."""
@@ -58,7 +60,7 @@ class Counted:
 
 
 def warm(comm, kit, times=8):
-    """Make the events and the cached_call of an all_reduce that many calls at once need."""
+    """Make the events and the cached call of an all_reduce that many calls at once need."""
     comm.all_reduce(full(kit, 0, 3, "int32"), "max")  # connects
     counted, x = Counted(comm), full(kit, 0)
     for _ in range(times):

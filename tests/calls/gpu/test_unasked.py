@@ -85,7 +85,7 @@ def test_under_the_launcher(gpus, tmp_path, fails):
     from pathlib import Path
 
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2]), fails=fails))
+    program.write_text(PROGRAM.format(root=str(Path(__file__).parents[3]), fails=fails))
     variables = {**os.environ, **gpus.variables, **gpus.double.search_path}
     variables["PYTHONPATH"] = os.pathsep.join(sys.path)
     variables["GPUCOLL_GRACE_S"] = "0.5"

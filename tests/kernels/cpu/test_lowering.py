@@ -154,7 +154,7 @@ def test_every_pair_is_known_to_the_kernels():
 LOOPS = (
     ("gpucoll.backends.cpu.host.reductions", "reduction_loop"),
     ("gpucoll.backends.cpu.host.movements", "movement_loop"),
-    ("gpucoll.group.host.exchange", "exchange_loop"),
+    ("gpucoll.group.host.channel", "exchange_loop"),
     ("gpucoll.transport.shared.flags", "wait_long"),
     ("gpucoll.entries.collectives", "collective_entry"),
     ("gpucoll.entries.collectives", "prepared_call"),

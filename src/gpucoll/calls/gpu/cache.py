@@ -2,10 +2,10 @@
 
 A training step makes the same few kinds of call again and again: collective, op, root, dtype,
 shape, device. The first of a kind goes the long way, with all its checks and errors, and leaves a
-`CachedCall` where it came down to one function of the library's. The next one only fingerprints at its
-arrays; whatever is not exactly as it was then goes the long way again. Nothing ever has to be
-forgotten: a cached_call holds no array's address and no stream, and the communicator's state is looked
-at each time.
+`CachedCall` where it came down to one function of the library's. The next one only takes the
+fingerprint of its arrays; whatever is not exactly as it was then goes the long way again. Nothing
+ever has to be forgotten: a cached call holds no array's address and no stream, and the
+communicator's state is looked at each time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class CachedCall(NamedTuple):
 
 
 class CachedCalls:
-    """The call_cache for arrays of one type.
+    """The cached calls of arrays of one type.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class CachedCalls:
     def learn(
         self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
     ) -> None:
-        """Keep a cached_call of a call that has gone the long way, if there can be one."""
+        """Keep a call that has gone the long way, if there can be one."""
         found = self._look(collective, x, given)
         if found is None or found[0] in self._kept:
             return
@@ -177,12 +177,12 @@ def _has_counts(given: dict[str, Any]) -> bool:
 
 
 class CallCache(dict[type, CachedCalls]):
-    """The call_cache of a communicator's calls, by the type of the array that is read."""
+    """A communicator's cached calls, by the type of the array that is read."""
 
     def learn(
         self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
     ) -> None:
-        """Keep a cached_call of a call that has gone the long way, if there can be one."""
+        """Keep a call that has gone the long way, if there can be one."""
         request, library = made.request, made.template.library
         if (
             request.source is None

@@ -190,7 +190,7 @@ class GpuCalls(GpuConnection):
     ) -> Any:
         """Make a call of a kind that was made before; None: nothing was done, it is for `call`.
 
-        `cached_calls` is the one in `call_cache` for arrays of x's type; the call is for its current stream.
+        `cached_calls` are those of arrays of x's type; the call is for its current stream.
         """
         if self.grouped is not None:
             return None

@@ -1,39 +1,159 @@
-"""Calls on GPU arrays beside the work: what each rank enqueues is compared, without waiting.
+"""Calls on GPU arrays beside the work: posted in a fraction of a microsecond, compared later.
 
-The caller posts a record (`enqueued_entry`) in a fraction of a microsecond. Somebody else, a thread
-or who asks for certainty, compares later.
+A call that is enqueued on a stream cannot wait for the other ranks. It writes its record, with the
+{sequence, digest} word last, into this rank's ring and goes on. Somebody else, a thread or who asks
+for certainty, looks how far all ranks have posted the same (`compare_calls`); a rank's ring is full
+when the slowest one has not compared its oldest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
+from numba import types
 
-from gpucoll.backends.gpu.enqueue_entry import (
-    DRIVER_TABLE_WORDS,
-    ENQUEUE_BLOCK_WORDS,
-    SETTINGS_AT,
-    DriverTable,
-    EnqueueBlock,
-    enqueue_call,
-)
-from gpucoll.devices import Device
+from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.diagnosis import difference
-from gpucoll.group.host.enqueued_records import compare_calls, post_call
 from gpucoll.group.host.group import HostGroup
-from gpucoll.kernels.cpu.builtins import METH_FASTCALL, METH_NOARGS, builtin, capsule
+from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import (
+    exchange32,
+    exchange64,
+    get,
+    load32_acquire,
+    load64,
+    load64_acquire,
+    put,
+)
+from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import ENQUEUED_FAILED
-from gpucoll.transport.shared.words import Call, Context, Status
+from gpucoll.transport.shared.flags import behind, is_aborted
+from gpucoll.transport.shared.layout import Record
+from gpucoll.transport.shared.steps import DIGEST, RANK, WORLD_SIZE, fill_record
+from gpucoll.transport.shared.words import Call, Context, State, Status
 
-Words: TypeAlias = npt.NDArray[np.int64]
-"""What compiled code reads by address."""
+__all__ = ["SEQUENCE", "EnqueuedCalls", "compare_calls", "post", "post_call"]
 
 SEQUENCE = int(Context.ENQUEUED_SEQUENCE)
 """Place in `EnqueuedCalls.words` of the number of the last call that this rank posted."""
+
+_LINE, _RECORD_BYTES, _COMPARED = layout.LINE_BYTES, layout.RECORD_BYTES, layout.ENQUEUED_COMPARED
+_OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
+_NOT_RUN, _MORE = int(Status.NOT_RUN), int(Status.MORE)
+_STATE, _NEEDS_PYTHON = int(Context.STATE), int(State.NEEDS_PYTHON)
+_LINES, _RECORDS, _COUNT = (
+    int(Context.ENQUEUED_LINES),
+    int(Context.ENQUEUED),
+    int(Context.ENQUEUED_COUNT),
+)
+_SEQUENCE, _SEEN, _LATE = (
+    int(Context.ENQUEUED_SEQUENCE),
+    int(Context.ENQUEUED_SEEN),
+    int(Context.ENQUEUED_LATE),
+)
+_CONTEXT, _CALL_SENT, _CALL_RECEIVED = int(Call.CONTEXT), int(Call.SENT), int(Call.RECEIVED)
+_HEADER, _SENT, _RECEIVED = int(Record.HEADER), int(Record.SENT), int(Record.RECEIVED)
+_i64 = types.int64
+
+
+@inline
+def _record_of(context, rank, sequence):
+    """Return the address of a rank's record of the call numbered `sequence`."""
+    count = get(context, _COUNT)
+    return get(context, _RECORDS) + (rank * count + (sequence & (count - 1))) * _RECORD_BYTES
+
+
+@inline
+def _line_of(context, rank):
+    """Return the address of the word that says how far a rank has compared."""
+    return get(context, _LINES) + rank * _LINE + _COMPARED
+
+
+@inline
+def _is_full(context, sequence):
+    """Return whether some rank has not compared the call whose record would be overwritten."""
+    oldest = sequence - get(context, _COUNT)
+    if not behind(get(context, _SEEN), oldest):
+        return False
+    seen = sequence
+    for rank in range(get(context, WORLD_SIZE)):
+        compared = np.int64(load32_acquire(_line_of(context, rank)))
+        if behind(compared, seen):
+            seen = compared
+    put(context, _SEEN, seen)
+    return behind(seen, oldest)
+
+
+@inline
+def post(context, call):
+    """Write the record of a call; return a `Status` as `post_call` does."""
+    if get(context, _STATE) == _NEEDS_PYTHON:
+        return _NOT_RUN
+    if is_aborted(context):
+        return _EVENT
+    sequence = np.int64(np.int32(get(context, _SEQUENCE) + 1))
+    if _is_full(context, sequence):
+        return _MORE
+    record = _record_of(context, get(context, RANK), sequence)
+    fill_record(record, call, sequence)
+    put(record, _SENT, get(call, _CALL_SENT))
+    put(record, _RECEIVED, get(call, _CALL_RECEIVED))
+    exchange64(record + 8 * _HEADER, (get(call, DIGEST) << 32) | (sequence & 0xFFFFFFFF))
+    put(context, _SEQUENCE, sequence)
+    return _OK
+
+
+@compiled(_i64(_i64, _i64))
+def post_call(self, _):
+    """Built-in without arguments; `self` is a capsule of a call block. Returns a `Status`.
+
+    NOT_RUN: closed, forked or to be recovered; EVENT: aborted; MORE: the ring is full.
+    """
+    call = capsule_pointer(self, 0)
+    return new_integer(post(get(call, _CONTEXT), call))
+
+
+@inline
+def _compare_one(context, sequence):
+    """Compare all ranks' records of one call: OK, MISMATCH, or MORE where one is not there yet."""
+    me = get(context, RANK)
+    mine = load64(_record_of(context, me, sequence) + 8 * _HEADER)
+    sent = received = np.int64(0)
+    status = _OK
+    for rank in range(get(context, WORLD_SIZE)):
+        record = _record_of(context, rank, sequence)
+        header = load64_acquire(record + 8 * _HEADER)
+        sent += get(record, _SENT)
+        received += get(record, _RECEIVED)
+        if header == mine:
+            continue
+        if np.int32(header) != np.int32(mine):
+            put(context, _LATE, rank)
+            return _MORE
+        status = _MISMATCH  # go on: the error names every odd rank, so all must have come
+    return _MISMATCH if sent != received else status
+
+
+@compiled(_i64(_i64))
+def compare_calls(context):
+    """Go on comparing as far as all ranks have posted; return a `Status`. For Python.
+
+    OK: all that this rank has posted is the same everywhere; MORE: so far, but a rank has not come
+    (`Context.ENQUEUED_LATE`); MISMATCH: the call after the last one compared differs.
+    """
+    line = _line_of(context, get(context, RANK))
+    compared, posted = np.int64(load32_acquire(line)), get(context, _SEQUENCE)
+    status = _OK
+    put(context, _LATE, -1)
+    while status == _OK and behind(compared, posted):
+        sequence = np.int64(np.int32(compared + 1))
+        status = _compare_one(context, sequence)
+        if status == _OK:
+            compared = sequence
+    exchange32(line, np.int32(compared))
+    return status
 
 
 class EnqueuedCalls:
@@ -78,52 +198,6 @@ class EnqueuedCalls:
         )
         return post
 
-    def driver_table(self, device: Device) -> Words:
-        """Return the driver_table of this GPU: what `enqueuer` needs to know of its driver."""
-        words = np.zeros(DRIVER_TABLE_WORDS, np.int64)
-        for place, address in device.addresses().items():
-            words[DriverTable[place]] = address
-        return words
-
-    def enqueuer(
-        self,
-        driver_table: Words,
-        block: CallBlock,
-        function: int,
-        settings: Sequence[int],
-        poll: int,
-    ) -> tuple[Callable[..., int], Words]:
-        """Return the built-in that posts a call and enqueues it, and the words it stands on.
-
-        See `enqueue_entry`. One thread at a time may be on the driver_table. The caller keeps the block,
-        and the words.
-
-        Parameters
-        ----------
-        driver_table : array
-            Of `driver_table`.
-        block : CallBlock
-            What is posted; made for this ring by `poster`.
-        function : int
-            Address of the library's function.
-        settings : sequence of int
-            Its arguments between the two addresses and the communicator.
-        poll : int
-            Address of the library's function that says of a communicator whether it is busy.
-        """
-        words = np.zeros(ENQUEUE_BLOCK_WORDS, np.int64)
-        words[EnqueueBlock.DRIVER_TABLE] = driver_table.ctypes.data
-        words[EnqueueBlock.CALL] = block.words.ctypes.data
-        words[EnqueueBlock.FUNCTION] = function
-        words[EnqueueBlock.POLL] = poll
-        words[EnqueueBlock.N_SETTINGS] = len(settings)
-        first = EnqueueBlock.ARGUMENTS + SETTINGS_AT
-        words[first : first + len(settings)] = settings
-        enqueue: Callable[..., int] = builtin(
-            enqueue_call.address, METH_FASTCALL, capsule(words.ctypes.data)
-        )
-        return enqueue, words
-
     def compare(self) -> Status:
         """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""
         return Status(compare_calls.ctypes(self._context.ctypes.data))
@@ -137,7 +211,7 @@ class EnqueuedCalls:
 
     def say_failed(self) -> None:
         """Tell the ranks that wait for this one's GPU that it will not come."""
-        self._group.members.enqueued_line(self._group.rank)[ENQUEUED_FAILED // 8] += 1
+        self._group.members.enqueued_line(self._group.rank)[layout.ENQUEUED_FAILED // 8] += 1
 
     def failed_ranks(self) -> list[int]:
         """Return the ranks that said so."""
@@ -145,5 +219,5 @@ class EnqueuedCalls:
         return [
             rank
             for rank in range(members.world_size)
-            if members.enqueued_line(rank)[ENQUEUED_FAILED // 8]
+            if members.enqueued_line(rank)[layout.ENQUEUED_FAILED // 8]
         ]
