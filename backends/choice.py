@@ -10,6 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from gpucoll.wording import list_ranks
+
 VENDOR_BACKENDS = {"cuda": "nccl", "rocm": "rccl"}
 """Kind of GPU, as in a Buffer's ``device`` -> the backend over its vendor's library."""
 KINDS = {backend: kind for kind, backend in VENDOR_BACKENDS.items()}
@@ -98,9 +100,11 @@ def _for_gpus(seen: Sequence[Seen]) -> Pick:
         if len(without) == len(seen):
             return Pick("", f"no GPU: {reason}")
         remedy = "start ranks only where there are GPUs, or copy to the host"
-        return Pick("", f"no GPU on {_ranks(without)}: {reason}; {remedy}")
+        return Pick("", f"no GPU on {list_ranks(without)}: {reason}; {remedy}")
     if len(by_kind) > 1:
-        kinds = ", ".join(f"{kind} on {_ranks(ranks)}" for kind, ranks in sorted(by_kind.items()))
+        kinds = ", ".join(
+            f"{kind} on {list_ranks(ranks)}" for kind, ranks in sorted(by_kind.items())
+        )
         return Pick(
             "",
             f"GPUs of different vendors ({kinds}): no vendor's library moves arrays between "
@@ -126,7 +130,7 @@ def obstacle(backend: str, found: Sequence[Found]) -> str:
         by_problem[item.problem].append(rank)
     by_problem.pop("", None)
     if by_problem:
-        return "; ".join(f"{_ranks(ranks)}: {problem}" for problem, ranks in by_problem.items())
+        return "; ".join(f"{list_ranks(ranks)}: {problem}" for problem, ranks in by_problem.items())
     by_version: dict[tuple[int, ...], list[int]] = defaultdict(list)
     by_gpu: dict[str, list[int]] = defaultdict(list)
     for rank, item in enumerate(found):
@@ -134,7 +138,7 @@ def obstacle(backend: str, found: Sequence[Found]) -> str:
         by_gpu[item.uuid].append(rank)
     if len(by_version) > 1:
         versions = ", ".join(
-            f"{spelled(version)} on {_ranks(ranks)}" for version, ranks in by_version.items()
+            f"{spelled(version)} on {list_ranks(ranks)}" for version, ranks in by_version.items()
         )
         return f"the ranks have different versions of {name} ({versions}): install one everywhere"
     shared = {uuid: ranks for uuid, ranks in by_gpu.items() if len(ranks) > 1}
@@ -142,7 +146,7 @@ def obstacle(backend: str, found: Sequence[Found]) -> str:
         return ""
     uuid, ranks = next(iter(shared.items()))
     return (
-        f"{_ranks(ranks)} share one GPU ({found[ranks[0]].name}, {uuid}), which {name} "
+        f"{list_ranks(ranks)} share one GPU ({found[ranks[0]].name}, {uuid}), which {name} "
         f"{spelled(found[0].version)} refuses: start one rank per GPU"
         + _sharing_hint(backend, found[0].version)
     )
@@ -159,7 +163,3 @@ def _sharing_hint(backend: str, version: tuple[int, ...]) -> str:
 def spelled(version: Iterable[int]) -> str:
     """Return a version as people write it."""
     return ".".join(map(str, version))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

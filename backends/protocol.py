@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -125,13 +126,80 @@ class PreparedCall(Protocol):
         """Do it; raise what went wrong."""
 
 
-class Backend(Protocol):
+class HostMessages(Protocol):
+    """Moves messages of host buffers between two ranks.
+
+    Attributes
+    ----------
+    send, receive : callable
+        The compiled entries ``(x, peer, tag)`` -> x, or None: not that way.
+    """
+
+    send: Callable[..., Any]
+    receive: Callable[..., Any]
+
+    @property
+    def timeout_s(self) -> float:
+        """The default deadline, in seconds."""
+
+    def learn(self, kind: Kind, dtype: Any, name: str) -> None:
+        """Make a compiled entry serve arrays of this dtype from now on."""
+
+    def run(
+        self,
+        requests: Sequence[MessageRequest],
+        on_done: Callable[[MessageRequest], None],
+        more: Callable[[], Sequence[MessageRequest]] | None,
+        due: Callable[[], tuple[int, float | None]],
+    ) -> None:
+        """Do all of them at once; return when the last is done.
+
+        Parameters
+        ----------
+        requests : sequence of MessageRequest
+            In the order in which they were made.
+        on_done : callable
+            Called for each when it is done, with what was found filled in.
+        more : callable, optional
+            Returns requests that have been added meanwhile. Without it nothing is reported before
+            all are done.
+        due : callable
+            Returns since when (``time.monotonic_ns``) and how long, in seconds, the request whose
+            deadline comes first may wait; None: the communicator's default.
+        """
+
+    def resume(self, requests: Sequence[MessageRequest]) -> None:
+        """Go on with requests that a compiled entry has begun, and left to Python."""
+
+    def look(self, request: MessageRequest) -> bool:
+        """Probe without waiting; return whether there is such a message, and fill it in."""
+
+    def ring_own_bell(self) -> None:
+        """Make a `run` that goes on ask for more."""
+
+    def unreceived(self) -> list[tuple[int, int]]:
+        """Return sender and tag of messages that came and that nobody has received."""
+
+    def undelivered(self) -> list[tuple[int, int]]:
+        """Return receiver and tag of messages that lie with ranks which have closed."""
+
+
+class HostBackend(Protocol):
     """Moves host buffers between the ranks of a group.
 
-    What moves GPU buffers enqueues and returns, and is watched from beside: `gpucoll.backends.gpu`.
+    The compiled entries are quick ways that a backend may leave out: one that serves nothing
+    returns None from every call.
     """
 
     name: str
+
+    @property
+    def messages(self) -> HostMessages:
+        """What moves messages."""
+
+    @property
+    def last_status(self) -> int:
+        """The `Status` with which a compiled entry has left a call to Python."""
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
@@ -148,5 +216,8 @@ class Backend(Protocol):
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in memory that the backend can use without a copy."""
 
-    def describe(self) -> dict[str, str]:
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        """Return a context in which every new NumPy array is like one of `empty`."""
+
+    def describe(self) -> Mapping[str, str]:
         """Return what is worth knowing: name -> sentence."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from gpucoll import config, init
 from gpucoll.api import communicator
@@ -58,7 +58,7 @@ class Seat:
         place = {"rank": self.rank, "world_size": self.world_size, **options}
         made = init(**place, timeout_s=timeout_s if meet_s is None else meet_s)
         made._group.timeout_s = timeout_s
-        made._group._set_timeout(timeout_s)
+        cast(Any, made._group)._set_timeout(timeout_s)
         return made
 
 

@@ -18,10 +18,8 @@ from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.devices import Device
 from gpucoll.errors import BackendError, DeadlineError, GpucollError
-from gpucoll.group.host import diagnosis
-from gpucoll.group.host.enqueued import EnqueuedCalls
-from gpucoll.group.host.group import HostGroup
-from gpucoll.transport.shared.layout import EVENT_ABORT, Abort
+from gpucoll.group.protocol import EnqueuedCalls, Group
+from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
 
 LOST_AFTER_S = 0.03
@@ -38,7 +36,7 @@ class Monitor:
 
     Parameters
     ----------
-    group : HostGroup
+    group : Group
         The ranks.
     calls : EnqueuedCalls
         Where calls are posted and compared.
@@ -52,7 +50,7 @@ class Monitor:
 
     def __init__(
         self,
-        group: HostGroup,
+        group: Group,
         calls: EnqueuedCalls,
         device: Device,
         failure_of_library: Callable[[], GpucollError | None],
@@ -130,7 +128,7 @@ class Monitor:
 
     def _look_for_failures(self) -> None:
         group = self.group
-        if group.members.event_words()[EVENT_ABORT // 8]:
+        if group.is_aborted:
             self._note_abort()
             return
         status = self.calls.compare()
@@ -146,10 +144,10 @@ class Monitor:
         if now_s - self._looked_for_peers_s < _LOOK_FOR_PEERS_S:
             return
         self._looked_for_peers_s = now_s
-        members = self.group.members
+        group = self.group
         late = self.calls.late_rank if is_late else -1
-        ended = [rank for rank in members.ended_ranks() if not members.has_closed(rank)]
-        gone = {*ended, late} if late >= 0 and members.has_closed(late) else {*ended}
+        ended = [rank for rank in group.ended_ranks() if not group.has_closed(rank)]
+        gone = {*ended, late} if late >= 0 and group.has_closed(late) else {*ended}
         for rank in gone:
             if now_s - self._gone_since.setdefault(rank, now_s) > LOST_AFTER_S:
                 self.give_up(Abort.ENQUEUED_LOST, rank, self._oldest_sequence())
@@ -242,8 +240,7 @@ class Monitor:
     ) -> None:
         """Keep why the communicator is broken, and end what hangs on this GPU."""
         own = error if isinstance(error, GpucollError) else None
-        word = int(self.group.members.event_words()[EVENT_ABORT // 8])
-        self.failure = self.group.fail(own or diagnosis.abort_error(self.group, word, waited_s))
+        self.failure = self.group.fail(own or self.group.abort_error(waited_s))
         self.failed_at_s = time.monotonic()
         self.driver_table[DriverTable.GONE] = Gone.YES
         self._abort_library()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 from gpucoll.backends.protocol import Request
-from gpucoll.group.host.enqueued import EnqueuedCalls
+from gpucoll.group.protocol import EnqueuedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
 from gpucoll.types import Collective, digest_of

@@ -18,14 +18,12 @@ from gpucoll.backends.nccl import finding
 from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.devices import device_count, open_device
 from gpucoll.errors import BackendUnavailableError, DeadlineError
-from gpucoll.group.host import diagnosis
-from gpucoll.group.host.channel import ControlChannel
-from gpucoll.group.host.enqueued import EnqueuedCalls
-from gpucoll.group.host.group import HostGroup
+from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 from gpucoll.topology.default_gpu import default_number
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import Collective
+from gpucoll.wording import list_ranks
 
 _ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
 _LOOK_FOR_PEERS_S = 0.02
@@ -54,8 +52,8 @@ def look(backend: str, number: int | None, rank: int) -> Found:
 
 
 def connect(
-    group: HostGroup,
-    channel: ControlChannel,
+    group: Group,
+    channel: Channel,
     calls: EnqueuedCalls,
     backend: str,
     number: int | None,
@@ -110,7 +108,7 @@ def connect(
 
 
 def agree(
-    channel: ControlChannel,
+    channel: Channel,
     backend: str,
     connection: NcclCommunicator | None,
     error: str,
@@ -138,7 +136,7 @@ _HEARD = "another rank failed"
 
 
 def watch_of(
-    group: HostGroup, calls: EnqueuedCalls, doing: str, timeout_s: float | None
+    group: Group, calls: EnqueuedCalls, doing: str, timeout_s: float | None
 ) -> Callable[[], None]:
     """Return what looks, while the library is busy, whether to go on waiting for it."""
     limit_s = group.timeout_s if timeout_s is None else timeout_s
@@ -150,11 +148,11 @@ def watch_of(
             group.abort(Abort.ENQUEUED_MISMATCH, group.rank, calls.compared + 1)
         group.raise_if_aborted()
         if failed := calls.failed_ranks():
-            raise BackendUnavailableError(f"{_HEARD} ({diagnosis.list_ranks(failed)})")
+            raise BackendUnavailableError(f"{_HEARD} ({list_ranks(failed)})")
         now_s = time.monotonic()
         if now_s - looked_s > _LOOK_FOR_PEERS_S:
             looked_s = now_s
-            if gone := group.members.gone_ranks():
+            if gone := group.gone_ranks():
                 group.break_with(Abort.LOST, gone[0])
         if now_s - begun_s > limit_s:
             group.abort(Abort.DEADLINE)
@@ -169,7 +167,7 @@ def watch_of(
 
 
 def _exchange(
-    channel: ControlChannel, mine: dict[str, Any], timeout_s: float | None
+    channel: Channel, mine: dict[str, Any], timeout_s: float | None
 ) -> list[dict[str, Any]]:
     data = json.dumps(mine).encode()
     everyone = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)

@@ -11,20 +11,19 @@ from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.monitor_thread import MonitorThread
 from gpucoll.backends.gpu.signature import Signature, Signatures
-from gpucoll.backends.nccl import bootstrap
+from gpucoll.backends.nccl import bootstrap, windows
 from gpucoll.backends.nccl.abandoned import GpuResources, end_all, watch_over
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.backends.nccl.launch import Launch, Place
+from gpucoll.backends.nccl.memory import Memory, Registration
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.errors import (
     ArgumentError,
     BackendUnavailableError,
     DeadlineError,
 )
-from gpucoll.group.host.channel import ControlChannel
-from gpucoll.group.host.enqueued import EnqueuedCalls
-from gpucoll.group.host.group import HostGroup
+from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 
 GIVING_UP_S = 5.0
 """How long giving up waits for a thread that is in the driver or in the vendor's library."""
@@ -35,7 +34,7 @@ class Connected:
 
     Parameters
     ----------
-    group : HostGroup
+    group : Group
         The ranks.
     calls : EnqueuedCalls
         Where calls are posted and compared.
@@ -46,7 +45,7 @@ class Connected:
     """
 
     def __init__(
-        self, group: HostGroup, calls: EnqueuedCalls, connection: NcclCommunicator, exits: bool
+        self, group: Group, calls: EnqueuedCalls, connection: NcclCommunicator, exits: bool
     ) -> None:
         self._group = group
         self._calls = calls
@@ -161,8 +160,27 @@ class Connected:
                 )
             self.backend.connection.is_in_graphs = True
 
+    def allocate(self, size_bytes: int) -> Memory:
+        """Return memory that the library knows on this rank."""
+        registrations = self.backend.registrations
+        registrations.collect(self.issuer.lock)
+        with self.issuer.lock, self.device:
+            return registrations.allocate(size_bytes)
+
+    def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
+        """Return this rank's part of a symmetric window; every rank calls it."""
+        return windows.allocate(self.backend, self.issuer, channel, size_bytes, timeout_s)
+
+    def register(self, address: int, size_bytes: int) -> Registration | None:
+        """Make the library know memory; None where it has no use for that."""
+        return self.backend.registrations.register(address, size_bytes)
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing: name -> sentence."""
+        return self.backend.describe()
+
     def split(
-        self, channel: ControlChannel, color: int | None, key: int, timeout_s: float | None
+        self, channel: Channel, color: int | None, key: int, timeout_s: float | None
     ) -> NcclCommunicator | None:
         """Divide the library's communicator; every rank calls it, after its calls are done."""
         self.issuer.synchronize()
@@ -224,3 +242,23 @@ class Connected:
             self._resources.end()
         finally:
             self.issuer.lock.release()
+
+
+def connect(
+    group: Group,
+    channel: Channel,
+    calls: EnqueuedCalls,
+    name: str,
+    number: int | None,
+    timeout_s: float | None,
+    *,
+    exits: bool,
+) -> Connected:
+    """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
+    made = bootstrap.connect(group, channel, calls, name, number, timeout_s)
+    return Connected(group, calls, made, exits)
+
+
+def adopt(group: Group, calls: EnqueuedCalls, made: NcclCommunicator, *, exits: bool) -> Connected:
+    """Take over what `Connected.split` of the communicator before returned."""
+    return Connected(group, calls, made, exits)

@@ -19,7 +19,7 @@ from gpucoll.backends.nccl import bootstrap
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.memory import Memory
 from gpucoll.errors import BackendError, MismatchError
-from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.protocol import Channel
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.types import Collective
 
@@ -29,7 +29,7 @@ __all__ = ["allocate"]
 def allocate(
     backend: NcclBackend,
     issuer: Issuer,
-    channel: ControlChannel,
+    channel: Channel,
     size_bytes: int,
     timeout_s: float | None,
 ) -> Memory:
@@ -73,9 +73,7 @@ def allocate(
     return memory
 
 
-def _dead_on_all(
-    channel: ControlChannel, mine: list[int], timeout_s: float | None
-) -> frozenset[int]:
+def _dead_on_all(channel: Channel, mine: list[int], timeout_s: float | None) -> frozenset[int]:
     """Return the windows that no rank has any use for."""
     data = json.dumps(mine).encode()
     parts = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
@@ -83,7 +81,7 @@ def _dead_on_all(
 
 
 def _agree(
-    channel: ControlChannel,
+    channel: Channel,
     size_bytes: int,
     problem: str,
     has_windows: bool,

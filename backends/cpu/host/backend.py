@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,14 @@ from gpucoll.group.host.group import HostGroup
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Path
 from gpucoll.types import Collective, ReduceOp
+
+PROMISES = {
+    "same bits on every rank": "yes: ranks are combined in order 0..P-1",
+    "same bits run after run": "yes",
+    "same bits whatever size, chunks and placement": "yes",
+    "half types": "accumulated in float32, rounded once",
+}
+"""What this backend promises (SEMANTICS, rounding and reproducibility)."""
 
 
 class CpuCall:
@@ -80,6 +89,15 @@ class CpuBackend:
         except ValueError as error:  # more dimensions than NumPy has, or bytes than there are
             raise ArgumentError(f"empty: shape {shape} cannot be: {error}") from None
 
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        """Return a context in which every new NumPy array is like one of `empty`."""
+        return self._group.members.arena.shared_arrays()
+
+    @property
+    def last_status(self) -> int:
+        """The `Status` with which a compiled entry has left a call to Python."""
+        return self._group.last_status
+
     def last_path(self) -> Path:
         """Return which way this rank's last call took."""
         return Path(int(self._group.path))
@@ -94,6 +112,9 @@ class CpuBackend:
             f"{tuning.single_copy_min_bytes} bytes",
             "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",
+            "prefetch": f"{tuning.prefetch_bytes} bytes ahead",
+            "last call on this rank": self.last_path().spelled,
+            **PROMISES,
         }
 
 

@@ -17,7 +17,6 @@ from gpucoll.entries import collectives, lists
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.words import Call
 
 SEGMENT_WORDS = 3
 
@@ -46,7 +45,7 @@ class EntryTable:
     ) -> None:
         self._group = group
         self._table = np.zeros(collectives.TABLE_WORDS, np.int64)
-        self._table[collectives.TABLE_CONTEXT] = group.context.ctypes.data
+        self._table[collectives.TABLE_CONTEXT] = group.context_address
         self._table[collectives.TABLE_ARRAY_TYPE] = id(np.ndarray)
         self._table[collectives.TABLE_NONE] = id(None)
         self._table[collectives.TABLE_INT_TYPE] = id(int)
@@ -71,7 +70,7 @@ class EntryTable:
         if any(a is dtype and b is op and c is root for a, b, c, _ in self._entries):
             return
         block = make()
-        block.words[Call.CONTEXT] = self._group.context.ctypes.data
+        self._group.bind(block)
         self._entries = [(dtype, op, root, block), *self._entries][: collectives.MAX_ENTRIES]
         self._table[collectives.TABLE_COUNT] = 0
         for place, (*objects, held) in enumerate(self._entries):

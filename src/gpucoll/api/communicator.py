@@ -6,41 +6,43 @@ import atexit
 import contextlib
 import pickle
 import secrets
-import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
+from gpucoll import backends
 from gpucoll.api.collectives import ArrayCollectives
 from gpucoll.api.description import Description
-from gpucoll.api.groups import Grouping
-from gpucoll.api.memory import Allocating
+from gpucoll.api.memory import Memory
 from gpucoll.api.messages import Messages
-from gpucoll.api.objects import ObjectCollectives
-from gpucoll.api.plans import Planning
+from gpucoll.api.objects import Objects
+from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.calls.gpu.calls import GpuCalls
+from gpucoll.backends.protocol import HostBackend
+from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.dispatch import Dispatch
+from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.gpu.work import GpuWork
+from gpucoll.calls.groups import collected
 from gpucoll.calls.messages import MessageQueue
 from gpucoll.calls.plan import Plan
-from gpucoll.calls.preparation import NOT_IN_GROUPS
+from gpucoll.calls.point_to_point import PointToPoint
+from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work, WorkQueue
-from gpucoll.config import check_timeout_s
-from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
-from gpucoll.group.host.channel import ControlChannel
-from gpucoll.group.host.group import HostGroup
-from gpucoll.group.host.members import join
+from gpucoll.errors import ArgumentTypeError, GpucollError, MismatchError, StateError
+from gpucoll.group.protocol import Channel, Group
 from gpucoll.rendezvous.job import Job
 from gpucoll.types import Collective
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(ArrayCollectives, Messages, Planning, Grouping, Allocating, ObjectCollectives):
+class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
     Every rank makes the same calls in the same order. One thread at a time; for a second thread,
@@ -54,7 +56,9 @@ class Communicator(ArrayCollectives, Messages, Planning, Grouping, Allocating, O
         Number of ranks.
     """
 
-    def __init__(self, group: HostGroup, backend: Any, choice: Choice, wish: Wish) -> None:
+    def __init__(
+        self, group: Group, channel: Channel, backend: HostBackend, choice: Choice, wish: Wish
+    ) -> None:
         torch_compiler.tell_torch()
         self.rank = group.rank
         self.world_size = group.world_size
@@ -62,17 +66,15 @@ class Communicator(ArrayCollectives, Messages, Planning, Grouping, Allocating, O
         self._backend = backend
         self._choice = choice
         self._wish = wish
-        self._host_refusal = "" if choice.host.backend else choice.host.reason
-        self._channel = ControlChannel(group)
-        self._run_barrier = self._channel.run_barrier
-        self._queue = WorkQueue(group.set_pending)
-        self._entering = threading.Lock()
-        self._grouped = None
-        self._message_queue = MessageQueue(
-            backend.messages, self._queue, self._run, group.check_open
-        )
-        self._gpu = GpuCalls(group, self._channel, choice, wish, self._run)
-        self._bind_entries()
+        self._run_barrier = channel.run_barrier
+        self._runner = runner = Runner(group, channel)
+        self._queue = runner.queue
+        self._gpu = gpu = GpuRunner(runner, choice, wish)
+        dispatch = Dispatch(choice)
+        messages = MessageQueue(backend.messages, runner.queue, runner.run, group.check_open)
+        self._point_to_point = PointToPoint(group, backend, gpu, dispatch, messages)
+        self._collectives = Collectives(runner, backend, gpu, dispatch, _caller_of(self))
+        self._bind(self._collectives)
         _open.add(self)
         # One that is dropped without close: the queue's thread would keep everything but this.
         weakref.finalize(self, _let_go, weakref.ref(self._queue)).atexit = False
@@ -82,8 +84,42 @@ class Communicator(ArrayCollectives, Messages, Planning, Grouping, Allocating, O
         if timeout_s is None:
             if not (status := self._run_barrier()):
                 return
-            self._raise_status(status)
-        self._run("barrier", self._channel.barrier, lambda: None, timeout_s=timeout_s, lasting=None)
+            self._collectives.raise_status(status)
+        barrier = self._runner.channel.barrier
+        self._runner.run("barrier", barrier, timeout_s=timeout_s, lasting=None)
+
+    def group(self, *, timeout_s: float | None = None) -> AbstractContextManager[None]:
+        """Collect the calls made inside, and run them together at the end.
+
+        All sends and receives run at once, so that they cannot wait for each other in a circle;
+        then the collectives, in order. A call inside returns its output array, which is filled,
+        and its errors are raised, at the end. When the block raises, nothing is run. Calls on GPU
+        arrays come after those on host arrays, as one group of the vendor's library, which makes
+        them at once, in no order: none may use another's output. They are put on their streams at
+        the end.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            Deadline of the sends and receives, in seconds; a shorter one of a call inside counts.
+
+        Raises
+        ------
+        StateError
+            Groups do not nest.
+        ArgumentError
+            Calls on GPU arrays in it use each other's output.
+        ArgumentTypeError
+            Objects, numbers, `probe`, plans, `split` and what asks for counts cannot be inside.
+
+        Examples
+        --------
+        >>> with comm.group():
+        ...     for peer in peers:
+        ...         comm.send(mine[peer], peer)
+        ...         comm.recv(theirs[peer], peer)
+        """
+        return collected(self._runner, self._point_to_point.queue, self._gpu, timeout_s)
 
     # --- more communicators -----------------------------------------------------------------------
 
@@ -118,7 +154,7 @@ class Communicator(ArrayCollectives, Messages, Planning, Grouping, Allocating, O
                 either = "an int or None" if name == "color" else "an int"
                 raise ArgumentTypeError(f"split: {name} must be {either}; got {number!r}")
         mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
-        parts = self._exchange_bytes(mine, collective, -1, timeout_s)
+        parts = self._runner.exchange_bytes(mine, collective, -1, timeout_s)
         everyone = [pickle.loads(part) for part in parts]
         colors = sorted({item[0] for item in everyone if item[0] is not None})
         ranks = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
@@ -231,60 +267,20 @@ class Communicator(ArrayCollectives, Messages, Planning, Grouping, Allocating, O
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")
 
-    # --- how calls run ----------------------------------------------------------------------------
-
-    def _run(
-        self,
-        name: str,
-        task: Callable[[float | None], None],
-        finish: Callable[[], Any],
-        *,
-        async_op: bool = False,
-        timeout_s: float | None = None,
-        lasting: Any = NOT_IN_GROUPS,
-        on_work: Callable[[Work[Any]], None] | None = None,
-    ) -> Any:
-        """Run a task in its turn, then `finish`; or queue it, or keep it for the end of the group.
-
-        `lasting` is what a call inside a group returns: the array that is filled at its end.
-        """
-        check_timeout_s(timeout_s)
-        if self._grouped is not None:
-            return self._keep_for_group(name, task, finish, async_op, timeout_s, lasting)
-        if not self._entering.acquire(blocking=False):
-            raise StateError(
-                f"another thread of rank {self.rank} of {self.world_size} is in a call on this "
-                "communicator: one thread at a time, or one communicator per thread (duplicate)"
+    def _raise_unreceived(self) -> None:
+        """Raise where messages were left behind; called at close."""
+        if self._group.failure is not None:
+            return  # what broke the communicator was raised, and is why they are there
+        who = f"rank {self.rank} of {self.world_size}"
+        if left := self._backend.messages.unreceived():
+            listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])
+            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
+            raise MismatchError(f"{who} closed without receiving messages {listed}{more}")
+        if left := self._backend.messages.undelivered():
+            listed = ", ".join(f"to rank {peer} with tag {tag}" for peer, tag in left[:5])
+            raise MismatchError(
+                f"{who} sent messages that nobody received before closing: {listed}"
             )
-        try:
-            if not self._queue.is_busy:
-                self._queue.raise_unseen()
-                if not async_op:
-                    task(timeout_s)
-                    return finish()
-            self._group.check_open()
-
-            def queued() -> Any:
-                if not async_op:  # what was pending has ended: as if it had before this call
-                    self._queue.raise_unseen()
-                task(timeout_s)
-                return finish()
-
-            work = self._queue.submit(queued, name, on_work)
-            return work if async_op else work.wait()
-        finally:
-            self._entering.release()
-
-    def _exchange_bytes(
-        self, data: bytes, collective: Collective, root: int, timeout_s: float | None
-    ) -> list[bytes]:
-        parts: list[bytes] = []
-
-        def exchange(timeout_s: float | None) -> None:
-            parts.extend(self._channel.all_gather_bytes(data, collective, root, timeout_s))
-
-        self._run(collective.spelled, exchange, lambda: None, timeout_s=timeout_s)
-        return parts
 
 
 def create(
@@ -295,22 +291,38 @@ def create(
     `connects` says whether to connect the GPUs that the user asked for; one that is divided hands
     on its own.
     """
-    from gpucoll.backends.cpu.host import backend, tuning
+    from gpucoll.backends.cpu.host import tuning
+    from gpucoll.group.host.channel import ControlChannel
+    from gpucoll.group.host.group import HostGroup
+    from gpucoll.group.host.members import join
 
     facts = {"gpu": look_for_gpus()}
     same = {tuning.WISH: wish.backend}
     members = join(job, tuning.tune, meet_timeout_s, facts, same)
     group = HostGroup(members, timeout_s, tuning.waiting(members.introductions))
     seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
-    made = Communicator(group, backend.create(group), choose(wish.backend, seen), wish)
+    choice = choose(wish.backend, seen)
+    # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
+    host = backends.load(choice.host.backend or "cpu").create(group)
+    made = Communicator(group, ControlChannel(group), host, choice, wish)
     asks = wish.device is not None or wish.backend in KINDS
-    if connects and asks and made._choice.gpu.backend:
+    if connects and asks and choice.gpu.backend:
         try:
             made._gpu.connect(None, meet_timeout_s)
         except BaseException:
             made._give_up()
             raise
     return made
+
+
+def _caller_of(communicator: Communicator) -> Callable[..., Any]:
+    """Return what calls a communicator's method by its name, and does not keep it alive."""
+    alive = weakref.ref(communicator)
+
+    def call_again(name: str, *arguments: Any, **given: Any) -> Any:
+        return getattr(alive(), name)(*arguments, **given)
+
+    return call_again
 
 
 def _let_go(queue: weakref.ref[WorkQueue]) -> None:

@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from gpucoll.backends.choice import Choice
-from gpucoll.group.host.group import HostGroup
+from gpucoll.backends.protocol import HostBackend
+from gpucoll.group.protocol import Group
 from gpucoll.version import __version__
-
-PROMISES = {
-    "same bits on every rank": "yes: ranks are combined in order 0..P-1",
-    "same bits run after run": "yes",
-    "same bits whatever size, chunks and placement": "yes",
-    "half types": "accumulated in float32, rounded once",
-}
-"""The CPU backend's promises within one host (SEMANTICS, rounding and reproducibility)."""
 
 
 @dataclass(frozen=True)
@@ -28,24 +20,17 @@ class Description:
 
     @staticmethod
     def of(
-        group: HostGroup, backend: Any, choice: Choice, gpu_facts: Mapping[str, str]
+        group: Group, host: HostBackend, choice: Choice, gpu_facts: Mapping[str, str]
     ) -> Description:
         """Collect the facts."""
-        tuning = group.members.tuning
-        size_mib = group.members.layout.size_bytes / 2**20
         facts = {
             "host arrays": f"backend {choice.host.backend}: {choice.host.reason}"
             if choice.host.backend
             else f"none: {choice.host.reason}",
             **gpu_facts,
-            **backend.describe(),
-            "shared segment": f"{size_mib:.1f} MiB",
-            "arena of this rank": f"{group.members.arena.used_bytes} bytes in use of "
-            f"{group.members.arena_bytes} of address space",
-            "last call on this rank": backend.last_path().spelled,
+            **group.describe(),
             "deadline of a wait": f"{group.timeout_s:g} s",
-            "prefetch": f"{tuning.prefetch_bytes} bytes ahead",
-            **PROMISES,
+            **host.describe(),
         }
         title = f"gpucoll {__version__}, rank {group.rank} of {group.world_size}"
         return Description(title, facts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from gpucoll.calls.calling import Calling
+from gpucoll.api.front import Front
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gpucoll.calls.work import Work
 
 
-class Gathering(Calling):
+class Gathering(Front):
     """What `Communicator` can put side by side."""
 
     @overload
@@ -83,7 +83,7 @@ class Gathering(Calling):
             result = self._quick_all_gather(x, target, None, None)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(
             Collective.ALL_GATHER, x, async_op, timeout_s, stream, counts=counts, out=out
         )
@@ -152,7 +152,7 @@ class Gathering(Calling):
             result = self._quick_gather(x, target, None, root)
             if result is not None:
                 return result if is_root else None
-            self._raise_quick()
+            self._raise_left()
         return self._call(
             Collective.GATHER, x, async_op, timeout_s, stream, root=root, counts=counts, out=out
         )

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
+from gpucoll.api.front import Front
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.operands import template_of
-from gpucoll.calls.calling import Calling
 from gpucoll.calls.gpu.memory import Registration
 from gpucoll.calls.shapes import parse_shape
 from gpucoll.errors import ArgumentTypeError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpucoll.arrays.device_array import DeviceArray
 
 
-class Allocating(Calling):
+class Memory(Front):
     """What `Communicator` can do for arrays before they are used."""
 
     @overload
@@ -81,14 +81,15 @@ class Allocating(Calling):
         self._group.check_open()
         whole = parse_shape(shape)
         template = None if like is None or isinstance(like, str) else template_of(like, "like")
-        if isinstance(like, str) or (template is not None and template.device != "cpu"):
+        dispatch = self._collectives.dispatch
+        if isinstance(like, str) or (template is not None and dispatch.is_enqueued(template)):
             return self._gpu.empty(whole, dtype, template, symmetric)
         if template is not None and template.library is not numpy_arrays:
             raise ArgumentTypeError(
                 f"empty: like is {template.library.NAME} in host memory, where the new array is "
                 "NumPy's: leave like out, and wrap the result, as torch.from_numpy does"
             )
-        self._check_host("the array to make")
+        dispatch.check_host("the array to make")
         return self._backend.empty(whole, dtype)
 
     def register(self, array: Any) -> Registration:
@@ -153,4 +154,4 @@ class Allocating(Calling):
         >>> comm.all_reduce(gradient, out=gradient)  # no copy
         """
         self._group.check_open()
-        return self._group.members.arena.shared_arrays()
+        return self._backend.shared_arrays()

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
-import numpy as np
-
-from gpucoll.arrays.library import Template
-from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
-from gpucoll.arrays.operands import (
-    ensure_served,
-    source_of,
-    template_like,
-    template_of,
-)
-from gpucoll.backends.protocol import MessageRequest
-from gpucoll.calls.delivering import Delivering, in_group
-from gpucoll.calls.messages import check_in_group
-from gpucoll.calls.preparation import NOT_IN_GROUPS
-from gpucoll.calls.shapes import parse_shape
-from gpucoll.errors import ArgumentError
-from gpucoll.transport.shared.words import Context, Kind, Status
-from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
+from gpucoll.api.front import Front
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import ANY_SOURCE, ANY_TAG, dtype_name
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -55,7 +40,7 @@ class Message:
     size_bytes: int
 
 
-class Messages(Delivering):
+class Messages(Front):
     """What `Communicator` can do between two ranks.
 
     Messages between two ranks with one tag arrive in the order in which they were sent. The
@@ -68,10 +53,6 @@ class Messages(Delivering):
     Cost: messages beyond `eager` bytes are copied once where the kernel lets the receiver read the
     sender's memory, else twice.
     """
-
-    _quick_send: Callable[[Any, int, int], Any]
-    _quick_recv: Callable[[Any, int, int], Any]
-    _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
 
     @overload
     def send(
@@ -121,21 +102,8 @@ class Messages(Delivering):
         if not async_op and timeout_s is None:
             if self._quick_send(x, dest, tag) is not None:
                 return None
-            self._raise_quick()
-        self._check_peer(dest, "dest")
-        self._check_tag(tag)
-        source = source_of(x)
-        ensure_served(source.template)
-        if source.template.device != "cpu":
-            request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
-            call = self._gpu_message("send", [request], source.template, None, stream, timeout_s)
-            call.is_own = not source.is_packed
-            return self._gpu.call(call, async_op)
-        self._check_host()
-        if type(x) is np.ndarray:
-            self._backend.messages.learn(Kind.SEND, x.dtype, source.template.dtype)
-        request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
-        return self._deliver("send", [request], lambda: None, async_op, timeout_s)
+            self._raise_left()
+        return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream)
 
     @overload
     def recv(
@@ -216,35 +184,9 @@ class Messages(Delivering):
             result = self._quick_recv(out, source, tag)
             if result is not None:
                 return result
-            self._raise_quick()
-        self._check_peer(source, "source", may_be_any=True)
-        self._check_tag(tag, may_be_any=True)
-        if out is None and like is None and shape is None and dtype is None:
-            if async_op or self._message_queue.grouped is not None:
-                raise ArgumentError(
-                    "recv with async_op=True, or inside group(), needs out, like or shape and dtype"
-                )
-            message = self.probe(source, tag, timeout_s=timeout_s)
-            assert message is not None
-            source, tag = message.source, message.tag
-            template = _template_of_message(message)
-        elif out is not None:
-            template = template_of(out, "out")
-        else:
-            lengths = None if shape is None else parse_shape(shape)
-            template = template_like(lengths, dtype, like)
-        destination = self._destination(template, out)
-        if template.device != "cpu":
-            request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
-            call = self._gpu_message("recv", [request], template, destination, stream, timeout_s)
-            call.is_own = out is not None and destination.lasting is out
-            return self._gpu.call(call, async_op, in_group(destination))
-        self._check_host("out")
-        if type(out) is np.ndarray:
-            self._backend.messages.learn(Kind.RECV, out.dtype, template.dtype)
-        request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
-        return self._deliver(
-            "recv", [request], destination.finish, async_op, timeout_s, in_group(destination)
+            self._raise_left()
+        return self._point_to_point.recv(
+            out, source, tag, like, shape, dtype, async_op, timeout_s, stream
         )
 
     @overload
@@ -315,38 +257,11 @@ class Messages(Delivering):
             result = self._quick_send_recv(x, dest, source, out, tag)
             if result is not None:
                 return result
-            if int(self._group.context[Context.STATUS]) in (Status.ASIDE, Status.MISFIT):
-                return self._go_on(x, dest, source, out, tag)
-            self._raise_quick()
-        self._check_peer(dest, "dest")
-        self._check_peer(source, "source", may_be_any=True)
-        self._check_tag(tag)
-        given = source_of(x)
-        template = given.template if out is None else template_of(out, "out")
-        ensure_served(given.template)
-        destination = self._destination(template, out, x)
-        if template.device != given.template.device:
-            raise ArgumentError(f"out lies on {template.device}, x on {given.template.device}")
-        if template.device != "cpu":
-            requests = [
-                MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer),
-                MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
-            ]
-            name = "send_recv"
-            call = self._gpu_message(name, requests, template, destination, stream, timeout_s)
-            has_out = out is not None and destination.lasting is out
-            call.is_own = has_out and not given.is_packed
-            return self._gpu.call(call, async_op, in_group(destination))
-        self._check_host()
-        for array in (x, out):
-            if type(array) is np.ndarray:
-                self._backend.messages.learn(Kind.RECV, array.dtype, numpy_dtype_name(array.dtype))
-        requests = [
-            MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer),
-            MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
-        ]
-        return self._deliver(
-            "send_recv", requests, destination.finish, async_op, timeout_s, in_group(destination)
+            if self._backend.last_status in (Status.ASIDE, Status.MISFIT):
+                return self._point_to_point.finish_send_recv(x, dest, source, out, tag)
+            self._raise_left()
+        return self._point_to_point.send_recv(
+            x, dest, source, out, tag, async_op, timeout_s, stream
         )
 
     def probe(
@@ -368,43 +283,13 @@ class Messages(Delivering):
         timeout_s : float, optional
             Deadline, in seconds.
         """
-        self._check_peer(source, "source", may_be_any=True)
-        self._check_tag(tag, may_be_any=True)
-        request = MessageRequest(Kind.PROBE, int(source), int(tag))
-        if self._message_queue.grouped is not None:
-            check_in_group(self._message_queue.grouped, "probe", False, NOT_IN_GROUPS)
-        if not wait:
-            self._group.check_open()
-            self._group.raise_if_aborted()
-            if not self._backend.messages.look(request):
-                return None
-        else:
-            self._deliver("probe", [request], lambda: None, False, timeout_s)
+        found = self._point_to_point.probe(source, tag, wait, timeout_s)
+        if found is None:
+            return None
         return Message(
-            request.found_peer,
-            request.found_tag,
-            dtype_name(request.found_dtype),
-            request.found_shape,
-            request.found_bytes,
+            found.found_peer,
+            found.found_tag,
+            dtype_name(found.found_dtype),
+            found.found_shape,
+            found.found_bytes,
         )
-
-    def _go_on(self, x: Any, dest: int, source: int, out: Any, tag: int) -> Any:
-        """Finish a send_recv that the compiled entry has begun: nothing is sent a second time."""
-        requests = [
-            MessageRequest(Kind.RECV, source, tag, source_of(out).buffer),
-            MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer),
-        ]
-        self._backend.messages.resume(requests)
-        if requests[0].is_misfit:
-            raise self._misfit(requests[0])
-        return out
-
-
-def _template_of_message(message: Message) -> Template:
-    """Return what a message is as an array, where that can be told."""
-    if message.dtype not in DTYPES or message.shape is None:
-        raise ArgumentError(
-            f"recv cannot tell what rank {message.source} has sent ({message.size_bytes} bytes of "
-            f"{message.dtype}): give out, or shape and dtype"
-        )
-    return template_like(message.shape, message.dtype)

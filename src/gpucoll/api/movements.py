@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from gpucoll.calls.calling import Calling
+from gpucoll.api.front import Front
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpucoll.calls.work import Work
 
 
-class Movements(Calling):
+class Movements(Front):
     """What `Communicator` can hand to other ranks."""
 
     @overload
@@ -72,7 +72,7 @@ class Movements(Calling):
             result = self._quick_broadcast(x, target, None, root)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(Collective.BROADCAST, x, async_op, timeout_s, stream, root=root, out=out)
 
     @overload
@@ -149,7 +149,7 @@ class Movements(Calling):
             result = self._quick_scatter(mine, target, None, root)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(
             Collective.SCATTER, x, async_op, timeout_s, stream, root=root, counts=counts, out=out
         )
@@ -225,7 +225,7 @@ class Movements(Calling):
             result = self._quick_all_to_all(x, target, None, None)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(
             Collective.ALL_TO_ALL,
             x,

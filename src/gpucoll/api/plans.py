@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gpucoll.calls.calling import Calling
+from gpucoll.api.front import Front
 from gpucoll.calls.plan import Plan
 from gpucoll.types import Collective
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gpucoll.api.call_types import A, Op, Rows
 
 
-class Planning(Calling):
+class Plans(Front):
     """The same collective on the same memory, again and again, with nothing left to look up.
 
     ``plan_NAME`` takes what ``NAME`` takes, but for `async_op`, `timeout_s` and ``counts="auto"``;
@@ -29,52 +29,52 @@ class Planning(Calling):
 
     def plan_all_reduce(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
         """Prepare an `all_reduce` that is done again and again on the same memory."""
-        return self._plan(Collective.ALL_REDUCE, x, op=op, out=out)
+        return self._collectives.plan(Collective.ALL_REDUCE, x, op=op, out=out)
 
     def plan_reduce(
         self, x: A, op: Op = "sum", root: int = 0, *, out: A | None = None
     ) -> Plan[A | None]:
         """Prepare a `reduce` that is done again and again on the same memory."""
-        return self._plan(Collective.REDUCE, x, op=op, root=root, out=out)
+        return self._collectives.plan(Collective.REDUCE, x, op=op, root=root, out=out)
 
     def plan_reduce_scatter(
         self, x: A, op: Op = "sum", *, counts: Rows = None, out: A | None = None
     ) -> Plan[A]:
         """Prepare a `reduce_scatter` that is done again and again on the same memory."""
-        return self._plan(Collective.REDUCE_SCATTER, x, op=op, counts=counts, out=out)
+        return self._collectives.plan(Collective.REDUCE_SCATTER, x, op=op, counts=counts, out=out)
 
     def plan_scan(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
         """Prepare a `scan` that is done again and again on the same memory."""
-        return self._plan(Collective.SCAN, x, op=op, out=out)
+        return self._collectives.plan(Collective.SCAN, x, op=op, out=out)
 
     def plan_exclusive_scan(self, x: A, op: Op = "sum", *, out: A | None = None) -> Plan[A]:
         """Prepare an `exclusive_scan` that is done again and again on the same memory."""
-        return self._plan(Collective.EXCLUSIVE_SCAN, x, op=op, out=out)
+        return self._collectives.plan(Collective.EXCLUSIVE_SCAN, x, op=op, out=out)
 
     def plan_broadcast(self, x: A | None, root: int = 0, *, out: A | None = None) -> Plan[A]:
         """Prepare a `broadcast` that is done again and again on the same memory."""
-        return self._plan(Collective.BROADCAST, x, root=root, out=out)
+        return self._collectives.plan(Collective.BROADCAST, x, root=root, out=out)
 
     def plan_all_gather(self, x: A, *, counts: Rows = None, out: A | None = None) -> Plan[A]:
         """Prepare an `all_gather` that is done again and again on the same memory."""
-        return self._plan(Collective.ALL_GATHER, x, counts=counts, out=out)
+        return self._collectives.plan(Collective.ALL_GATHER, x, counts=counts, out=out)
 
     def plan_gather(
         self, x: A, root: int = 0, *, counts: Rows = None, out: A | None = None
     ) -> Plan[A | None]:
         """Prepare a `gather` that is done again and again on the same memory."""
-        return self._plan(Collective.GATHER, x, root=root, counts=counts, out=out)
+        return self._collectives.plan(Collective.GATHER, x, root=root, counts=counts, out=out)
 
     def plan_scatter(
         self, x: A | None = None, root: int = 0, *, counts: Rows = None, out: A | None = None
     ) -> Plan[A]:
         """Prepare a `scatter` that is done again and again on the same memory."""
-        return self._plan(Collective.SCATTER, x, root=root, counts=counts, out=out)
+        return self._collectives.plan(Collective.SCATTER, x, root=root, counts=counts, out=out)
 
     def plan_all_to_all(
         self, x: A, *, send_counts: Rows = None, recv_counts: Rows = None, out: A | None = None
     ) -> Plan[A]:
         """Prepare an `all_to_all` that is done again and again on the same memory."""
-        return self._plan(
+        return self._collectives.plan(
             Collective.ALL_TO_ALL, x, counts=send_counts, receive_counts=recv_counts, out=out
         )

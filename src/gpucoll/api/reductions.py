@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from gpucoll.compression.compressing import Compressing
+from gpucoll.api.front import Front
+from gpucoll.compression import compressed
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from gpucoll.compression.options import Compression
 
 
-class Reductions(Compressing):
+class Reductions(Front):
     """What `Communicator` can reduce over all ranks."""
 
     @overload
@@ -102,9 +103,8 @@ class Reductions(Compressing):
         array([4., 4., 4.])
         """
         if compression is not None or residual is not None:
-            return self._all_reduce_compressed(
-                x, op, out, compression, residual, async_op, timeout_s
-            )
+            how = compression, residual
+            return compressed.all_reduce(self._collectives, x, op, out, *how, async_op, timeout_s)
         if not async_op and timeout_s is None:
             if type(x) is list:
                 result = self._quick_list(x, self._list_like(x) if out is None else out, op)
@@ -113,7 +113,7 @@ class Reductions(Compressing):
                 result = self._quick_all_reduce(x, target, op, None)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(Collective.ALL_REDUCE, x, async_op, timeout_s, stream, op=op, out=out)
 
     @overload
@@ -173,7 +173,7 @@ class Reductions(Compressing):
             result = self._quick_reduce(x, target, op, root)
             if result is not None:
                 return result if is_root else None
-            self._raise_quick()
+            self._raise_left()
         return self._call(
             Collective.REDUCE, x, async_op, timeout_s, stream, op=op, root=root, out=out
         )
@@ -234,7 +234,7 @@ class Reductions(Compressing):
             result = self._quick_reduce_scatter(x, target, op, None)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(
             Collective.REDUCE_SCATTER, x, async_op, timeout_s, stream, op=op, counts=counts, out=out
         )

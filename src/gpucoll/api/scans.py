@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from gpucoll.calls.calling import Calling
+from gpucoll.api.front import Front
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpucoll.calls.work import Work
 
 
-class Scans(Calling):
+class Scans(Front):
     """What `Communicator` can reduce over the ranks up to this one."""
 
     @overload
@@ -64,7 +64,7 @@ class Scans(Calling):
             result = self._quick_scan(x, target, op, None)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(Collective.SCAN, x, async_op, timeout_s, stream, op=op, out=out)
 
     @overload
@@ -116,5 +116,5 @@ class Scans(Calling):
             result = self._quick_exclusive_scan(x, target, op, None)
             if result is not None:
                 return result
-            self._raise_quick()
+            self._raise_left()
         return self._call(Collective.EXCLUSIVE_SCAN, x, async_op, timeout_s, stream, op=op, out=out)

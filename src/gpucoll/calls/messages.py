@@ -9,17 +9,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
-from gpucoll.backends.protocol import MessageRequest
-from gpucoll.calls.preparation import NOT_IN_GROUPS
+from gpucoll.backends.protocol import HostMessages, MessageRequest
+from gpucoll.calls.collected import Collected, check_in_group
 from gpucoll.calls.work import Work, WorkQueue
 from gpucoll.config import check_timeout_s
-from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
-
-_T = TypeVar("_T")
 
 
 @dataclass
@@ -29,21 +26,6 @@ class Grouped:
     requests: list[MessageRequest]
     finish: Callable[[], Any]
     timeout_s: float | None
-
-
-class _HostMessages(Protocol):
-    @property
-    def timeout_s(self) -> float: ...
-
-    def run(
-        self,
-        requests: Sequence[MessageRequest],
-        on_done: Callable[[MessageRequest], None],
-        more: Callable[[], Sequence[MessageRequest]] | None,
-        due: Callable[[], tuple[int, float | None]],
-    ) -> None: ...
-
-    def ring_own_bell(self) -> None: ...
 
 
 @dataclass(eq=False)
@@ -64,7 +46,7 @@ class _Delivery:
 class _Batch:
     """Deliveries that make progress together."""
 
-    def __init__(self, messages: _HostMessages, queue: WorkQueue) -> None:
+    def __init__(self, messages: HostMessages, queue: WorkQueue) -> None:
         self._host_messages = messages
         self._queue = queue
         self._lock = threading.Lock()
@@ -136,14 +118,14 @@ class MessageQueue:
     queue : WorkQueue
         Of the communicator.
     run : callable
-        ``Communicator._run``: runs a task in its turn.
+        ``Runner.run``: runs a task in its turn.
     check_open : callable
         Raises where the communicator can never run a call again.
     """
 
     def __init__(
         self,
-        messages: _HostMessages,
+        messages: HostMessages,
         queue: WorkQueue,
         run: Callable[..., Any],
         check_open: Callable[[], None],
@@ -184,7 +166,7 @@ class MessageQueue:
         if batch is None or not self._queue.is_last(batch.work) or not batch.add(delivery):
             self._batch = batch = _Batch(self._host_messages, self._queue)
             batch.add(delivery)
-            self._run(name, batch.run, _nothing, async_op=True, on_work=batch.set_work)
+            self._run(name, batch.run, async_op=True, on_work=batch.set_work)
         return delivery.work if async_op else delivery.work.wait()
 
     def run_group(self, grouped: list[Grouped], timeout_s: float | None) -> None:
@@ -199,31 +181,6 @@ class MessageQueue:
             call.finish()
 
 
-class Collected(list[_T]):
-    """What is called inside a group, by the one thread that opened it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.thread = threading.get_ident()
-
-
-def check_in_group(collected: Collected[Any], name: str, async_op: bool, lasting: Any) -> None:
-    """Raise unless a call can be kept for the end of a group."""
-    if collected.thread != threading.get_ident():
-        raise StateError(
-            f"{name}: another thread has opened a group() on this communicator: one thread at a "
-            "time, or one communicator per thread (duplicate)"
-        )
-    if async_op:
-        raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
-    if lasting is NOT_IN_GROUPS:
-        raise ArgumentTypeError(
-            f"{name} cannot be called like this inside group(): its result is an object, a "
-            "number or a converted array, which cannot be filled at the end. Pass contiguous "
-            "arrays, or call it outside"
-        )
-
-
 def _from_now(timeout_s: float | None) -> Callable[[], tuple[int, float | None]]:
     """Return a deadline for the messages that counts from now."""
     now_ns = time.monotonic_ns()
@@ -232,7 +189,3 @@ def _from_now(timeout_s: float | None) -> Callable[[], tuple[int, float | None]]
 
 def _ignore(request: MessageRequest) -> None:
     """Do nothing when a request is done."""
-
-
-def _nothing() -> None:
-    """Return nothing: a batch has no result of its own."""

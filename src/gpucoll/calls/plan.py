@@ -21,7 +21,7 @@ class Plan(Generic[_R]):
         self,
         run: Callable[[], int],
         raise_status: Callable[[int], None],
-        run_slowly: Callable[[], None],
+        run_slowly: Callable[[], object] | None,
         out: _R,
     ) -> None:
         self._run = run
@@ -34,5 +34,6 @@ class Plan(Generic[_R]):
         """Run the collective and return `out`."""
         if status := self._run():
             self._raise_status(status)
-            self._run_slowly()
+            if self._run_slowly is not None:
+                self._run_slowly()
         return self.out

@@ -17,6 +17,7 @@ from typing import Any
 from gpucoll.errors import GpucollError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.job import Job
+from gpucoll.wording import list_ranks
 
 Decide = Callable[[list[dict[str, Any]]], tuple[dict[str, Any], list[int]]]
 _RETRY_S = (0.001, 0.05)  # first and longest pause between two tries to connect
@@ -159,8 +160,8 @@ class _Host:
                 raise self.refusal from None
             missing = sorted(set(range(self.job.world_size)) - set(self.introductions))
             raise RendezvousError(
-                f"rank 0 of {self.job.world_size} waited {self.timeout_s:g} s: {_ranks(missing)} "
-                "did not come. Did every rank start, and call init?"
+                f"rank 0 of {self.job.world_size} waited {self.timeout_s:g} s: "
+                f"{list_ranks(missing)} did not come. Did every rank start, and call init?"
             ) from None
         try:
             frames.check_peer(connection)
@@ -194,10 +195,6 @@ def _difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> Rend
                 f"rank {rank} and {value} on rank 0"
             )
     return None
-
-
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
 def _visit(

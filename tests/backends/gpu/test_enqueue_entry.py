@@ -9,7 +9,6 @@ import pytest
 
 from gpucoll.backends.gpu.enqueue_entry import driver_table_of, enqueuer
 from gpucoll.backends.gpu.enqueue_words import POLLS, DriverTable, Gone, Step
-from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.types import Collective, ReduceOp
 
@@ -96,7 +95,7 @@ FOLLOWING: list[tuple] = [
 
 def enqueue(comm, kind, failing, leader=STREAM, states=()):
     """Return what a call returned, what it called, and whether it was posted."""
-    calls = EnqueuedCalls(comm._group)
+    calls = comm._group.enqueued_calls()
     block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
     block.set_arrays((16,), 0, 0)
     calls.poster(block)
@@ -173,7 +172,7 @@ def test_a_library_that_is_in_progress_is_polled_before_the_event(
 
 def depart_when_gone(comm):
     """The communicator is given up while the driver keeps the thread at the first event."""
-    calls = EnqueuedCalls(comm._group)
+    calls = comm._group.enqueued_calls()
     block = CallBlock(Collective.ALL_REDUCE, 0, dtype="float32", op=ReduceOp.parse("sum"))
     block.set_arrays((16,), 0, 0)
     calls.poster(block)

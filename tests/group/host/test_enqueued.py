@@ -6,7 +6,6 @@ import numpy as np
 from tests.faults.test_ends import until
 
 from gpucoll.group.host import diagnosis
-from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context, Status
@@ -27,7 +26,7 @@ def poster(comm, calls, count, dtype="float32"):
 
 def exchange(comm, start):
     """Post many calls on every rank, whatever the ring holds; all are compared in the end."""
-    calls = EnqueuedCalls(comm._group)
+    calls = comm._group.enqueued_calls()
     comm._group.context[Context.ENQUEUED_SEQUENCE] = start
     comm._group.context[Context.ENQUEUED_SEEN] = start
     comm._group.members.enqueued_line(comm.rank).view(np.int32)[0] = start
@@ -58,7 +57,7 @@ def test_sequence_numbers_wrap(ranks):
 
 
 def differ(comm):
-    calls = EnqueuedCalls(comm._group)
+    calls = comm._group.enqueued_calls()
     same, other = poster(comm, calls, 8), poster(comm, calls, 9 if comm.rank == 1 else 8)
     for post in (same, same, other):
         assert post() == Status.OK
@@ -78,7 +77,7 @@ def test_a_mismatch_names_the_odd_ranks(ranks):
 
 
 def be_late(comm):
-    calls = EnqueuedCalls(comm._group)
+    calls = comm._group.enqueued_calls()
     if comm.rank != 2:
         assert poster(comm, calls, 8)() == Status.OK
         comm.barrier()
@@ -95,7 +94,7 @@ def test_who_is_late_is_known(ranks):
 
 
 def post_after(comm):
-    calls = EnqueuedCalls(comm._group)
+    calls = comm._group.enqueued_calls()
     post = poster(comm, calls, 8)
     comm.close()
     return post()

@@ -19,6 +19,7 @@ from gpucoll.arrays.fingerprint import fingerprint_of
 from gpucoll.arrays.library import Destination, Library
 from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.deferred_release import DeferredRelease
+from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
 from gpucoll.devices import Device
@@ -59,7 +60,12 @@ class CachedCalls:
         self._kept: dict[Hashable, CachedCall | None] = {}
 
     def learn(
-        self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        made: Prepared,
+        connected: GpuBackend,
     ) -> None:
         """Keep a call that has gone the long way, if there can be one."""
         found = self._look(collective, x, given)
@@ -180,7 +186,12 @@ class CallCache(dict[type, CachedCalls]):
     """A communicator's cached calls, by the type of the array that is read."""
 
     def learn(
-        self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared, connected: Any
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        made: Prepared,
+        connected: GpuBackend,
     ) -> None:
         """Keep a call that has gone the long way, if there can be one."""
         request, library = made.request, made.template.library

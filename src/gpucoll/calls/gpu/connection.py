@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from gpucoll import devices
+from gpucoll import backends, devices
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
+from gpucoll.backends.gpu.protocol import GpuBackend, GpuBackends
 from gpucoll.calls.gpu.cache import CallCache
 from gpucoll.calls.gpu.call import GpuCall
+from gpucoll.calls.runner import Runner
 from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError, StateError
-from gpucoll.group.host.channel import ControlChannel
-from gpucoll.group.host.enqueued import EnqueuedCalls
-from gpucoll.group.host.group import HostGroup
 
 CLOSING_S = 5.0
 """How long the vendor's library may take to let go; then it is ended by force."""
@@ -28,34 +27,22 @@ class GpuConnection:
 
     Parameters
     ----------
-    group : HostGroup
-        The ranks.
-    channel : ControlChannel
-        Over which they agree.
+    runner : Runner
+        Of the ranks' calls on the host, and the channel over which they agree.
     choice : Choice
         What they agreed on when they met.
     wish : Wish
         What this rank's user asked for.
-    run : callable
-        ``Communicator._run``: runs a task on the host in its turn.
     """
 
-    def __init__(
-        self,
-        group: HostGroup,
-        channel: ControlChannel,
-        choice: Choice,
-        wish: Wish,
-        run: Callable[..., Any],
-    ) -> None:
-        self._group = group
-        self._channel = channel
+    def __init__(self, runner: Runner, choice: Choice, wish: Wish) -> None:
+        self._runner = runner
+        self._group = runner.group
         self.pick = choice.gpu
         self._wish = wish
-        self._run = run
         self.refusal = "" if choice.gpu.backend else choice.gpu.reason
         """Why GPU arrays cannot be moved."""
-        self._connected: Any = None
+        self._connected: GpuBackend | None = None
         self._entering = threading.Lock()
         self.call_cache = CallCache()
         """Of what is connected."""
@@ -80,26 +67,28 @@ class GpuConnection:
         number : int or None
             This rank's, as this process numbers it; None: the one of its place on the host.
         """
-        from gpucoll.backends.nccl import bootstrap
-        from gpucoll.backends.nccl.connected import Connected
-
         if self._wish.device is not None:
             number = self._wish.device
+        group, channel, name = self._group, self._runner.channel, self.pick.backend
 
         def task(timeout_s: float | None) -> None:
-            calls = EnqueuedCalls(self._group)
+            calls, exits = group.enqueued_calls(), self._wish.exits
             try:
-                connection = bootstrap.connect(
-                    self._group, self._channel, calls, self.pick.backend, number, timeout_s
+                self._connected = self._backends().connect(
+                    group, channel, calls, name, number, timeout_s, exits=exits
                 )
             except BackendUnavailableError as error:
                 self.refusal = str(error)
                 raise
-            self._connected = Connected(self._group, calls, connection, self._wish.exits)
 
-        self._run("connect", task, _nothing, timeout_s=timeout_s)
+        self._runner.run("connect", task, timeout_s=timeout_s)
 
-    def _ready(self, call: GpuCall) -> Any:
+    def _backends(self) -> GpuBackends:
+        """Return the module of the backend that the ranks agreed on."""
+        made: GpuBackends = backends.load(self.pick.backend)
+        return made
+
+    def _ready(self, call: GpuCall) -> GpuBackend:
         """Return what is connected; connect it where all ranks make this call."""
         template = call.template
         if self.refusal:
@@ -124,13 +113,14 @@ class GpuConnection:
                 )
             own = int(number) if number else _device_of(kind, call.buffers)
             self.connect(own, call.timeout_s)
+        assert self._connected is not None
         return self._connected
 
     def _check_arrays(
-        self, connected: Any, name: str, template: Template, buffers: Sequence[Buffer]
+        self, connected: GpuBackend, name: str, template: Template, buffers: Sequence[Buffer]
     ) -> None:
         """Raise unless all memory is on this communicator's GPU, and is there."""
-        device = connected.backend.device
+        device = connected.device
         asks = streams.forgets_freed_memory(template.library)
         for buffer in buffers:
             if not buffer.size_bytes:
@@ -153,7 +143,7 @@ class GpuConnection:
                     "communicator for it (gpucoll.init(device=...), on every rank)"
                 )
 
-    def _open(self, name: str) -> Any:
+    def _open(self, name: str) -> GpuBackend:
         """Return what is connected, for what only this rank does."""
         if self.refusal:
             raise BackendUnavailableError(
@@ -202,21 +192,19 @@ class GpuConnection:
         """Divide what is connected, as the ranks are; None where nothing is, or for no color."""
         if self._connected is None:
             return None
-        return self._connected.split(self._channel, color, key, timeout_s)
+        return self._connected.split(self._runner.channel, color, key, timeout_s)
 
     def adopt(self, connection: Any) -> None:
         """Take over what `split` of the communicator that this one comes from returned."""
-        from gpucoll.backends.nccl.connected import Connected
-
         if connection is not None:
-            calls = EnqueuedCalls(self._group)
-            self._connected = Connected(self._group, calls, connection, self._wish.exits)
+            calls, exits = self._group.enqueued_calls(), self._wish.exits
+            self._connected = self._backends().adopt(self._group, calls, connection, exits=exits)
 
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""
         if self._connected is not None:
             facts = {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}"}
-            return {**facts, **self._connected.backend.describe()}
+            return {**facts, **self._connected.describe()}
         if self.refusal:
             return {"GPU arrays": f"none: {self.refusal}"}
         when = "to be connected at the first call on GPU arrays"
@@ -228,7 +216,3 @@ def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
     addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
     found = (devices.device_of(kind, address) for address in addresses)
     return next((number for number in found if number is not None), None)
-
-
-def _nothing() -> None:
-    """Return nothing: connecting has no result."""

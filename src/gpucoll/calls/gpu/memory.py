@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.numpy_arrays import template_of_dtype
-
-if TYPE_CHECKING:
-    from gpucoll.backends.nccl.memory import Memory
+from gpucoll.backends.gpu.protocol import GpuBackend, Memory
 
 
 class Registration:
     """Memory of an array that the vendor's library knows; made by `Communicator.register`."""
 
-    def __init__(self, connected: Any, buffer: Buffer) -> None:
+    def __init__(self, connected: GpuBackend, buffer: Buffer) -> None:
         self._connected = connected
         self._owner = buffer.owner
         with connected.issuer.lock, connected.device:
-            registrations = connected.backend.registrations
-            self._made = registrations.register(buffer.address, buffer.size_bytes)
+            self._made = connected.register(buffer.address, buffer.size_bytes)
 
     @property
     def is_open(self) -> bool:
@@ -45,28 +41,17 @@ class Registration:
 
 
 def empty(
-    connected: Any,
+    allocate: Callable[[int], Memory],
     shape: tuple[int, ...],
     dtype: Any,
     template: Template | None,
-    allocate: Callable[[int], Memory] | None = None,
 ) -> Any:
     """Return a new array of a library, or a DeviceArray without a template.
 
-    `allocate` brings the memory, where it is not just registered.
+    `allocate` brings the memory: so many bytes.
     """
     of_dtype = template.library.template_of_dtype if template is not None else template_of_dtype
     wanted = of_dtype(dtype, template)
-    size_bytes = math.prod(shape) * wanted.item_bytes
-    memory = (allocate or partial(_registered, connected))(size_bytes)
-    array = memory.array(shape, wanted.dtype)
+    array = allocate(math.prod(shape) * wanted.item_bytes).array(shape, wanted.dtype)
     adopt = None if template is None else getattr(template.library, "adopt", None)
     return array if adopt is None else adopt(array, wanted)
-
-
-def _registered(connected: Any, size_bytes: int) -> Memory:
-    """Return memory that the library knows on this rank."""
-    registrations = connected.backend.registrations
-    registrations.collect(connected.issuer.lock)
-    with connected.issuer.lock, connected.device:
-        return cast("Memory", registrations.allocate(size_bytes))

@@ -9,13 +9,15 @@ when the slowest one has not compared its oldest.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from numba import types
 
 from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.diagnosis import difference
-from gpucoll.group.host.group import HostGroup
+from gpucoll.group.host.members import Members
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
@@ -161,25 +163,28 @@ class EnqueuedCalls:
 
     Parameters
     ----------
-    group : HostGroup
+    members : Members
         The ranks; their segment has room for such records.
+    context : array
+        Of this rank's group.
     """
 
-    def __init__(self, group: HostGroup) -> None:
-        self._group = group
-        self._context = group.context
-        self.words = group.context.data
+    def __init__(self, members: Members, context: npt.NDArray[np.int64]) -> None:
+        self._members = members
+        self._context = context
+        self.words: Any = context.data
         """Of the group's context: an item of it is an int, in half the time."""
 
     @property
     def sequence(self) -> int:
         """The number of the last call that this rank posted."""
-        return self.words[SEQUENCE]
+        number: int = self.words[SEQUENCE]
+        return number
 
     @property
     def compared(self) -> int:
         """The number of the last call that was the same on every rank."""
-        return difference(int(self._group.members.enqueued_line(self._group.rank)[0]), 0)
+        return difference(int(self._members.enqueued_line(self._members.rank)[0]), 0)
 
     def is_compared(self, sequence: int) -> bool:
         """Return whether this call was the same on every rank."""
@@ -211,11 +216,11 @@ class EnqueuedCalls:
 
     def say_failed(self) -> None:
         """Tell the ranks that wait for this one's GPU that it will not come."""
-        self._group.members.enqueued_line(self._group.rank)[layout.ENQUEUED_FAILED // 8] += 1
+        self._members.enqueued_line(self._members.rank)[layout.ENQUEUED_FAILED // 8] += 1
 
     def failed_ranks(self) -> list[int]:
         """Return the ranks that said so."""
-        members = self._group.members
+        members = self._members
         return [
             rank
             for rank in range(members.world_size)

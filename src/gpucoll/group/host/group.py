@@ -17,6 +17,7 @@ import numpy.typing as npt
 from gpucoll.entries import collectives
 from gpucoll.errors import GpucollError, StateError
 from gpucoll.group.host import diagnosis, recovery
+from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.kernels.cpu.copy import (
@@ -33,6 +34,7 @@ from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.flags import bell_ring, event_compare_exchange, event_store, wait_long
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import CONTEXT_WORDS, Call, Context, State, Status
+from gpucoll.wording import another_thread
 
 SLICE_S = 0.02
 """How long a wait sleeps before it looks for Ctrl-C, lost peers and its deadline."""
@@ -132,13 +134,22 @@ class HostGroup:
 
     # --- running calls ---------------------------------------------------------------------------
 
+    @property
+    def context_address(self) -> int:
+        """Where the context is that compiled loops get."""
+        return self.context.ctypes.data
+
+    def bind(self, call: CallBlock) -> None:
+        """Make a call block one of this group's."""
+        call.words[Call.CONTEXT] = self.context_address
+
     def prepare(self, call: CallBlock, *, queued: bool = False) -> Callable[[], int]:
         """Return the built-in that runs `call` and returns its status.
 
         The block must be kept alive. One that is not for the queue of asynchronous calls does not
         run while that has something to do.
         """
-        call.words[Call.CONTEXT] = self.context.ctypes.data
+        self.bind(call)
         code = collectives.queued_call if queued else collectives.prepared_call
         run: Callable[[], int] = builtin(code.address, METH_NOARGS, capsule(call.words.ctypes.data))
         return run
@@ -175,10 +186,7 @@ class HostGroup:
             return
         self.check_open()
         if self.is_running:
-            raise StateError(
-                f"another thread of rank {self.rank} of {self.world_size} is in a call on this "
-                "communicator: one thread at a time, or one communicator per thread (duplicate)"
-            )
+            raise another_thread(self.rank, self.world_size)
         self.raise_if_aborted()
         recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
 
@@ -224,9 +232,37 @@ class HostGroup:
         return bool(self.context[Context.STATE] == State.BUSY)
 
     @property
+    def is_aborted(self) -> bool:
+        """Whether some rank has given the communicator up."""
+        return bool(self.members.event_words()[layout.EVENT_ABORT // 8])
+
+    @property
+    def last_status(self) -> int:
+        """The `Status` with which this rank's last compiled entry ended."""
+        return int(self.context[Context.STATUS])
+
+    @property
     def path(self) -> int:
         """The `Path` that this rank's last call took."""
         return int(self.context[Context.PATH])
+
+    def enqueued_calls(self) -> EnqueuedCalls:
+        """Return this rank's ring of calls on GPU arrays."""
+        return EnqueuedCalls(self.members, self.context)
+
+    # --- who is still there ----------------------------------------------------------------------
+
+    def ended_ranks(self) -> list[int]:
+        """Return the ranks whose process has ended."""
+        return self.members.ended_ranks()
+
+    def has_closed(self, rank: int) -> bool:
+        """Return whether a rank has closed the communicator."""
+        return self.members.has_closed(rank)
+
+    def gone_ranks(self) -> list[int]:
+        """Return the ranks that will never take part again: ended or closed."""
+        return self.members.gone_ranks()
 
     def set_pending(self, count: int) -> None:
         """Say how many asynchronous calls are queued, or have failed without anybody knowing."""
@@ -236,10 +272,17 @@ class HostGroup:
 
     def raise_if_aborted(self) -> None:
         """Raise, now and from now on, where the communicator has been given up."""
-        word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
-        if word:
+        if self.is_aborted:
             self.was_told = True
-            raise self.fail(self.failure or diagnosis.abort_error(self, word))
+            raise self.fail(self.failure or self.abort_error())
+
+    def abort_error(self, waited_s: float | None = None) -> GpucollError:
+        """Return the error for why the communicator was given up.
+
+        `waited_s` is how long this rank itself waited, where it gave up a call on GPU arrays.
+        """
+        word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
+        return diagnosis.abort_error(self, word, waited_s)
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why the communicator is broken, and return it: every later call raises that."""
@@ -272,7 +315,16 @@ class HostGroup:
         address = self.members.segment.address + layout.EVENT_ABORT
         event_compare_exchange.ctypes(address, 0, word)
 
-    # --- the end ---------------------------------------------------------------------------------
+    # --- description, the end --------------------------------------------------------------------
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing: name -> sentence."""
+        members = self.members
+        return {
+            "shared segment": f"{members.layout.size_bytes / 2**20:.1f} MiB",
+            "arena of this rank": f"{members.arena.used_bytes} bytes in use of "
+            f"{members.arena_bytes} of address space",
+        }
 
     def close(self) -> None:
         """Say that this rank takes part no more, and let go of everything shared.
@@ -287,7 +339,7 @@ class HostGroup:
         if event_compare_exchange.ctypes(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
             self.abort()
             return
-        if self.members.event_words()[layout.EVENT_ABORT // 8]:
+        if self.is_aborted:
             self.members.arena.retire()
         words = self.members.status_words(self.rank)
         words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]

@@ -6,30 +6,29 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
 from gpucoll.arrays import streams
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import source_of
 from gpucoll.backends.gpu.deferred_release import DeferredRelease
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+from gpucoll.backends.gpu.protocol import GpuBackend
+from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.dispatch import HOST
 from gpucoll.calls.gpu import memory
 from gpucoll.calls.gpu.cache import CachedCalls
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.connection import GpuConnection
 from gpucoll.calls.gpu.work import GpuWork
-from gpucoll.calls.messages import Collected, check_in_group
 from gpucoll.calls.preparation import Prepared
 from gpucoll.config import check_timeout_s
-from gpucoll.errors import (
-    ArgumentError,
-    BackendUnavailableError,
-    StateError,
-)
+from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.types import Collective
+from gpucoll.wording import another_thread
 
 
-class GpuCalls(GpuConnection):
+class GpuRunner(GpuConnection):
     """The part of a communicator that moves GPU arrays; made as a `GpuConnection`."""
 
     grouped: Collected[GpuCall] | None = None
@@ -62,19 +61,13 @@ class GpuCalls(GpuConnection):
     def _alone(self) -> Iterator[None]:
         """Refuse a second thread."""
         if not self._entering.acquire(blocking=False):
-            self._refuse_second_thread()
+            raise another_thread(self._group.rank, self._group.world_size)
         try:
             yield
         finally:
             self._entering.release()
 
-    def _refuse_second_thread(self) -> NoReturn:
-        raise StateError(
-            f"another thread of rank {self._group.rank} of {self._group.world_size} is in a call "
-            "on this communicator: one thread at a time, or one communicator per thread (duplicate)"
-        )
-
-    def _prepared(self, call: GpuCall) -> Any:
+    def _prepared(self, call: GpuCall) -> GpuBackend:
         """Return what is connected, once this rank's part of a call is checked."""
         self._group.check_open()
         connected = self._ready(call)
@@ -82,7 +75,7 @@ class GpuCalls(GpuConnection):
         self._check_arrays(connected, call.name, call.template, call.buffers)
         return connected
 
-    def _issue_beside(self, connected: Any, call: GpuCall, launches: Any) -> GpuWork:
+    def _issue_beside(self, connected: GpuBackend, call: GpuCall, launches: Any) -> GpuWork:
         """Issue on the communicator's own stream, after what is on the caller's now."""
         issuer = connected.issuer
         issuer.follow(issuer.own_stream, call.address)
@@ -90,7 +83,13 @@ class GpuCalls(GpuConnection):
         return _work(connected, issued, call.finish, call.template)
 
     def _issue(
-        self, connected: Any, call: GpuCall, launches: Any, stream: int, *, is_awaited: bool = False
+        self,
+        connected: GpuBackend,
+        call: GpuCall,
+        launches: Any,
+        stream: int,
+        *,
+        is_awaited: bool = False,
     ) -> Any:
         """Issue one call on a stream, behind what its memory was made on."""
         if not call.is_own:
@@ -140,7 +139,7 @@ class GpuCalls(GpuConnection):
                 self.grouped.append(replace(call, stream=current_stream()))
                 return 0
             if not self._entering.acquire(False):
-                self._refuse_second_thread()
+                raise another_thread(self._group.rank, self._group.world_size)
             try:
                 self._group.check_open()
                 issued = enqueue(current_stream())
@@ -152,7 +151,7 @@ class GpuCalls(GpuConnection):
 
         return run
 
-    def _enqueuing(self, connected: Any, call: GpuCall) -> Callable[[int], IssuedCall]:
+    def _enqueuing(self, connected: GpuBackend, call: GpuCall) -> Callable[[int], IssuedCall]:
         """Return what issues a call again and again, on the stream that it is given."""
         launches = connected.launches(call.requests, ())
         stream_call = _stream_call(connected, call, launches, call.address)
@@ -196,7 +195,7 @@ class GpuCalls(GpuConnection):
             return None
         check_timeout_s(timeout_s)
         if not self._entering.acquire(False):
-            self._refuse_second_thread()
+            raise another_thread(self._group.rank, self._group.world_size)
         try:
             self._group.check_open()
             return cached_calls.repeat(collective, x, given, async_op, timeout_s)
@@ -216,23 +215,20 @@ class GpuCalls(GpuConnection):
         """Return a new array in registered memory, of the template's library."""
         connected = self._open("empty")
         if not symmetric:
-            return memory.empty(connected, shape, dtype, template)
-        from gpucoll.backends.nccl import windows
-
+            return memory.empty(connected.allocate, shape, dtype, template)
         made: list[Any] = []
 
         def task(timeout_s: float | None) -> None:
-            parts = connected.backend, connected.issuer, self._channel
-            allocate = partial(windows.allocate, *parts, timeout_s=timeout_s)
-            made.append(memory.empty(connected, shape, dtype, template, allocate))
+            allocate = partial(connected.allocate_window, self._runner.channel, timeout_s=timeout_s)
+            made.append(memory.empty(allocate, shape, dtype, template))
 
-        self._run("empty", task, _nothing)
+        self._runner.run("empty", task)
         return made[0]
 
     def register(self, array: Any) -> memory.Registration:
         """Register an array's memory."""
         source = source_of(array, "array")
-        if source.template.device == "cpu":
+        if source.template.device == HOST:
             raise BackendUnavailableError(
                 "array lies in host memory, which cannot be registered: make it with comm.empty, "
                 "or inside comm.shared_arrays()"
@@ -245,7 +241,7 @@ class GpuCalls(GpuConnection):
 
 
 def _work(
-    connected: Any, issued: IssuedCall, finish: Callable[[], Any], template: Template
+    connected: GpuBackend, issued: IssuedCall, finish: Callable[[], Any], template: Template
 ) -> GpuWork:
     return GpuWork(
         connected.issuer,
@@ -256,14 +252,10 @@ def _work(
     )
 
 
-def _stream_call(connected: Any, call: GpuCall, launches: Any, stream: int) -> StreamCall:
+def _stream_call(connected: GpuBackend, call: GpuCall, launches: Any, stream: int) -> StreamCall:
     signatures = connected.signatures(call.requests)
     keep: Any = call.buffers
     limit_s = call.timeout_s
     if streams.forgets_freed_memory(call.template.library):
-        keep = DeferredRelease(keep, connected.backend.device)
+        keep = DeferredRelease(keep, connected.device)
     return StreamCall(call.name, signatures, launches, stream, keep, call.is_own, limit_s)
-
-
-def _nothing() -> None:
-    """Return nothing: connecting has no result."""

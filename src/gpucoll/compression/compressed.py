@@ -12,7 +12,8 @@ from gpucoll.arrays.libraries import is_array, library_of
 from gpucoll.arrays.library import kind_of
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
-from gpucoll.calls.calling import Calling
+from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.lists import check_overlaps, prepare_list
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
 from gpucoll.compression.exchange import Exchange
@@ -23,70 +24,71 @@ from gpucoll.errors import (
     BackendUnavailableError,
     GpucollError,
 )
+from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.types import ReduceOp
 
 _OPS = ("sum", "avg")
 
 
-class Compressing(Calling):
-    """The part of `Communicator` behind ``all_reduce(compression=...)``."""
+def all_reduce(
+    collectives: Collectives,
+    x: Any,
+    op: Any,
+    out: Any,
+    compression: Any,
+    residual: Any,
+    async_op: bool,
+    timeout_s: float | None,
+) -> Any:
+    """Reduce x over all ranks, compressed on its way: `Communicator.all_reduce`."""
+    runner = collectives.runner
+    runner.group.check_open()
+    if compression is None:
+        raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
+    how, op = Compression.parse(compression), _parse_op(op)
+    is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
+    _check_inputs(x if is_list else [x], how, collectives.dispatch)
+    made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
+    residuals = _residuals(residual, made, is_list)
+    rank, world_size = collectives.rank, collectives.world_size
+    exchange = Exchange(collectives.host, rank, world_size, made, residuals, op, how)
 
-    def _all_reduce_compressed(
-        self,
-        x: Any,
-        op: Any,
-        out: Any,
-        compression: Any,
-        residual: Any,
-        async_op: bool,
-        timeout_s: float | None,
-    ) -> Any:
-        self._group.check_open()
-        if compression is None:
-            raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
-        how, op = Compression.parse(compression), _parse_op(op)
-        is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
-        _check_inputs(x if is_list else [x], how)
-        self._check_host()
-        made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
-        residuals = _residuals(residual, made, is_list)
-        exchange = Exchange(self._backend, self.rank, self.world_size, made, residuals, op, how)
+    def finish() -> Any:
+        results = [arrays.finish() for arrays in made]
+        if not is_list:
+            return results[0]
+        return tuple(results) if isinstance(x, tuple) else results
 
-        def finish() -> Any:
-            results = [arrays.finish() for arrays in made]
-            if not is_list:
-                return results[0]
-            return tuple(results) if isinstance(x, tuple) else results
-
-        lasting = list_in_group(made, x)
-        if not is_list and lasting is not NOT_IN_GROUPS:
-            lasting = lasting[0]
-        return self._run(
-            "all_reduce",
-            functools.partial(self._run_exchange, exchange),
-            finish,
-            async_op=async_op,
-            timeout_s=timeout_s,
-            lasting=lasting,
-        )
-
-    def _run_exchange(self, exchange: Exchange, timeout_s: float | None) -> None:
-        """Run a call; where this rank leaves it in the middle, the others must not wait for it."""
-        try:
-            exchange.run(timeout_s)
-        except GpucollError:
-            raise
-        except BaseException:  # Ctrl-C, no memory: between the exchanges nobody else sees it
-            self._group.abort(Abort.INTERRUPTED)
-            raise
+    lasting = list_in_group(made, x)
+    if not is_list and lasting is not NOT_IN_GROUPS:
+        lasting = lasting[0]
+    return runner.run(
+        "all_reduce",
+        functools.partial(_run, exchange, runner.group),
+        finish,
+        async_op=async_op,
+        timeout_s=timeout_s,
+        lasting=lasting,
+    )
 
 
-def _check_inputs(xs: Sequence[Any], how: Compression) -> None:
+def _run(exchange: Exchange, group: Group, timeout_s: float | None) -> None:
+    """Run a call; where this rank leaves it in the middle, the others must not wait for it."""
+    try:
+        exchange.run(timeout_s)
+    except GpucollError:
+        raise
+    except BaseException:  # Ctrl-C, no memory: between the exchanges nobody else sees it
+        group.abort(Abort.INTERRUPTED)
+        raise
+
+
+def _check_inputs(xs: Sequence[Any], how: Compression, dispatch: Dispatch) -> None:
     """Raise unless these arrays can be compressed so."""
     for x in xs:
         template = template_of(x)
-        if template.device != "cpu":
+        if dispatch.is_enqueued(template):
             raise BackendUnavailableError(
                 "all_reduce with compression works on host arrays; x lies on "
                 f"{template.device}: leave compression out, or copy it to the host"

@@ -1,0 +1,108 @@
+"""What the families of a communicator's methods stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucoll.backends.protocol import HostBackend
+from gpucoll.calls.collectives import Collectives
+from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.point_to_point import PointToPoint
+from gpucoll.calls.runner import Runner
+from gpucoll.group.protocol import Group
+from gpucoll.types import Collective
+
+
+class Front:
+    """The parts of a `Communicator` that its methods call.
+
+    A method tries its compiled entry (``_quick_...``) first: that serves exact NumPy arrays of a
+    kind that was seen before. What it leaves goes to `Collectives` or `PointToPoint`. Bound methods
+    of those are kept here, since each further attribute costs a small call 10 ns.
+    """
+
+    rank: int
+    world_size: int
+    _group: Group
+    _backend: HostBackend
+    _gpu: GpuRunner
+    _runner: Runner
+    _collectives: Collectives
+    _point_to_point: PointToPoint
+    _call: Callable[..., Any]
+    """`Collectives.call`."""
+    _raise_left: Callable[[], None]
+    """`Collectives.raise_left`."""
+    _quick_all_reduce: Callable[..., Any]
+    _quick_list: Callable[[Any, Any, Any], Any]
+    _quick_reduce: Callable[..., Any]
+    _quick_reduce_scatter: Callable[..., Any]
+    _quick_scan: Callable[..., Any]
+    _quick_exclusive_scan: Callable[..., Any]
+    _quick_broadcast: Callable[..., Any]
+    _quick_all_gather: Callable[..., Any]
+    _quick_gather: Callable[..., Any]
+    _quick_scatter: Callable[..., Any]
+    _quick_all_to_all: Callable[..., Any]
+    _quick_send: Callable[[Any, int, int], Any]
+    _quick_recv: Callable[[Any, int, int], Any]
+    _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
+
+    def _bind(self, collectives: Collectives) -> None:
+        """Look the compiled entries up, once."""
+        self._call, self._raise_left = collectives.call, collectives.raise_left
+        entry = self._backend.entry
+        self._quick_all_reduce = entry(Collective.ALL_REDUCE)
+        self._quick_list = entry(Collective.ALL_REDUCE_LIST)
+        self._quick_reduce = entry(Collective.REDUCE)
+        self._quick_reduce_scatter = entry(Collective.REDUCE_SCATTER)
+        self._quick_scan = entry(Collective.SCAN)
+        self._quick_exclusive_scan = entry(Collective.EXCLUSIVE_SCAN)
+        self._quick_broadcast = entry(Collective.BROADCAST)
+        self._quick_all_gather = entry(Collective.ALL_GATHER)
+        self._quick_gather = entry(Collective.GATHER)
+        self._quick_scatter = entry(Collective.SCATTER)
+        self._quick_all_to_all = entry(Collective.ALL_TO_ALL)
+        self._quick_send = self._backend.messages.send
+        self._quick_recv = self._quick_send_recv = self._backend.messages.receive
+        if collectives.dispatch.refuses_host:  # Python says so, in every call
+            for name in [name for name in vars(self) if name.startswith("_quick_")]:
+                setattr(self, name, _leave_to_python)
+
+    def _whole_like(self, x: Any) -> Any:
+        """Return a new array for everybody's x side by side; None for what is no NumPy array."""
+        if type(x) is not np.ndarray or x.ndim == 0:
+            return None
+        shape = x.shape
+        return np.empty((shape[0] * self.world_size, *shape[1:]), x.dtype)
+
+    def _block_like(self, x: Any) -> Any:
+        """Return a new array for one rank's block of x; None for what is no NumPy array."""
+        if type(x) is not np.ndarray or x.ndim == 0:
+            return None
+        shape = x.shape
+        return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
+
+    def _list_like(self, xs: list[Any]) -> Any:
+        """Return new arrays for the results of a list; None where it holds anything else."""
+        if not all(type(x) is np.ndarray for x in xs):
+            return None
+        return [np.empty_like(x) for x in xs]
+
+    def _is_template(self, x: Any, out: Any) -> bool:
+        """Return whether x says, off the root of a scatter, what `out` also says."""
+        if x is None or type(x) is not np.ndarray or type(out) is not np.ndarray:
+            return x is None
+        return (
+            x.dtype is out.dtype
+            and x.ndim > 0
+            and x.shape[0] % self.world_size == 0
+            and x.size == out.size * self.world_size
+        )
+
+
+def _leave_to_python(*_: Any) -> None:
+    """Stand for a compiled entry that serves nothing."""

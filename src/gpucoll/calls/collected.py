@@ -1,0 +1,36 @@
+"""What is called inside a group, until its end."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, TypeVar
+
+from gpucoll.calls.preparation import NOT_IN_GROUPS
+from gpucoll.errors import ArgumentError, ArgumentTypeError, StateError
+from gpucoll.wording import ONE_THREAD
+
+_T = TypeVar("_T")
+
+
+class Collected(list[_T]):
+    """Calls of one kind, by the one thread that opened the group."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
+
+def check_in_group(collected: Collected[Any], name: str, async_op: bool, lasting: Any) -> None:
+    """Raise unless a call can be kept for the end of a group."""
+    if collected.thread != threading.get_ident():
+        raise StateError(
+            f"{name}: another thread has opened a group() on this communicator: {ONE_THREAD}"
+        )
+    if async_op:
+        raise ArgumentError(f"{name}: inside group() nothing is asynchronous by itself")
+    if lasting is NOT_IN_GROUPS:
+        raise ArgumentTypeError(
+            f"{name} cannot be called like this inside group(): its result is an object, a "
+            "number or a converted array, which cannot be filled at the end. Pass contiguous "
+            "arrays, or call it outside"
+        )

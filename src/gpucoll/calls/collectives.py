@@ -1,0 +1,303 @@
+"""How a collective on arrays runs when the compiled entry has left it to Python; and plans."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
+from gpucoll.backends.protocol import HostBackend, Request
+from gpucoll.calls import counts as exchanged_counts
+from gpucoll.calls.dispatch import Dispatch
+from gpucoll.calls.gpu.call import GpuCall
+from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.lists import FUSED, Packed, by_dtype, gpu_requests, list_request, prepare_list
+from gpucoll.calls.plan import Plan
+from gpucoll.calls.preparation import (
+    NOT_IN_GROUPS,
+    Arguments,
+    Prepared,
+    group_result,
+    list_in_group,
+    prepare,
+)
+from gpucoll.calls.runner import Runner
+from gpucoll.calls.shapes import parse_counts
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import Collective, ReduceOp
+
+_LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT)))
+
+
+class Collectives:
+    """The collectives of one communicator.
+
+    Parameters
+    ----------
+    runner : Runner
+        Takes calls on the host in their turn.
+    host : HostBackend
+        Moves host arrays.
+    gpu : GpuRunner
+        Makes calls on GPU arrays.
+    dispatch : Dispatch
+        Says which of them an array goes to.
+    call_again : callable
+        ``(name, *arguments)``: calls the communicator's method of that name.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        host: HostBackend,
+        gpu: GpuRunner,
+        dispatch: Dispatch,
+        call_again: Callable[..., Any],
+    ) -> None:
+        self.runner = runner
+        self.host = host
+        self.dispatch = dispatch
+        self.rank = runner.group.rank
+        self.world_size = runner.group.world_size
+        self._gpu = gpu
+        self._call_again = call_again
+
+    def raise_left(self) -> None:
+        """Raise what a compiled entry met, unless it only left the call to Python."""
+        self.raise_status(self.host.last_status)
+
+    def raise_status(self, status: int) -> None:
+        """Raise for a status of compiled code, unless it only leaves the call to Python."""
+        if status not in _LEFT_TO_PYTHON:
+            self.runner.group.raise_for(status)
+
+    def call(
+        self,
+        collective: Collective,
+        x: Any,
+        async_op: bool,
+        timeout_s: float | None,
+        stream: Any,
+        **given: Any,
+    ) -> Any:
+        """Check everything, then run in turn; teach the compiled entry where it could serve."""
+        cached_calls = self._gpu.call_cache.get(type(x))
+        if cached_calls is not None and stream is None:
+            result = self._gpu.repeat(cached_calls, collective, x, given, async_op, timeout_s)
+            if result is not None:
+                return result
+        op, counts = given.get("op"), (given.get("counts"), given.get("receive_counts"))
+        if type(op) is str and sys.intern(op) is not op:  # known by identity, see EntryTable
+            given["op"] = sys.intern(op)
+            options = {"async_op": async_op, "timeout_s": timeout_s, "stream": stream}
+            return self._call_again(collective.spelled, x, **given, **options)
+        if (
+            isinstance(x, list | tuple)
+            and collective in FUSED
+            and (not x or is_sequence_of_arrays(x))
+        ):
+            return self._run_list(collective, x, given, async_op, timeout_s, stream)
+        if exchanged_counts.are_asked_for(collective, *counts):
+            return self._run_with_counts(collective, x, given, async_op, timeout_s, stream)
+        return self._run_now(collective, x, given, async_op, timeout_s, stream)
+
+    def _run_now(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+        stream: Any,
+    ) -> Any:
+        arguments = self.parse(given)
+        prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        if self.dispatch.is_enqueued(prepared.template):
+            gpu_call = _gpu_call(collective, prepared, stream, timeout_s)
+            result = self._gpu.call(gpu_call, async_op, group_result(prepared))
+            self._gpu.learn(collective, x, given, prepared)
+            return result
+        call = self.host.prepare(prepared.request)
+        plain = x if x is not None else arguments.out
+        if type(plain) is np.ndarray and arguments.counts is None:
+            self.host.learn(collective, plain.dtype, given.get("op"), given.get("root"))
+        return self.runner.run(
+            collective.spelled,
+            call.run,
+            prepared.finish,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            lasting=group_result(prepared),
+        )
+
+    def _run_list(
+        self,
+        collective: Collective,
+        xs: Sequence[Any],
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+        stream: Any,
+    ) -> Any:
+        """Run a list of arrays as one call for each dtype in it."""
+        arguments = self.parse(given)
+        gets = collective != Collective.REDUCE or arguments.root == self.rank
+        made = prepare_list(xs, arguments.out if gets else None)
+
+        def finish() -> Any:
+            results = [item.finish() for item in made] if gets else None
+            return tuple(results) if results is not None and isinstance(xs, tuple) else results
+
+        lasting = list_in_group(made, xs) if gets else None
+        if made and self.dispatch.is_enqueued(made[0].template):
+            call = GpuCall(
+                collective.spelled,
+                made[0].template,
+                finish,
+                gpu_requests(collective, made, arguments, stream),
+                is_own=arguments.out is not None and lasting is not NOT_IN_GROUPS,
+                stream=stream,
+                timeout_s=timeout_s,
+            )
+            return self._gpu.call(call, async_op, lasting)
+        tasks = [self._list_task(collective, arrays, arguments) for arrays in by_dtype(made)]
+        if collective == Collective.ALL_REDUCE and len(tasks) == 1 and type(xs[0]) is np.ndarray:
+            self.host.learn(Collective.ALL_REDUCE_LIST, xs[0].dtype, given.get("op"), None)
+
+        def task(timeout_s: float | None) -> None:
+            for part in tasks:
+                part(timeout_s)
+
+        return self.runner.run(
+            collective.spelled,
+            task,
+            finish,
+            async_op=async_op,
+            timeout_s=timeout_s,
+            lasting=lasting,
+        )
+
+    def _list_task(
+        self, collective: Collective, arrays: list[Operands], arguments: Arguments
+    ) -> Callable[[float | None], None]:
+        """Return what runs the arrays of one dtype."""
+        if collective == Collective.ALL_REDUCE:
+            run: Callable[[float | None], None] = self.host.prepare(
+                list_request(arrays, arguments)
+            ).run
+            return run
+        packed = Packed(arrays)
+        gets = collective != Collective.REDUCE or arguments.root == self.rank
+        destination = packed.buffer if gets else None
+        request = Request(collective, packed.buffer, destination, arguments.op, arguments.root)
+        call = self.host.prepare(request)
+
+        def task(timeout_s: float | None) -> None:
+            packed.pack()
+            call.run(timeout_s)
+            if gets:
+                packed.unpack()
+
+        return task
+
+    def parse(self, given: dict[str, Any]) -> Arguments:
+        """Return what the user gave, checked."""
+        found: dict[str, Any] = {"out": given.get("out")}
+        if "op" in given:
+            found["op"] = ReduceOp.parse(given["op"])
+        if "root" in given:
+            self.check_root(given["root"])
+            found["root"] = int(given["root"])
+        for name, spelled in (("counts", "counts"), ("receive_counts", "recv_counts")):
+            if given.get(name) is not None:
+                is_sent = name == "counts" and "receive_counts" in given
+                label = "send_counts" if is_sent else spelled
+                found[name] = parse_counts(given[name], self.world_size, label)
+        return Arguments(**found)
+
+    def plan(self, collective: Collective, x: Any, **given: Any) -> Plan[Any]:
+        """Prepare a call that is made again and again on the same memory."""
+        arguments = self.parse(given)
+        prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        gets_nothing = prepared.request.destination is None
+        if prepared.is_packed:
+            raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
+        if prepared.lasting is None and not gets_nothing:
+            name = "x" if arguments.out is None else "out"
+            raise ArgumentError(
+                f"a plan needs {name} to be a C-contiguous array that can be written, as numbers "
+                "and JAX arrays cannot be: it gives the same memory every time"
+            )
+        if self.dispatch.is_enqueued(prepared.template):
+            run = self._gpu.prepare_plan(_gpu_call(collective, prepared))
+            return Plan(run, self.raise_status, None, prepared.lasting)
+        call = self.host.prepare(prepared.request)
+
+        def run_slowly() -> None:
+            self.runner.run(collective.spelled, call.run, lasting=prepared.lasting)
+
+        return Plan(call.run_once, self.raise_status, run_slowly, prepared.lasting)
+
+    def _run_with_counts(
+        self,
+        collective: Collective,
+        x: Any,
+        given: dict[str, Any],
+        async_op: bool,
+        timeout_s: float | None,
+        stream: Any,
+    ) -> Any:
+        """Exchange the counts in the call's turn, and prepare it with them."""
+        rank, world_size, channel = self.rank, self.world_size, self.runner.channel
+        arguments = self.parse({**given, "counts": None, "receive_counts": None})
+        template = exchanged_counts.check_alone(collective, x, given, arguments, world_size)
+        mine = exchanged_counts.own(collective, x, given, world_size)
+        if template is not None and self.dispatch.is_enqueued(template):
+            known: dict[str, Any] = {}
+
+            def ask(timeout_s: float | None) -> None:
+                known.update(exchanged_counts.exchange(channel, collective, mine, rank, timeout_s))
+
+            self.runner.run(collective.spelled, ask, timeout_s=timeout_s)
+            return self._run_now(collective, x, {**given, **known}, async_op, timeout_s, stream)
+        finishing: list[Callable[[], Any]] = []
+
+        def task(timeout_s: float | None) -> None:
+            known = exchanged_counts.exchange(channel, collective, mine, rank, timeout_s)
+            prepared = prepare(collective, x, self.parse({**given, **known}), rank, world_size)
+            self.host.prepare(prepared.request).run(timeout_s)
+            finishing.append(prepared.finish)
+
+        return self.runner.run(
+            collective.spelled,
+            task,
+            lambda: finishing.pop()(),
+            async_op=async_op,
+            timeout_s=timeout_s,
+        )
+
+    def check_root(self, root: Any) -> None:
+        """Raise unless this is a rank."""
+        if isinstance(root, bool) or not isinstance(root, int | np.integer):
+            raise ArgumentTypeError(f"root must be an int; got {root!r}")
+        if not 0 <= root < self.world_size:
+            raise ArgumentError(f"root must be in 0..{self.world_size - 1}; got {root}")
+
+
+def _gpu_call(
+    collective: Collective, prepared: Prepared, stream: Any = None, timeout_s: float | None = None
+) -> GpuCall:
+    """Return a prepared collective as a call on GPU arrays."""
+    return GpuCall(
+        collective.spelled,
+        prepared.template,
+        prepared.finish,
+        [prepared.request],
+        is_own=prepared.is_own,
+        stream=stream,
+        timeout_s=timeout_s,
+    )

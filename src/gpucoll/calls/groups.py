@@ -1,0 +1,70 @@
+"""Groups of calls: collected first, run together at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from gpucoll.calls.collected import Collected
+from gpucoll.calls.gpu.call import GpuCall
+from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.lists import shared_by
+from gpucoll.calls.messages import Grouped, MessageQueue
+from gpucoll.calls.runner import GroupedTask, Runner
+from gpucoll.errors import ArgumentError, StateError
+from gpucoll.transport.shared.words import Kind
+
+
+@contextmanager
+def collected(
+    runner: Runner, message_queue: MessageQueue, gpu: GpuRunner, timeout_s: float | None
+) -> Iterator[None]:
+    """Collect the calls made inside, and run them together at the end: `Communicator.group`."""
+    if runner.grouped is not None:
+        raise StateError("a group is open already: groups do not nest")
+    calls: Collected[GroupedTask] = Collected()
+    messages: Collected[Grouped] = Collected()
+    gpu_calls: Collected[GpuCall] = Collected()
+    runner.grouped, message_queue.grouped, gpu.grouped = calls, messages, gpu_calls
+    runner.queue.hold(True)
+    try:
+        yield
+    finally:
+        runner.grouped = message_queue.grouped = gpu.grouped = None
+        runner.queue.hold(False)
+
+    def task(timeout_s: float | None) -> None:
+        message_queue.run_group(messages, timeout_s)
+        for call in calls:
+            call.run(call.timeout_s)
+            if call.finish is not None:
+                call.finish()
+
+    _check_independent(gpu_calls)
+    if calls or messages:
+        runner.run("group", task, timeout_s=timeout_s)
+    gpu.run_group(gpu_calls, timeout_s)
+
+
+def _check_independent(calls: Sequence[GpuCall]) -> None:
+    """Raise ArgumentError where a call on GPU arrays uses what another one writes."""
+    users = []
+    for call in calls:
+        pairs = [
+            pair
+            for request in call.requests
+            for pair in request.parts or ((request.source, request.destination),)
+        ]
+        reads = [source for source, _ in pairs if source is not None]
+        writes = [destination for _, destination in pairs if destination is not None]
+        for message in call.messages:
+            if message.buffer is not None:
+                (reads if message.kind == Kind.SEND else writes).append(message.buffer)
+        users.append((reads, writes))
+    if shared := shared_by(users):
+        one, other = sorted(shared)
+        raise ArgumentError(
+            f"call {one} ({calls[one].name}) and call {other} ({calls[other].name}) on GPU arrays "
+            "in group() share memory, and one writes it; the vendor's library makes them at once, "
+            "in no order: make them one after the other, outside of the group"
+        )

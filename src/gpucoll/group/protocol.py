@@ -1,0 +1,164 @@
+"""What every communicator stands on: a group of ranks, wherever they are.
+
+`gpucoll.group.host.group.HostGroup` is the ranks of one host around one segment. What runs above
+it knows this much of it, and nothing of segments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from gpucoll.errors import GpucollError
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import Collective
+
+
+class Channel(Protocol):
+    """Moves bytes of any length between all ranks of a group: the control channel."""
+
+    run_barrier: Callable[[], int]
+    """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when every rank has arrived."""
+
+    def all_gather_bytes(
+        self, data: bytes, collective: Collective, root: int = ..., timeout_s: float | None = None
+    ) -> list[bytes]:
+        """Return every rank's bytes, by rank."""
+
+
+class EnqueuedCalls(Protocol):
+    """This rank's calls on GPU arrays, posted for the others to compare."""
+
+    words: Any
+    """Of which the item `gpucoll.group.host.enqueued.SEQUENCE` is `sequence`, in half the time."""
+
+    @property
+    def sequence(self) -> int:
+        """The number of the last call that this rank posted."""
+
+    @property
+    def compared(self) -> int:
+        """The number of the last call that was the same on every rank."""
+
+    @property
+    def has_uncompared(self) -> bool:
+        """Whether this rank has posted calls of which that is not known."""
+
+    @property
+    def late_rank(self) -> int:
+        """The rank that the last `compare` found late; -1: none."""
+
+    def is_compared(self, sequence: int) -> bool:
+        """Return whether this call was the same on every rank."""
+
+    def poster(self, block: CallBlock) -> Callable[[], int]:
+        """Return the built-in that posts this call and returns a `Status`; keep the block."""
+
+    def compare(self) -> Status:
+        """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""
+
+    def say_failed(self) -> None:
+        """Tell the ranks that wait for this one's GPU that it will not come."""
+
+    def failed_ranks(self) -> list[int]:
+        """Return the ranks that said so."""
+
+
+class Group(Protocol):
+    """This rank's part in a group of ranks.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        Which of how many.
+    timeout_s : float
+        Default deadline of every wait, in seconds.
+    failure : GpucollError or None
+        Why it is broken.
+    was_told : bool
+        Whether that was raised to somebody.
+    is_closed : bool
+        Whether this rank takes part no more.
+    is_in_use : bool
+        Whether a thread that cannot be ended may still look at what is shared.
+    """
+
+    rank: int
+    world_size: int
+    timeout_s: float
+    failure: GpucollError | None
+    was_told: bool
+    is_closed: bool
+    is_in_use: bool
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child's copy, which can do nothing."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a call is running at this moment, in some thread."""
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether some rank has given the group up."""
+
+    # --- may a call run ---------------------------------------------------------------------------
+
+    def check_open(self) -> None:
+        """Raise where no call can ever run again."""
+
+    def check_usable(self, timeout_s: float | None = None) -> None:
+        """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
+
+    def raise_if_aborted(self) -> None:
+        """Raise, now and from now on, where the group has been given up."""
+
+    def raise_for(self, status: int) -> None:
+        """Raise what a compiled loop's status means."""
+
+    # --- who is still there -----------------------------------------------------------------------
+
+    def ended_ranks(self) -> list[int]:
+        """Return the ranks whose process has ended."""
+
+    def has_closed(self, rank: int) -> bool:
+        """Return whether a rank has closed the communicator."""
+
+    def gone_ranks(self) -> list[int]:
+        """Return the ranks that will never take part again: ended or closed."""
+
+    # --- giving up --------------------------------------------------------------------------------
+
+    def abort(
+        self, code: Abort = ..., rank: int | None = None, sequence: int | None = None
+    ) -> None:
+        """Give the group up for all ranks, unless somebody already has."""
+
+    def break_with(self, code: Abort, rank: int) -> None:
+        """Give the group up for all ranks, unless somebody already has; raise."""
+
+    def abort_error(self, waited_s: float | None = None) -> GpucollError:
+        """Return the error for why it was given up."""
+
+    def fail(self, error: GpucollError) -> GpucollError:
+        """Note why it is broken, and return it: every later call raises that."""
+
+    # --- what stands on it ------------------------------------------------------------------------
+
+    def enqueued_calls(self) -> EnqueuedCalls:
+        """Return this rank's ring of calls on GPU arrays."""
+
+    def set_pending(self, count: int) -> None:
+        """Say how many asynchronous calls are queued, or have failed without anybody knowing."""
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what is worth knowing: name -> sentence."""
+
+    def close(self) -> None:
+        """Say that this rank takes part no more, and let go of everything shared."""
