@@ -63,18 +63,13 @@ class Signatures:
         )
         block.set_arrays(data.shape, 0, 0)
         if request.parts:
-            shapes = [source.shape for source, _ in request.parts]
-            block.sign(
-                len(shapes), *(number for shape in shapes for number in (len(shape), *shape))
-            )
-            block.show_shape((sum(source.count for source, _ in request.parts),))
+            block.sign_list([source.shape for source, _ in request.parts])
         elif request.counts is not None:
             self._sign_counts(block, request)
         elif request.collective == Collective.SCATTER:
             whole = request.source is not None
             count = data.count // (self._world_size if whole else 1)
-            block.sign(1, count)
-            block.show_shape((count,))
+            block.sign_block(count)
         return block
 
     def _sign_counts(self, block: CallBlock, request: Request) -> None:

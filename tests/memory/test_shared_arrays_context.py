@@ -233,10 +233,12 @@ def test_an_interrupt_leaves_no_handler_behind(arena):
     try:
         for _ in range(100):
             with contextlib.suppress(KeyboardInterrupt):
-                signal.setitimer(signal.ITIMER_REAL, drawn.uniform(1e-5, 3e-4))
-                for _ in range(5000):
-                    arena.array((N,), np.dtype(np.float64))
-            signal.setitimer(signal.ITIMER_REAL, 0)
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, drawn.uniform(1e-5, 3e-4))
+                    for _ in range(5000):
+                        arena.array((N,), np.dtype(np.float64))
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
             assert not inside(arena)
     finally:
         gc.enable()

@@ -167,15 +167,13 @@ class BlockMaker:
 
     def _set_parts(self, block: CallBlock, request: Request) -> None:
         """Describe a list of arrays, as `entries.lists` does."""
-        numbers, rows, end = [len(request.parts)], [], 0
+        rows, end = [], 0
         for source, destination in request.parts:
-            numbers += [len(source.shape), *source.shape]
             rows += [end + source.size_bytes, source.address - end, destination.address - end]
             end += source.size_bytes
             block.keep += (source.owner, destination.owner)
         words = block.words
-        block.sign(*numbers)
-        block.show_shape((end // request.data.item_bytes,))
+        block.sign_list([source.shape for source, _ in request.parts])
         words[Call.SIZE_BYTES] = end
         words[Call.COUNT] = end // request.data.item_bytes
         words[Call.N_SEGMENTS] = len(request.parts)
@@ -194,8 +192,7 @@ class BlockMaker:
         words[Call.LARGEST_BYTES] = block_bytes * int(words[Call.LARGEST_PARTS])
         if request.collective == Collective.SCATTER:
             count = block_bytes // max(request.data.item_bytes, 1)  # "V0" has none
-            block.sign(1, count)
-            block.show_shape((count,))
+            block.sign_block(count)
 
     def _set_counts(self, block: CallBlock, request: Request) -> None:
         movement, words, counts = MOVEMENTS[request.collective], block.words, request.counts

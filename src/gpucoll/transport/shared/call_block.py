@@ -80,6 +80,17 @@ class CallBlock:
             digest = mix_digest(digest, number)
         self.words[Call.DIGEST] = digest
 
+    def sign_list(self, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Make the shapes of a list of arrays the signature, as `gpucoll.entries.lists` does."""
+        numbers = (number for shape in shapes for number in (len(shape), *shape))
+        self.sign(len(shapes), *numbers)
+        self.show_shape((sum(map(math.prod, shapes)),))
+
+    def sign_block(self, count: int) -> None:
+        """Make the elements of one rank's block the signature: a scatter's, of which all know it."""
+        self.sign(1, count)
+        self.show_shape((count,))
+
     def show_shape(self, shape: tuple[int, ...]) -> None:
         """Note the shape for the record of the call."""
         words = self.words
