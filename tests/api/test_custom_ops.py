@@ -123,7 +123,7 @@ def test_half_types_are_rounded_once(comm):
 
 
 @pytest.mark.ranks(2)
-def test_a_kept_op_takes_the_compiled_road(comm, monkeypatch):
+def test_a_kept_op_takes_the_compiled_entry(comm, monkeypatch):
     x, out = np.ones(10, np.int64), np.empty(10, np.int64)
     comm.all_reduce(x, APPEND, out=out)
     monkeypatch.setattr(comm, "_call", None)

@@ -71,7 +71,7 @@ def test_a_tensor_under_a_transform_is_left_to_a_look():
     assert found == [None]
 
 
-def test_a_library_without_a_glance_is_looked_at():
+def test_a_library_without_a_fingerprint_is_looked_at():
     x = np.zeros(6, np.float32)
     sort, address = seen(numpy_arrays, x)
     assert address == x.ctypes.data

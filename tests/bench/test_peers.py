@@ -10,7 +10,7 @@ from gpucoll.bench import cli, peers
 ARGUMENTS = ["--ranks", "2", "-b", "4", "-e", "4", "-n", "3", "-w", "1", "--rounds", "2"]
 
 
-def test_a_missing_python_is_named_with_the_recipe(on_double, capfd):
+def test_a_missing_python_is_named_with_what_to_do(on_double, capfd):
     assert cli.main([*ARGUMENTS, "--compare", "mpich=/nowhere/bin/python"]) == 2
     captured = capfd.readouterr()
     assert captured.out == ""  # nothing was measured

@@ -145,7 +145,7 @@ def close_under_a_driver_that_hangs(rank):
     return left, rank.control.communicators
 
 
-def test_a_watcher_that_does_not_end(gpus):
+def test_a_monitor_thread_that_does_not_end(gpus):
     assert gpus.call_ranks(1, close_under_a_driver_that_hangs) == [(1, 0)]
 
 

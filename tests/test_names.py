@@ -1,0 +1,56 @@
+"""Names: what was renamed stays renamed, and the glossary has what the code is built of."""
+
+from __future__ import annotations
+
+import io
+import re
+import tokenize
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("src/gpucoll", "kernels", "backends", "bench", "tests", "tools")
+GONE = (
+    "courier", "departure", "estate", "express", "flight", "glance", "lookout", "postman", "recipe",
+    "road", "shelf", "ticket", "watcher",
+)  # fmt: skip
+"""Words out of picture books, each of which stood for something that the field has a name for."""
+IN_FLIGHT = re.compile("in_?flight", re.IGNORECASE)  # is the field's
+NO_ROOMS = ("utils", "common", "helper", "helpers", "manager", "misc")
+IN_THE_GLOSSARY = (
+    "Arena", "Backend", "Call block", "Communicator", "Context", "Control channel", "Device", "Dispatch",
+    "Enqueued", "Entry", "Fingerprint", "Group", "In flight", "Kernel", "Launch", "Mailbox", "Monitor",
+    "Operands", "Plan", "Rendezvous", "Request", "Schedule", "Segment", "Slot", "Work",
+)  # fmt: skip
+
+
+def sources() -> list[Path]:
+    found = (path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
+    return sorted(path for path in found if path != Path(__file__).resolve())
+
+
+def words_of(name: str) -> set[str]:
+    """Return the words of an identifier: ``MostInFlight`` and ``most_in_flight`` alike."""
+    spread = re.sub(r"([a-z0-9])([A-Z])", r"\1_\2", name)
+    return {word.lower().removesuffix("s") for word in spread.split("_") if word}
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_picture_book_comes_back(path: Path):
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline)
+    names = {token.string for token in tokens if token.type == tokenize.NAME}
+    names.add(path.stem)
+    found = {name for name in names if words_of(name) & {*GONE} and not IN_FLIGHT.search(name)}
+    assert not found, f"{sorted(found)}: docs/glossary.md has the field's own words"
+
+
+def test_no_room_for_everything():
+    rooms = {path.stem for path in sources()} | {path.parent.name for path in sources()}
+    assert not rooms & {*NO_ROOMS}
+
+
+@pytest.mark.parametrize("term", IN_THE_GLOSSARY)
+def test_in_the_glossary(term: str):
+    text = (ROOT / "docs/glossary.md").read_text("utf-8")
+    assert re.search(rf"^\*\*[^*]*\b{term}\b", text, re.MULTILINE | re.IGNORECASE), term
