@@ -25,6 +25,11 @@ NEVER_BY_IMPORT = ["numba", "llvmlite", "cupy", "mpi4py", "torch", "jax", "cloud
 ABOVE_THE_API = ("src/gpucoll/launcher", "src/gpucoll/testing", "src/gpucoll/doctor", "bench")
 
 
+# A group's segment, context and members are its own, and of the loops compiled against them.
+PRIVATE_OF_A_GROUP = {"context", "members", "segment"}
+INSIDE_A_GROUP = ("src/gpucoll/group/host", "backends/cpu/host")
+
+
 def sources() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
 
@@ -64,6 +69,22 @@ def test_lower_layers_do_not_use_the_public_face(path: Path):
     ]
 
     assert not upwards, f"import these from the module that defines them: {upwards}"
+
+
+@pytest.mark.parametrize("path", sources(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_a_group_keeps_to_itself(path: Path):
+    if path.relative_to(ROOT).as_posix().startswith(INSIDE_A_GROUP):
+        return
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    reached = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in nodes
+        if isinstance(node, ast.Attribute)
+        and node.attr in PRIVATE_OF_A_GROUP
+        and ast.unparse(node.value).rpartition(".")[2] in ("group", "_group")
+    ]
+
+    assert not reached, f"ask by a method of gpucoll.group.protocol.Group: {reached}"
 
 
 def test_import_gpucoll_loads_nothing_heavy():

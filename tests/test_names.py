@@ -19,9 +19,10 @@ GONE = (
 IN_FLIGHT = re.compile("in_?flight", re.IGNORECASE)  # is the field's
 NO_ROOMS = ("utils", "common", "helper", "helpers", "manager", "misc")
 IN_THE_GLOSSARY = (
-    "Arena", "Backend", "Call block", "Communicator", "Context", "Control channel", "Device", "Dispatch",
-    "Enqueued", "Entry", "Fingerprint", "Group", "In flight", "Kernel", "Launch", "Mailbox", "Monitor",
-    "Operands", "Plan", "Rendezvous", "Request", "Schedule", "Segment", "Slot", "Work",
+    "Arena", "Backend", "Call block", "Communicator", "Context", "Control channel", "Device",
+    "Dispatch", "Enqueued", "Entry", "Fingerprint", "Group", "In flight", "Kernel", "Launch",
+    "Mailbox", "Monitor", "Operands", "Plan", "Rendezvous", "Request", "Schedule", "Segment",
+    "Slot", "Work",
 )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ taken quietly instead:
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Iterator
 
 from gpucoll import config
@@ -23,6 +24,8 @@ from gpucoll.errors import BackendUnavailableError
 
 __all__ = ["candidates", "load", "vendor_of"]
 
+_VENDORS = {"nccl": "gpucoll.backends.nccl.vendor", "rccl": "gpucoll.backends.rccl.vendor"}
+"""Where the records are; named and not imported: RCCL's package stands on this one."""
 FOUND_BY_LOADER = "the system's loader finds it"
 
 
@@ -78,10 +81,5 @@ def load(vendor_name: str) -> Library:
 
 def vendor_of(name: str) -> Vendor:
     """Return the record of ``"nccl"`` or ``"rccl"``."""
-    if name == "rccl":
-        from gpucoll.backends.rccl.vendor import RCCL
-
-        return RCCL
-    from gpucoll.backends.nccl.vendor import NCCL
-
-    return NCCL
+    vendor: Vendor = getattr(importlib.import_module(_VENDORS[name]), name.upper())
+    return vendor

@@ -13,7 +13,7 @@ import cupy
 import numpy.typing as npt
 
 from gpucoll.errors import ArgumentTypeError
-from gpucoll.kernels.gpu.launch import CompiledKernel
+from gpucoll.kernels.gpu.launcher import CompiledKernel
 from gpucoll.kernels.gpu.source import THREADS, Kernel, source_of
 
 CUDA_OPTIONS = ("-std=c++17", "--fmad=false")

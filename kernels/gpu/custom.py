@@ -16,7 +16,8 @@ from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.errors import ArgumentTypeError, BackendUnavailableError
-from gpucoll.kernels.gpu.launch import CompiledKernel, Target
+from gpucoll.kernels.gpu.launch import Target
+from gpucoll.kernels.gpu.launcher import CompiledKernel
 from gpucoll.kernels.gpu.source import TILE_ELEMENTS
 from gpucoll.types import ReduceOp
 

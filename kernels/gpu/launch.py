@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,41 +18,11 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import library_of
 from gpucoll.arrays.streams import address_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.kernels.gpu.launcher import CompiledKernel, Launcher
 from gpucoll.kernels.gpu.source import Kernel
 
 BLOCKS_PER_MULTIPROCESSOR = 32
 """Of a grid, at most: many, so that the last ones leave few idle; each with work to do."""
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """A kernel that somebody else has compiled to PTX; its arguments are 64-bit words."""
-
-    name: str
-    ptx: str
-
-
-class Launcher(Protocol):
-    """What a kind of device must be able to do; `number` is the device's, `stream` an address."""
-
-    def multiprocessors(self, number: int) -> int:
-        """Return how many multiprocessors (compute units) a device has."""
-
-    def compute_capability(self, number: int) -> tuple[int, int]:
-        """Return a CUDA device's compute capability; ArgumentTypeError on others."""
-
-    def launch(
-        self,
-        kernel: Kernel | CompiledKernel,
-        blocks: int,
-        arguments: Sequence[Any],
-        number: int,
-        stream: int,
-    ) -> None:
-        """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
-
-    def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
-        """Copy a table to the device; return its address, a multiple of 16, and what keeps it."""
 
 
 def _cupy_launcher() -> Launcher:

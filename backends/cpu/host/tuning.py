@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpucoll import config
+from gpucoll.backends.choice import KINDS
 from gpucoll.errors import ArgumentError
 from gpucoll.topology import cpu_quota
 from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, Tuning, round_up
@@ -30,7 +31,7 @@ def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
 def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
     """Return whether some rank sees a GPU, or was told to use one."""
     wishes = {introduction["same"].get(WISH) for introduction in introductions}
-    return bool(wishes & {"nccl", "rccl"}) or any(
+    return bool(wishes & {*KINDS}) or any(
         introduction.get("gpu", [""])[0] for introduction in introductions
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.kernels.gpu.launch import CompiledKernel
+from gpucoll.kernels.gpu.launcher import CompiledKernel
 
 ROOT = Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "tools"))

@@ -16,7 +16,8 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.kernels import gpu
 from gpucoll.kernels.block_message import message_bytes
 from gpucoll.kernels.gpu import launch
-from gpucoll.kernels.gpu.launch import BLOCKS_PER_MULTIPROCESSOR, CompiledKernel
+from gpucoll.kernels.gpu.launch import BLOCKS_PER_MULTIPROCESSOR
+from gpucoll.kernels.gpu.launcher import CompiledKernel
 from gpucoll.kernels.gpu.pack import cast, prepare_pack
 from gpucoll.kernels.gpu.quantise import quantise
 from gpucoll.kernels.gpu.reduce import reduce_arrays, ring_step

@@ -87,7 +87,7 @@ class CallBlock:
         self.show_shape((sum(map(math.prod, shapes)),))
 
     def sign_block(self, count: int) -> None:
-        """Make the elements of one rank's block the signature: a scatter's, of which all know it."""
+        """Make the elements of one rank's block the signature: all that a scatter's ranks know."""
         self.sign(1, count)
         self.show_shape((count,))
 

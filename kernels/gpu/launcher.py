@@ -1,0 +1,42 @@
+"""What launches kernels on a kind of device, and what it may be given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy.typing as npt
+
+from gpucoll.kernels.gpu.source import Kernel
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel that somebody else has compiled to PTX; its arguments are 64-bit words."""
+
+    name: str
+    ptx: str
+
+
+class Launcher(Protocol):
+    """What a kind of device must be able to do; `number` is the device's, `stream` an address."""
+
+    def multiprocessors(self, number: int) -> int:
+        """Return how many multiprocessors (compute units) a device has."""
+
+    def compute_capability(self, number: int) -> tuple[int, int]:
+        """Return a CUDA device's compute capability; ArgumentTypeError on others."""
+
+    def launch(
+        self,
+        kernel: Kernel | CompiledKernel,
+        blocks: int,
+        arguments: Sequence[Any],
+        number: int,
+        stream: int,
+    ) -> None:
+        """Enqueue a kernel of `blocks` blocks with these arguments: NumPy structs, integers."""
+
+    def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
+        """Copy a table to the device; return its address, a multiple of 16, and what keeps it."""
