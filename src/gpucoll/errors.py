@@ -14,7 +14,8 @@
     ├── PeerLostError              a rank's process is gone, or it closed; broken
     ├── AbortedError               another rank, or this one, gave the communicator up
     ├── RendezvousError            the ranks could not find each other, or do not belong together
-    │   └── AuthenticationError    somebody who may not take part tried to
+    │   ├── AuthenticationError    somebody who may not take part tried to
+    │   └── RendezvousDeadlineError  a rank did not come in time (also DeadlineError)
     └── LaunchError                a rank that gpucoll started ended by itself (signal, exit code)
 
 "Broken" means: every later call raises the same error at once; what is left to do is `close`.
@@ -35,6 +36,7 @@ __all__ = [
     "LaunchError",
     "MismatchError",
     "PeerLostError",
+    "RendezvousDeadlineError",
     "RendezvousError",
     "StateError",
     "UsageError",
@@ -99,6 +101,10 @@ class RendezvousError(GpucollError):
 
 class AuthenticationError(RendezvousError):
     """Somebody who may not take part in the job tried to."""
+
+
+class RendezvousDeadlineError(RendezvousError, DeadlineError):
+    """A rank did not come to `init`, `split` or `duplicate` in time; names who is missing."""
 
 
 class LaunchError(GpucollError):

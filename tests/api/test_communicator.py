@@ -214,6 +214,7 @@ def test_the_errors_tree():
         "AbortedError": ("GpucollError",),
         "RendezvousError": ("GpucollError",),
         "AuthenticationError": ("RendezvousError",),
+        "RendezvousDeadlineError": ("RendezvousError", "DeadlineError"),
         "LaunchError": ("GpucollError",),
         "GpucollError": ("Exception",),
     }

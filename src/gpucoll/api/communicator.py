@@ -35,8 +35,11 @@ from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work, WorkQueue
 from gpucoll.errors import ArgumentTypeError, GpucollError, MismatchError, StateError
+from gpucoll.group.host.division import Division
 from gpucoll.group.protocol import Channel, Group
+from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.unix import Watch
 from gpucoll.types import Collective
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
@@ -136,6 +139,11 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
             Ranks are numbered by key, then by their rank here.
         timeout_s : float, optional
             Deadline for all ranks to come, in seconds.
+
+        Notes
+        -----
+        A rank that is lost, interrupted or late in here breaks this communicator, as in any call;
+        where all ranks are told that there is no memory for the new one, this one works on.
         """
         return self._divide(Collective.SPLIT, color, key, timeout_s)
 
@@ -155,20 +163,28 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
                 raise ArgumentTypeError(f"split: {name} must be {either}; got {number!r}")
         mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
         parts = self._runner.exchange_bytes(mine, collective, -1, timeout_s)
+        with Division(self._group, collective.spelled) as division:
+            return self._come_together(parts, color, timeout_s, division)
+
+    def _come_together(
+        self, parts: list[bytes], color: int | None, timeout_s: float | None, division: Division
+    ) -> Communicator | None:
+        """Meet the ranks of one color; `parts` say who they are."""
         everyone = [pickle.loads(part) for part in parts]
         colors = sorted({item[0] for item in everyone if item[0] is not None})
         ranks = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
-        place = [item[2] for item in ranks].index(self.rank)
+        division.ranks = [item[2] for item in ranks]
+        place = division.ranks.index(self.rank)
         # NCCL divides what is connected together with all ranks, whatever their color.
         gpu_color = None if color is None else colors.index(color)
         connection = self._gpu.split(gpu_color, place, timeout_s)
         if color is None:
             return None
-        job = Job(place, len(ranks), ranks[0][3], collective.spelled)
+        job = Job(place, len(ranks), ranks[0][3], division.call)
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on
         try:
-            made = create(job, limit, self._group.timeout_s, wish, connects=False)
+            made = create(job, limit, self._group.timeout_s, wish, division, connects=False)
         except BaseException:
             if connection is not None:
                 connection.abort()
@@ -284,13 +300,36 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
 
 
 def create(
-    job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish, *, connects: bool = True
+    job: Job,
+    meet_timeout_s: float,
+    timeout_s: float,
+    wish: Wish,
+    watch: Watch | None = None,
+    *,
+    connects: bool = True,
 ) -> Communicator:
     """Meet the ranks of `job` and return their communicator.
 
     `connects` says whether to connect the GPUs that the user asked for; one that is divided hands
-    on its own.
+    on its own. `watch` says which ranks can never come.
     """
+    made: Communicator | None = None
+    try:
+        with held_signals():
+            made = _meet(job, meet_timeout_s, timeout_s, wish, watch)
+        asks = wish.device is not None or wish.backend in KINDS
+        if connects and asks and made._choice.gpu.backend:
+            made._gpu.connect(None, meet_timeout_s)
+        return made
+    except BaseException:
+        if made is not None:
+            made._give_up()
+        raise
+
+
+def _meet(
+    job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish, watch: Watch | None
+) -> Communicator:
     from gpucoll.backends.cpu.host import tuning
     from gpucoll.group.host.channel import ControlChannel
     from gpucoll.group.host.group import HostGroup
@@ -298,21 +337,17 @@ def create(
 
     facts = {"gpu": look_for_gpus()}
     same = {tuning.WISH: wish.backend}
-    members = join(job, tuning.tune, meet_timeout_s, facts, same)
+    members = join(job, tuning.tune, meet_timeout_s, facts, same, watch)
     group = HostGroup(members, timeout_s, tuning.waiting(members.introductions))
-    seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
-    choice = choose(wish.backend, seen)
-    # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
-    host = backends.load(choice.host.backend or "cpu").create(group)
-    made = Communicator(group, ControlChannel(group), host, choice, wish)
-    asks = wish.device is not None or wish.backend in KINDS
-    if connects and asks and choice.gpu.backend:
-        try:
-            made._gpu.connect(None, meet_timeout_s)
-        except BaseException:
-            made._give_up()
-            raise
-    return made
+    try:
+        seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
+        choice = choose(wish.backend, seen)
+        # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
+        host = backends.load(choice.host.backend or "cpu").create(group)
+        return Communicator(group, ControlChannel(group), host, choice, wish)
+    except BaseException:
+        group.close()
+        raise
 
 
 def _caller_of(communicator: Communicator) -> Callable[..., Any]:

@@ -9,6 +9,7 @@ from gpucoll import config
 from gpucoll.backends import BACKENDS, PLANNED
 from gpucoll.backends.choice import KINDS, VENDOR_BACKENDS, Wish
 from gpucoll.errors import ArgumentError, BackendUnavailableError
+from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import Job, find_job
 
 if TYPE_CHECKING:
@@ -54,8 +55,15 @@ def init(
 
     Raises
     ------
+    RendezvousDeadlineError
+        A rank did not come in time.
     RendezvousError
-        A rank did not come in time, or runs another version of gpucoll.
+        A rank runs another version of gpucoll, or does not belong to the job.
+    PeerLostError
+        A rank is gone: it had come and left, or the launcher (gpucoll-run, `gpucoll.launch`) says
+        that it has ended, with whatever exit code.
+    AbortedError
+        A rank was interrupted, or raised something else, while all were meeting.
     BackendUnavailableError
         The backend, or a GPU that is there, cannot serve, or the job spans several hosts.
     MemoryError
@@ -89,7 +97,8 @@ def init(
     # Ranks call init equally often: the count keeps the meetings of two calls apart.
     meeting = Job(job.rank, job.world_size, f"{job.token}#{number_of_call}", job.origin)
     exits = job.is_launched if on_async_error is None else on_async_error == "exit"
-    return create(meeting, limit, limit, Wish(backend, number, exits))
+    watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
+    return create(meeting, limit, limit, Wish(backend, number, exits), watch)
 
 
 def _check_backend(backend: object) -> None:

@@ -33,6 +33,8 @@ class Run:
         self.relay = OutputRelay(options.ranks, prefix=options.prefix)
         self.rank_set = RankSet(self.show, self.ended, options.grace_s)
         self.failures: list[RankEnd] = []
+        self.finished: list[int] = []
+        """Ranks that ended with exit code 0 before any failed."""
         self.consequential: set[int] = set()
         self.ended_by_launcher: list[RankEnd] = []
         self.interrupts = 0
@@ -129,16 +131,23 @@ class Run:
     def ended(self, end: RankEnd) -> None:
         """Take note of a rank's end; the first failure begins the end of all."""
         if not end.failed:
+            if not self.failures:
+                self.finished.append(end.rank)
             return
         if end.by_launcher:
             self.ended_by_launcher.append(end)
             return
         self.failures.append(end)
         if len(self.failures) == 1:
-            lost = " because another rank was lost" if end.rank in self.consequential else ""
+            lost = self.why_lost() if end.rank in self.consequential else ""
             others = f"; the others have {self.options.grace_s:g} s to end by themselves"
             self.relay.note(f"{end}{lost}{others if self.rank_set.running else ''}")
         self.rank_set.end_soon()
+
+    def why_lost(self) -> str:
+        """Say of a rank that failed as another was lost whether that one had ended well."""
+        ended = f": {listed(sorted(self.finished))} had ended with exit code 0"
+        return f" because another rank was lost{ended if self.finished else ''}"
 
     def conclude(self) -> int:
         """Say what became of the job and return the exit code."""

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from types import TracebackType
 
+from gpucoll import config
 from gpucoll.errors import LaunchError
+from gpucoll.launcher.end_notices import EndNotices
 from gpucoll.launcher.events import EventLoop
 from gpucoll.launcher.rank_process import DRAIN_READS, RankCommand, RankEnd, RankProcess
 from gpucoll.launcher.signals import deferred_signals, woken_by_signals
@@ -57,6 +59,7 @@ class RankSet:
         self.stage = Stage.RUNNING
         self._on_output = on_output
         self._on_end = on_end
+        self._notices: EndNotices | None = None
         self._running: dict[int, RankProcess] = {}
         self._left_over: dict[int, RankProcess] = {}
         """Ended, but something that they started still holds their output."""
@@ -78,6 +81,8 @@ class RankSet:
                 process.release()
             self._running.clear()
             self._left_over.clear()
+            if self._notices is not None:
+                self._notices.close()
             self.loop.close()
 
     @property
@@ -88,6 +93,8 @@ class RankSet:
     def start(self, commands: Sequence[RankCommand]) -> None:
         """Start one rank for each command; signals that arrive meanwhile are handled afterwards."""
         with deferred_signals():
+            if commands and (token := commands[0].environment.get(config.JOB)):
+                self._notices = EndNotices(self.loop, token, len(commands))
             for rank, command in enumerate(commands):
                 self._start_one(rank, len(commands), command)
 
@@ -198,6 +205,8 @@ class RankSet:
             self.loop.remove_reader(process.exit_watch.descriptor)
             self._left_over[process.rank] = process
             del self._running[process.rank]
+            if self._notices is not None:
+                self._notices.add(end)
             self._on_end(end)
             self._end_leftovers(process)
 

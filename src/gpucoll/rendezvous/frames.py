@@ -1,11 +1,16 @@
-"""Messages with file descriptors over a Unix socket: lengths, JSON, then the descriptors."""
+"""Messages with file descriptors over a Unix socket: lengths, JSON, then the descriptors.
+
+Nothing here waits: whoever has several connections serves them all, and no other end can hold it.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import struct
+from collections import deque
 from typing import Any
 
 from gpucoll.errors import AuthenticationError
@@ -13,11 +18,26 @@ from gpucoll.errors import AuthenticationError
 _LENGTH = struct.Struct("<II")  # bytes of JSON, count of descriptors
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
 DESCRIPTORS_AT_ONCE = 200  # the kernel takes 253 (SCM_MAX_FD)
-MAX_MESSAGE_BYTES = 1 << 20
+INTRODUCTION_BYTES = 64 << 10
+"""Room for the CPUs of the largest machines; more is nobody's introduction."""
 
 
-def check_peer(connection: socket.socket) -> None:
-    """Raise `AuthenticationError` unless the other end is a process of this user."""
+class BadMessageError(ValueError):
+    """The other end does not keep to the protocol; says how, after "process 123 "."""
+
+
+class LostDescriptorsError(BadMessageError):
+    """Descriptors came that this process has no room for."""
+
+
+def peer_process(connection: socket.socket) -> int:
+    """Return the process at the other end; 0 where this PID namespace does not know it.
+
+    Raises
+    ------
+    AuthenticationError
+        It is another user's.
+    """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(raw)
     if user != os.geteuid():
@@ -25,54 +45,162 @@ def check_peer(connection: socket.socket) -> None:
             f"process {process} of user {user} is at the job's socket, but this rank runs as user "
             f"{os.geteuid()}: all ranks of a host must belong to one user"
         )
+    return int(process)
 
 
-def send(connection: socket.socket, content: dict[str, Any], fds: list[int] | None = None) -> None:
-    """Send a message with descriptors."""
-    fds = fds or []
+def encode(content: dict[str, Any], n_fds: int = 0) -> bytes:
+    """Return a message as it is sent, without its descriptors."""
     data = json.dumps(content).encode()
-    connection.sendall(_LENGTH.pack(len(data), len(fds)) + data)
-    for start in range(0, len(fds), DESCRIPTORS_AT_ONCE):
-        part = fds[start : start + DESCRIPTORS_AT_ONCE]
-        socket.send_fds(connection, [b"f"], part)
+    return _LENGTH.pack(len(data), n_fds) + data
 
 
-def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]]:
-    """Receive a message with its descriptors, which then belong to the caller.
+def _decode(data: bytes) -> dict[str, Any]:
+    def refuse(text: str) -> None:
+        raise BadMessageError(f"sent {text} as a number")
 
-    Raises
-    ------
-    ConnectionError
-        The other end is gone, or did not keep to the protocol.
-    """
-    length, n_fds = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
-    if length > MAX_MESSAGE_BYTES:
-        raise ConnectionError(f"a message of {length} bytes is too long to be one of gpucoll's")
-    content = json.loads(_exactly(connection, length))
-    fds: list[int] = []
     try:
-        while len(fds) < n_fds:
-            data, got, flags, _ = socket.recv_fds(connection, 1, DESCRIPTORS_AT_ONCE)
-            fds.extend(got)
-            if not data or flags & socket.MSG_CTRUNC:
-                raise ConnectionError(
-                    "file descriptors were lost on the way: is the limit of open files "
-                    "(ulimit -n) too low?"
-                )
-    except BaseException:
-        close_all(fds)
+        content = json.loads(data, parse_constant=refuse)
+    except RecursionError:
+        raise BadMessageError("sent JSON that is nested too deeply") from None
+    except BadMessageError:
         raise
-    return content, fds
+    except ValueError:
+        raise BadMessageError("sent something that is no JSON") from None
+    if not isinstance(content, dict):
+        raise BadMessageError("sent JSON that is no message")
+    return content
 
 
-def _exactly(connection: socket.socket, size: int) -> bytes:
-    data = b""
-    while len(data) < size:
-        part = connection.recv(size - len(data))
+class Connection:
+    """One end of a connection: what is still to be sent, and what has come of the next message.
+
+    Parameters
+    ----------
+    end : socket
+        Belongs to the connection from here on.
+    most_bytes, most_fds : int
+        How much JSON, and how many descriptors, a message from the other end may have.
+    """
+
+    def __init__(self, end: socket.socket, most_bytes: int, most_fds: int) -> None:
+        end.setblocking(False)
+        self._end = end
+        self._most = most_bytes, most_fds
+        self._sending: deque[tuple[memoryview, list[int]]] = deque()
+        self._lengths: tuple[int, int] | None = None
+        self._data = bytearray()
+        self._fds: list[int] = []
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._end.fileno()
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._sending)
+
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """Send an encoded message, or as much of it as the other end takes now.
+
+        The descriptors stay the caller's, who keeps them open while the connection `is_sending`.
+        """
+        fds = fds or []
+        self._sending.append((memoryview(message), []))
+        for start in range(0, len(fds), DESCRIPTORS_AT_ONCE):
+            self._sending.append((memoryview(b"f"), fds[start : start + DESCRIPTORS_AT_ONCE]))
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the other end takes now of what is still to be sent; OSError: it is gone."""
+        while self._sending:
+            data, fds = self._sending[0]
+            try:
+                if fds:
+                    sent = socket.send_fds(self._end, [data], fds, socket.MSG_NOSIGNAL)
+                else:
+                    sent = self._end.send(data, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno == errno.ETOOMANYREFS:  # many are on the way to other ranks
+                    return
+                raise
+            if sent < len(data):
+                self._sending[0] = data[sent:], fds
+            else:
+                self._sending.popleft()
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Take what has come; return the next message and its descriptors once it is complete.
+
+        The descriptors then belong to the caller.
+
+        Raises
+        ------
+        OSError
+            The other end is gone.
+        BadMessageError
+            It did not keep to the protocol.
+        """
+        while not self._is_complete():
+            if not self._take():
+                return None
+        content, fds = _decode(bytes(self._data)), self._fds
+        self._lengths, self._fds = None, []
+        self._data.clear()
+        return content, fds
+
+    def _is_complete(self) -> bool:
+        return self._lengths == (len(self._data), len(self._fds))
+
+    def _take(self) -> bool:
+        """Take some of the next message; return whether anything had come."""
+        try:
+            if self._lengths is None:
+                self._add(self._end.recv(_LENGTH.size - len(self._data)))
+                if len(self._data) == _LENGTH.size:
+                    self._begin(*_LENGTH.unpack(self._data))
+            elif len(self._data) < self._lengths[0]:
+                self._add(self._end.recv(self._lengths[0] - len(self._data)))
+            else:
+                self._take_fds(self._lengths[1] - len(self._fds))
+        except BlockingIOError:
+            return False
+        return True
+
+    def _add(self, part: bytes) -> None:
         if not part:
             raise ConnectionError("the other end is gone")
-        data += part
-    return data
+        self._data += part
+
+    def _begin(self, n_bytes: int, n_fds: int) -> None:
+        for number, most, what in zip(
+            (n_bytes, n_fds), self._most, ("bytes", "descriptors"), strict=True
+        ):
+            if number > most:
+                raise BadMessageError(f"announced {number} {what} where {most} are the most")
+        self._lengths = n_bytes, n_fds
+        self._data.clear()
+
+    def _take_fds(self, missing: int) -> None:
+        data, got, flags, _ = socket.recv_fds(self._end, 1, min(missing, DESCRIPTORS_AT_ONCE))
+        self._fds += got
+        if flags & socket.MSG_CTRUNC:
+            raise LostDescriptorsError(
+                "sent file descriptors that were lost on the way: is the limit of open files "
+                "(ulimit -n) too low?"
+            )
+        if not data:
+            raise ConnectionError("the other end is gone")
+        if not got:
+            raise BadMessageError("sent no file descriptors where it had announced them")
+
+    def close(self) -> None:
+        """Close the socket, and descriptors that nobody has taken."""
+        self._end.close()
+        close_all(self._fds)
+        self._fds = []
 
 
 def close_all(fds: list[int]) -> None:

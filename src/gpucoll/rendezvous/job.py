@@ -33,6 +33,11 @@ class Job:
         """Whether a launcher started this process, and ends the job when it fails."""
         return self.origin in (_GPUCOLL, _TORCHRUN)
 
+    @property
+    def is_gpucolls(self) -> bool:
+        """Whether that is gpucoll's launcher, and these are all ranks that it started."""
+        return self.origin == _GPUCOLL
+
 
 def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
     """Return this process's job: what the launcher said, or one rank alone.

@@ -2,48 +2,57 @@
 
 Rank 0 listens, the others connect and introduce themselves with their file descriptors; rank 0
 checks that all belong together, decides what all must agree on, and hands everybody's descriptors
-to everybody. The kernel vouches for the other end's user (SO_PEERCRED), in both directions.
+to everybody. Each rank makes its part of what all share and says so; rank 0 tells all when the last
+one has. So either all ranks have it or none, and whoever is lost or gives up on the way ends the
+others: its connection says so. The kernel vouches for the other end's user (SO_PEERCRED), in both
+directions.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import select
 import socket
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic
 
-from gpucoll.errors import GpucollError, RendezvousError
 from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError, Connection
+from gpucoll.rendezvous.held_signals import held_signals
+from gpucoll.rendezvous.host import Host
 from gpucoll.rendezvous.job import Job
-from gpucoll.wording import list_ranks
+from gpucoll.rendezvous.meeting import (
+    SLICE_S,
+    Decide,
+    Meeting,
+    T,
+    Terms,
+    Watch,
+    address,
+    heard,
+    told,
+)
 
-Decide = Callable[[list[dict[str, Any]]], tuple[dict[str, Any], list[int]]]
-_RETRY_S = (0.001, 0.05)  # first and longest pause between two tries to connect
-_INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
-_REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
+__all__ = ["Meeting", "Watch", "meet"]
 
-
-@dataclass
-class Meeting:
-    """What a rank knows after the ranks have met. The descriptors belong to the caller."""
-
-    job: Job
-    introductions: list[dict[str, Any]]
-    """By rank."""
-    decision: dict[str, Any]
-    """What rank 0 decided for all."""
-    shared_fds: list[int]
-    """What rank 0 made for all."""
-    rank_fds: list[list[int]]
-    """By rank: the descriptors that came with its introduction."""
+_RETRY_S = (0.001, 0.02)  # first and longest pause between two tries to connect
+_LONGER_S = 1.0  # rank 0's own deadline explains more
 
 
 def meet(
-    job: Job, introduction: dict[str, Any], fds: list[int], decide: Decide, timeout_s: float
-) -> Meeting:
-    """Meet the other ranks of the job.
+    job: Job,
+    introduction: dict[str, Any],
+    fds: list[int],
+    *,
+    check: Callable[[dict[str, Any], list[int]], None],
+    decide: Decide,
+    settle: Callable[[Meeting], T],
+    undo: Callable[[T], None],
+    timeout_s: float,
+    watch: Watch | None = None,
+) -> T:
+    """Meet the other ranks of the job; return what `settle` made of it.
 
     Parameters
     ----------
@@ -53,192 +62,190 @@ def meet(
         Sent to every rank. ``introduction["same"]`` must be equal on all of them.
     fds : list of int
         Sent with it, the same number on every rank. They stay the caller's.
+    check : callable
+        Called on rank 0 with every other introduction and its descriptors: raises ValueError, with
+        the end of a sentence, where they cannot be a rank's.
     decide : callable
         Called on rank 0 with every introduction: returns the decision and descriptors for all.
+    settle : callable
+        Called on every rank with the `Meeting`, whose descriptors it takes over.
+    undo : callable
+        Called with what `settle` returned where another rank has failed since.
     timeout_s : float
         How long to wait for the others, in seconds.
+    watch : Watch, optional
+        What else says that a rank can never come.
 
     Raises
     ------
+    RendezvousDeadlineError
+        A rank did not come in time.
     RendezvousError
-        A rank did not come in time, or does not belong to the job.
+        A rank does not belong to the job.
+    PeerLostError, AbortedError
+        A rank is gone, or gave up.
     """
-    deadline = time.monotonic() + timeout_s
-    if job.world_size == 1:
-        decision, shared = decide([introduction])
-        return Meeting(job, [introduction], decision, shared, [_duplicates(fds)])
-    if job.rank == 0:
-        return _Host(job, deadline, timeout_s).receive_all(introduction, fds, decide)
-    return _visit(job, introduction, fds, deadline, timeout_s)
-
-
-def _address(job: Job) -> bytes:
-    # Hashed, because a name has at most 107 bytes and tokens that differ must not meet.
-    return b"\0gpucoll-" + hashlib.sha256(job.token.encode()).hexdigest().encode()
-
-
-def _duplicates(fds: list[int]) -> list[int]:
-    return [socket.dup(fd) for fd in fds]
-
-
-def _left(deadline: float) -> float:
-    return max(deadline - time.monotonic(), 0.001)
-
-
-class _Host:
-    """Rank 0's side of a meeting."""
-
-    def __init__(self, job: Job, deadline: float, timeout_s: float) -> None:
-        self.job = job
-        self.deadline = deadline
-        self.timeout_s = timeout_s
-        self.guests: list[socket.socket] = []
-        self.refusal: RendezvousError | None = None
-        self.introductions: dict[int, dict[str, Any]] = {}
-        self.fds: dict[int, list[int]] = {}
-
-    def receive_all(self, introduction: dict[str, Any], fds: list[int], decide: Decide) -> Meeting:
-        self.introductions[0], self.fds[0] = introduction, _duplicates(fds)
+    watch = watch or Watch(job)
+    watch.has_begun = True
+    with held_signals() as signals:
+        terms = Terms(
+            job, introduction, fds, check, decide, settle, undo, timeout_s, watch, signals
+        )
         try:
-            with self._listen() as listener:
-                self._admit_all(listener)
-            ranks = range(self.job.world_size)
-            ordered = [self.introductions[rank] for rank in ranks]
-            decision, shared = decide(ordered)
-            answer = {"decision": decision, "introductions": ordered, "shared": len(shared)}
-            by_rank = [self.fds[rank] for rank in ranks]
-            everything = shared + [fd for group in by_rank for fd in group]
-            try:
-                for guest in self.guests:
-                    frames.send(guest, answer, everything)
-            except OSError as error:
-                frames.close_all(shared)
-                raise RendezvousError(
-                    f"a rank was lost while the {self.job.world_size} ranks met: {error.strerror}"
-                ) from error
+            if job.world_size == 1:
+                decision, shared = decide([introduction])
+                own = [socket.dup(fd) for fd in fds]
+                return settle(Meeting(job, [introduction], decision, shared, [own]))
+            return Host(terms).run() if job.rank == 0 else _Guest(terms).run()
+        finally:
+            watch.close()
+
+
+class _Guest(Generic[T]):
+    """Another rank, for the length of a meeting."""
+
+    def __init__(self, terms: Terms[T]) -> None:
+        self.terms = terms
+        self.connection: Connection | None = None
+        self.process = 0
+        """Rank 0's."""
+        self.is_answered = False
+        self.made: T | None = None
+        self.has_heard = False
+        """Whether rank 0 itself said that the meeting failed."""
+
+    def run(self) -> T:
+        try:
+            answer = None
+            while answer is None:
+                answer = self._ask()
+            self.is_answered = True
+            self.made = made = self._settle(*answer)
+            self._send({"ready": True})
+            self._receive()
+            return made
         except BaseException as error:
-            self._refuse(error)
-            for group in self.fds.values():
-                frames.close_all(group)
+            self._withdraw(error)
             raise
         finally:
-            for guest in self.guests:
-                guest.close()
-        return Meeting(self.job, ordered, decision, shared, by_rank)
+            if self.connection is not None:
+                self.connection.close()
 
-    def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(_address(self.job))
-        except OSError as error:
-            listener.close()
-            raise RendezvousError(
-                f"rank 0 of {self.job.world_size} cannot take the job's socket: "
-                f"{error.strerror}. Is another job running with the same token "
-                f"({self.job.origin})?"
-            ) from error
-        listener.listen(self.job.world_size)
-        return listener
+    def _ask(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Introduce this rank to rank 0 and return its answer; None: ask again."""
+        terms = self.terms
+        most_fds = terms.job.world_size * len(terms.fds) + 16
+        most_bytes = (terms.job.world_size + 1) * INTRODUCTION_BYTES
+        self.connection = Connection(self._connect(), most_bytes, most_fds)
+        self._send(terms.introduction, terms.fds)
+        content, fds = self._receive()
+        if "again" not in content:
+            return content, fds
+        self.connection.close()
+        self.connection = None
+        self._look(set(), 0.0, "waited for a place with rank 0, which has too many connections")
+        time.sleep(SLICE_S)
+        return None
 
-    def _admit_all(self, listener: socket.socket) -> None:
-        """Admit every rank; where one does not belong here, stay a little to tell the others."""
-        while len(self.introductions) < self.job.world_size:
-            refusal = self._admit(listener)
-            if refusal is not None and self.refusal is None:
-                self.refusal = refusal
-                self.deadline = min(self.deadline, time.monotonic() + _REFUSING_S)
-        if self.refusal is not None:
-            raise self.refusal
-
-    def _admit(self, listener: socket.socket) -> RendezvousError | None:
-        """Take one connection and its introduction; return why it does not belong here."""
-        listener.settimeout(_left(self.deadline))
-        try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            if self.refusal is not None:
-                raise self.refusal from None
-            missing = sorted(set(range(self.job.world_size)) - set(self.introductions))
-            raise RendezvousError(
-                f"rank 0 of {self.job.world_size} waited {self.timeout_s:g} s: "
-                f"{list_ranks(missing)} did not come. Did every rank start, and call init?"
-            ) from None
-        try:
-            frames.check_peer(connection)
-            connection.settimeout(min(_left(self.deadline), _INTRODUCTION_S))
-            guest, fds = frames.receive(connection)
-            rank, same = int(guest["rank"]), dict(guest["same"])
-        except (OSError, ValueError, TypeError, LookupError, GpucollError):
-            connection.close()  # a stranger, or a rank that died: it will be missing
-            return None
-        self.guests.append(connection)
-        if rank in self.introductions:
+    def _settle(self, answer: dict[str, Any], fds: list[int]) -> T:
+        n_shared, decision = answer.get("shared"), answer.get("decision")
+        introductions, each = answer.get("introductions"), len(self.terms.fds)
+        world_size = self.terms.job.world_size
+        if (
+            not isinstance(introductions, list)
+            or not isinstance(decision, dict)
+            or len(introductions) != world_size
+            or n_shared != len(fds) - world_size * each
+        ):
             frames.close_all(fds)
-            return RendezvousError(f"two processes say that they are rank {rank} of this job")
-        self.introductions[rank], self.fds[rank] = guest, fds
-        return _difference(rank, same, self.introductions[0]["same"])
+            raise self.terms.watch.left(0, "what is no answer")
+        starts = range(n_shared, len(fds), each) if each else [0] * world_size
+        by_rank = [fds[start : start + each] for start in starts]
+        return self.terms.settle(
+            Meeting(self.terms.job, introductions, decision, fds[:n_shared], by_rank)
+        )
 
-    def _refuse(self, error: BaseException) -> None:
-        text = str(error) if isinstance(error, GpucollError | MemoryError) else repr(error)
-        for guest in self.guests:
+    def _withdraw(self, error: BaseException) -> None:
+        """Tell rank 0 why this rank gives up, and let go of what was made."""
+        message = told(error, self.terms.job.rank)
+        if self.connection is not None and not self.has_heard:
+            with contextlib.suppress(OSError):  # it is gone itself
+                self.connection.send(frames.encode(message))
+            self.terms.watch.is_told = self.is_answered and message["kind"] == "refused"
+        if self.made is not None:
+            self.terms.undo(self.made)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def _connect(self) -> socket.socket:
+        """Connect to rank 0, which may not have started yet."""
+        terms = self.terms
+        others = set(range(terms.job.world_size)) - {terms.job.rank}
+        pause_s, longest_s = _RETRY_S
+        while True:
+            end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
             try:
-                frames.send(guest, {"error": text})
+                end.connect(address(terms.job.token))
+                self.process = frames.peer_process(end)
+                return end
+            except (ConnectionRefusedError, BlockingIOError):
+                end.close()
+            except BaseException:
+                end.close()
+                raise
+            late = f"rank {terms.watch.number(0)}, which did not come"
+            self._look(others, 0.0, f"waited {terms.timeout_s:g} s for {late}")
+            time.sleep(pause_s)  # nobody can be told when an address appears
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _look(self, awaited: set[int], longer_s: float, what: str) -> None:
+        """Raise where nothing can come of this any more."""
+        terms = self.terms
+        terms.signals.check()
+        if time.monotonic() > terms.deadline + longer_s:
+            call = terms.watch.call
+            raise terms.watch.late(f"{terms.who} {what}. Did every rank start, and call {call}?")
+        if self.made is not None:
+            return  # the others may have been told that all is well: this rank cannot know better
+        if (found := terms.watch.check(awaited)) is not None:
+            raise terms.watch.lost(*found)
+
+    def _send(self, content: dict[str, Any], fds: list[int] | None = None) -> None:
+        assert self.connection is not None
+        try:
+            self.connection.send(frames.encode(content, len(fds or [])), fds)
+            while self.connection.is_sending:
+                self._wait(select.POLLOUT)
+                self.connection.flush()
+        except OSError:
+            pass  # rank 0 is gone; it may have said why
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait for rank 0's next message, and return it unless it is a failure."""
+        assert self.connection is not None
+        watch = self.terms.watch
+        while True:
+            try:
+                received = self.connection.receive()
             except OSError:
-                pass  # that rank is gone; the others still want to know
+                raise watch.lost(0, f"its process {self.process} ended, or left") from None
+            except BadMessageError as error:
+                raise watch.left(0, f"what is no answer: it {error}") from error
+            if received is not None:
+                break
+            self._wait(select.POLLIN)
+        content, fds = received
+        if "error" in content:
+            frames.close_all(fds)
+            self.has_heard = True
+            raise heard(content, watch)
+        return content, fds
 
-
-def _difference(rank: int, theirs: dict[str, Any], ours: dict[str, Any]) -> RendezvousError | None:
-    for name, value in ours.items():
-        if theirs.get(name) != value:
-            return RendezvousError(
-                f"rank {rank} and rank 0 do not belong together: {name} is {theirs.get(name)} on "
-                f"rank {rank} and {value} on rank 0"
-            )
-    return None
-
-
-def _visit(
-    job: Job, introduction: dict[str, Any], fds: list[int], deadline: float, timeout_s: float
-) -> Meeting:
-    """Another rank's side of a meeting."""
-    with _connect(job, deadline, timeout_s) as connection:
-        try:
-            frames.check_peer(connection)
-            frames.send(connection, introduction, fds)
-            connection.settimeout(_left(deadline) + 1.0)  # rank 0's own deadline explains more
-            answer, received = frames.receive(connection)
-        except OSError as error:
-            raise RendezvousError(
-                f"rank {job.rank} of {job.world_size} lost rank 0 while meeting it: {error}"
-            ) from error
-    if "error" in answer:
-        raise RendezvousError(f"rank 0 refused the meeting: {answer['error']}")
-    n_shared = answer["shared"]
-    each = (len(received) - n_shared) // job.world_size
-    starts = range(n_shared, len(received), each) if each else []
-    by_rank = [received[start : start + each] for start in starts]
-    introductions = answer["introductions"]
-    return Meeting(job, introductions, answer["decision"], received[:n_shared], by_rank)
-
-
-def _connect(job: Job, deadline: float, timeout_s: float) -> socket.socket:
-    """Connect to rank 0, which may not have started yet."""
-    pause_s, longest_s = _RETRY_S
-    while True:
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            connection.settimeout(_left(deadline))
-            connection.connect(_address(job))
-            return connection
-        except (ConnectionRefusedError, BlockingIOError, TimeoutError):
-            connection.close()
-        except BaseException:
-            connection.close()
-            raise
-        if time.monotonic() + pause_s > deadline:
-            raise RendezvousError(
-                f"rank {job.rank} of {job.world_size} waited {timeout_s:g} s for rank 0, which did "
-                "not come. Did every rank start, and call init?"
-            )
-        time.sleep(pause_s)  # nobody can be told when an address appears
-        pause_s = min(2 * pause_s, longest_s)
+    def _wait(self, events: int) -> None:
+        assert self.connection is not None
+        rank = f"rank {self.terms.watch.number(0)}, process {self.process}"
+        what = f"waited {self.terms.timeout_s:g} s for an answer of {rank}"
+        self._look(set(), _LONGER_S, what)
+        poll = select.poll()
+        poll.register(self.connection, events)
+        poll.poll(1000 * SLICE_S)

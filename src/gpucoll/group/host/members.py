@@ -13,11 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.errors import ArgumentError
+from gpucoll.group.host.introduction import check_introduction, introduction_of
 from gpucoll.memory.arena import Arena, process_arena
 from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.unix import Meeting, meet
+from gpucoll.rendezvous.unix import Meeting, Watch, meet
 from gpucoll.transport.shared import layout, mapping, peer_memory
+from gpucoll.transport.shared.flags import event_store
 from gpucoll.transport.shared.layout import Envelope, SegmentLayout, Tuning
 from gpucoll.version import __version__
 
@@ -169,6 +172,11 @@ class Members:
         ranks = (rank for rank in range(self.world_size) if rank != self.rank)
         return [rank for rank in ranks if rank in ended or self.has_closed(rank)]
 
+    def leave(self) -> None:
+        """Say that this rank takes no part, as one that closes the communicator does, and close."""
+        event_store.ctypes(self.status_address(self.rank) + layout.STATUS_CLOSED, 1)
+        self.close()
+
     def close(self) -> None:
         """Unmap and close everything that belongs to this group alone."""
         for rank, address in enumerate(self.arena_addresses):
@@ -225,6 +233,7 @@ def join(
     timeout_s: float,
     facts: dict[str, Any] | None = None,
     same: dict[str, Any] | None = None,
+    watch: Watch | None = None,
 ) -> Members:
     """Meet the ranks of `job` and map what they share.
 
@@ -240,11 +249,15 @@ def join(
         What every rank is to know of this one, as JSON: into its introduction.
     same : dict, optional
         What must be equal on all ranks, by what errors call it.
+    watch : Watch, optional
+        What else than the meeting itself knows of ranks that can never come.
 
     Raises
     ------
     RendezvousError
         A rank did not come, or another version of gpucoll did.
+    PeerLostError, AbortedError
+        A rank is gone, or gave up.
     MemoryError
         There is no memory for the segment.
     """
@@ -253,8 +266,7 @@ def join(
             f"world_size is {job.world_size}, but the segment of one host allows "
             f"{layout.MAX_RANKS} ranks"
         )
-    arena = process_arena()
-    life = life_line()
+    facts = facts or {}
 
     def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
         tuning: Tuning = tune(introductions)
@@ -262,48 +274,55 @@ def join(
         fd = mapping.create("gpucoll-segment", size_bytes, reserve=True)
         return {"tuning": tuning.words()}, [fd]
 
-    introduction = {
-        "rank": job.rank,
-        "pid": os.getpid(),
-        "cpus": sorted(os.sched_getaffinity(0)),
-        "arena_bytes": arena.size_bytes,
-        "probe": peer_memory.own_probe(),
-        "same": {
-            "world_size": job.world_size,
-            "the version of gpucoll": __version__,
-            "the layout of the segment": layout.LAYOUT_VERSION,
-            **(same or {}),
-        },
-        **(facts or {}),
-    }
-    try:
-        meeting = meet(job, introduction, [arena.fd, life], decide, timeout_s)
-    finally:
-        os.close(life)
-    fds = meeting.shared_fds + [fd for group in meeting.rank_fds for fd in group]
+    with held_signals():
+        arena = process_arena()
+        introduction = introduction_of(job, arena, facts, same or {}, __version__)
+        life = life_line()
+        try:
+            return meet(
+                job,
+                introduction,
+                [arena.fd, life],
+                check=lambda other, fds: check_introduction(other, fds, facts),
+                decide=decide,
+                settle=lambda meeting: _settle(meeting, arena),
+                undo=lambda members: members.leave(),
+                timeout_s=timeout_s,
+                watch=watch,
+            )
+        finally:
+            os.close(life)
+
+
+def _settle(meeting: Meeting, arena: Arena) -> Members:
+    """Map what the ranks share; close the descriptors that are not kept."""
     kept: list[int] = []
     try:
-        members = _map_members(meeting, arena, kept)
+        return _map_members(meeting, arena, kept)
     finally:
-        frames.close_all([fd for fd in fds if fd not in kept])
-    return members
+        frames.close_all([fd for fd in meeting.fds if fd not in kept])
 
 
 def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
     job, tuning = meeting.job, Tuning(*meeting.decision["tuning"])
     place = SegmentLayout(job.world_size, tuning)
-    members = Members(
-        job=job,
-        tuning=tuning,
-        layout=place,
-        segment=mapping.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment"),
-        arena=arena,
-        arena_addresses=np.zeros(job.world_size, np.int64),
-        arena_bytes=arena.size_bytes,
-        poll_table=np.full(job.world_size, _NO_DESCRIPTOR, np.int64),
-        pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
-        introductions=meeting.introductions,
-    )
+    segment = mapping.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment")
+    try:
+        members = Members(
+            job=job,
+            tuning=tuning,
+            layout=place,
+            segment=segment,
+            arena=arena,
+            arena_addresses=np.zeros(job.world_size, np.int64),
+            arena_bytes=arena.size_bytes,
+            poll_table=np.full(job.world_size, _NO_DESCRIPTOR, np.int64),
+            pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
+            introductions=meeting.introductions,
+        )
+    except BaseException:
+        segment.unmap()
+        raise
     members.arena_addresses[job.rank] = arena.mapping.address
     try:
         for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):

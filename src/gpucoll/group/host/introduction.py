@@ -1,0 +1,85 @@
+"""What a rank says of itself when the ranks meet, and whether another's can be true."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from gpucoll.memory.arena import Arena
+from gpucoll.rendezvous.job import Job
+from gpucoll.transport.shared import layout, peer_memory
+from gpucoll.version import __version__
+
+_MOST = 1 << 63
+
+
+def introduction_of(
+    job: Job, arena: Arena, facts: dict[str, Any], same: dict[str, Any], version: str = __version__
+) -> dict[str, Any]:
+    """Return this process's introduction; see `members.join` for its parts."""
+    return {
+        "rank": job.rank,
+        "pid": os.getpid(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "arena_bytes": arena.size_bytes,
+        "probe": peer_memory.own_probe(),
+        "same": {
+            "world_size": job.world_size,
+            "the version of gpucoll": version,
+            "the layout of the segment": layout.LAYOUT_VERSION,
+            **same,
+        },
+        **facts,
+    }
+
+
+def check_introduction(introduction: dict[str, Any], fds: list[int], facts: dict[str, Any]) -> None:
+    """Raise ValueError unless an introduction and its descriptors can be a rank's.
+
+    `facts` are this rank's: every rank says the same kinds of things.
+    """
+    if not _is_number(introduction.get("pid"), 1, 1 << 31):
+        raise ValueError("without a process number")
+    cpus = introduction.get("cpus")
+    if not isinstance(cpus, list) or not cpus or not all(_is_number(cpu) for cpu in cpus):
+        raise ValueError("without its CPUs")
+    probe = introduction.get("probe")
+    if not isinstance(probe, list) or len(probe) != 2 or not _is_probe(*probe):
+        raise ValueError("without a token to read")
+    size_bytes = introduction.get("arena_bytes")
+    status = os.fstat(fds[0])
+    if not stat.S_ISREG(status.st_mode) or not _is_number(size_bytes, 1):
+        raise ValueError("without an arena")
+    if status.st_size != size_bytes:
+        raise ValueError(f"its arena has {status.st_size} bytes, not {size_bytes}")
+    for name, ours in facts.items():
+        if not _is_like(introduction.get(name), ours):
+            raise ValueError(f"without {name!r}")
+
+
+def _is_number(value: object, least: int = 0, bound: int = _MOST) -> bool:
+    return type(value) is int and least <= value < bound
+
+
+def _is_probe(address: object, token: object) -> bool:
+    if not _is_number(address, 0, 1 << 64) or not isinstance(token, str):
+        return False
+    try:
+        return len(bytes.fromhex(token)) == peer_memory.TOKEN_BYTES
+    except ValueError:
+        return False
+
+
+def _is_like(theirs: object, ours: object) -> bool:
+    """Return whether two facts are of one kind; what is a tuple here has the same fields there."""
+    if isinstance(ours, tuple):
+        return (
+            isinstance(theirs, list)
+            and len(theirs) == len(ours)
+            and all(_is_like(*pair) for pair in zip(theirs, ours, strict=True))
+        )
+    if ours is None or theirs is None:
+        return True
+    kinds = (list, dict, str, bool, int | float)
+    return any(isinstance(theirs, kind) and isinstance(ours, kind) for kind in kinds)

@@ -1,0 +1,206 @@
+"""Who comes to rank 0's socket: connections that have not introduced themselves yet.
+
+Any process of this user may connect and send what it likes. So a process has one connection at a
+time, all together have few, and each has a while for an introduction of limited size.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import resource
+import select
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from gpucoll.errors import AuthenticationError
+from gpucoll.rendezvous.frames import (
+    INTRODUCTION_BYTES,
+    BadMessageError,
+    Connection,
+    LostDescriptorsError,
+    encode,
+    peer_process,
+)
+
+_INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
+_MOST_WAITING = 64
+_LEAST_S = 0.1  # that each has, however many others there are
+_AT_ONCE = 128  # connections accepted before ranks that have come are served again
+_SHOWN = 5
+AGAIN = encode({"again": True})
+"""Tells a rank that was turned away for want of room to connect again."""
+
+
+@dataclass
+class Arrival:
+    """A connection, and since when it is there."""
+
+    connection: Connection
+    process: int
+    since: float
+
+
+@dataclass
+class Introduced:
+    """A connection whose introduction has come."""
+
+    connection: Connection
+    process: int
+    introduction: dict[str, Any]
+    fds: list[int]
+
+
+class Arrivals:
+    """Accepts connections and takes their introductions, without ever waiting for one of them.
+
+    Parameters
+    ----------
+    listener : socket
+        Belongs to this from here on.
+    n_fds : int
+        How many descriptors come with an introduction.
+    """
+
+    def __init__(self, listener: socket.socket, n_fds: int) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._n_fds = n_fds
+        self._waiting: dict[int, Arrival] = {}
+        self._turned_away: dict[int, tuple[int, str]] = {}
+        """By process: how often, and why the last time."""
+        self._note = ""
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def register(self, poll: select.poll) -> None:
+        """Have a poll look for connections, and for what the accepted ones send."""
+        if self._has_room():
+            poll.register(self._listener, select.POLLIN)
+        for fd in self._waiting:
+            poll.register(fd, select.POLLIN)
+
+    def serve(self, ready: set[int]) -> list[Introduced]:
+        """Accept and read what there is; return the introductions that are complete."""
+        introduced = []
+        for arrival in [self._waiting[fd] for fd in ready & self._waiting.keys()]:
+            # The one before may have been the last for which there were descriptors.
+            if arrival.connection.fileno() in self._waiting and (found := self._read(arrival)):
+                introduced.append(found)
+        for arrival in list(self._waiting.values()):
+            if time.monotonic() - arrival.since > _INTRODUCTION_S:
+                self._turn_away(arrival, f"did not introduce itself within {_INTRODUCTION_S:g} s")
+        if self._listener.fileno() in ready:
+            self._accept()
+        return introduced
+
+    def _has_room(self) -> bool:
+        if len(self._waiting) < _MOST_WAITING:
+            return True
+        oldest = next(iter(self._waiting.values()))
+        return time.monotonic() - oldest.since >= _LEAST_S
+
+    def _accept(self) -> None:
+        for _ in range(_AT_ONCE):
+            if not self._has_room():
+                return
+            try:
+                end, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    self._free_descriptors()
+                    return
+                continue  # who connected is gone again
+            self._take_in(end)
+
+    def _take_in(self, end: socket.socket) -> None:
+        try:
+            process = peer_process(end)
+        except AuthenticationError as error:
+            end.close()
+            self.note(-1, str(error))
+            return
+        connection = Connection(end, INTRODUCTION_BYTES, self._n_fds)
+        for other in list(self._waiting.values()):
+            if process and other.process == process:  # a rank has one connection
+                self._turn_away(other, "connected again and again")
+        if len(self._waiting) >= _MOST_WAITING:
+            self._turn_away(next(iter(self._waiting.values())), "was one of too many", AGAIN)
+        self._waiting[connection.fileno()] = Arrival(connection, process, time.monotonic())
+
+    def _free_descriptors(self) -> None:
+        """Let go of all who have not introduced themselves: there may be a rank behind them."""
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._note = f"rank 0 had no file descriptor left (ulimit -n is {limit})"
+        for arrival in list(self._waiting.values()):
+            self._turn_away(arrival, "was one of too many", AGAIN)
+
+    def _read(self, arrival: Arrival) -> Introduced | None:
+        try:
+            received = arrival.connection.receive()
+        except LostDescriptorsError as error:
+            self._turn_away(arrival, str(error), AGAIN)
+            self._free_descriptors()
+        except BadMessageError as error:
+            self._turn_away(arrival, str(error))
+        except OSError:
+            self._turn_away(arrival, "left without introducing itself")
+        else:
+            if received is not None:
+                del self._waiting[arrival.connection.fileno()]
+                return Introduced(arrival.connection, arrival.process, *received)
+        return None
+
+    # --- strangers --------------------------------------------------------------------------------
+
+    def _turn_away(self, arrival: Arrival, why: str, message: bytes | None = None) -> None:
+        del self._waiting[arrival.connection.fileno()]
+        self.note(arrival.process, why)
+        self._say_and_close(arrival.connection, message or _refusal(why))
+
+    def refuse(self, guest: Introduced, why: str) -> None:
+        """Turn somebody away whose introduction is none."""
+        self.note(guest.process, why)
+        self._say_and_close(guest.connection, _refusal(why))
+
+    @staticmethod
+    def _say_and_close(connection: Connection, message: bytes) -> None:
+        with contextlib.suppress(OSError):  # it need not listen
+            connection.send(message)
+        connection.close()
+
+    def note(self, process: int, why: str) -> None:
+        """Remember who was turned away, for the error if the meeting fails."""
+        times, _ = self._turned_away.get(process, (0, ""))
+        if times or len(self._turned_away) < 1000:
+            self._turned_away[process] = times + 1, why
+
+    def strangers(self) -> str:
+        """Say who was turned away, and what else went wrong here; empty where nothing did."""
+        for arrival in self._waiting.values():
+            self.note(arrival.process, "had not introduced itself")
+        found = []
+        for process, (times, why) in list(self._turned_away.items())[:_SHOWN]:
+            often = f" ({times} times)" if times > 1 else ""
+            found.append(f"process {process} {why}{often}" if process > 0 else f"{why}{often}")
+        if len(self._turned_away) > _SHOWN:
+            found.append(f"and {len(self._turned_away) - _SHOWN} more processes")
+        text = f" Turned away: {'; '.join(found)}." if found else ""
+        return f"{text} {self._note}." if self._note else text
+
+    def close(self, message: bytes) -> None:
+        """Tell everybody who is still here something, and go."""
+        if self._listener.fileno() >= 0:
+            self._accept()
+            self._listener.close()
+        for arrival in self._waiting.values():
+            self._say_and_close(arrival.connection, message)
+        self._waiting.clear()
+
+
+def _refusal(why: str) -> bytes:
+    return encode({"error": f"this process {why}", "kind": "refused"})

@@ -1,0 +1,97 @@
+"""Ranks that have ended before all have met: the launcher sees it, and tells who waits for them.
+
+A launcher listens at an abstract socket that is named after the job's token, and sends whoever
+connects a line of JSON for each rank that has ended, also for those that end later.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Collection
+
+from gpucoll.errors import AuthenticationError
+from gpucoll.rendezvous.frames import peer_process
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting import Watch, address
+
+_MOST_BYTES = 1 << 20
+
+
+def notices_address(token: str) -> bytes:
+    """Return the abstract address at which the launcher of a job tells which ranks have ended."""
+    return address(f"{token}/ended")
+
+
+def notice(rank: int, manner: str) -> bytes:
+    """Return what is sent of a rank that has ended; `manner` is the rest of a sentence."""
+    return json.dumps([rank, manner]).encode() + b"\n"
+
+
+class LauncherWatch(Watch):
+    """Watches a meeting with what the launcher knows.
+
+    Parameters
+    ----------
+    meeting : Job
+        Who meets.
+    token : str
+        The job's token, as the launcher gave it.
+    """
+
+    def __init__(self, meeting: Job, token: str) -> None:
+        super().__init__(meeting)
+        self._token = token
+        self._connection: socket.socket | None = None
+        self._has_asked = False
+        self._data = b""
+        self._ended: dict[int, str] = {}
+
+    def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
+        """Return an awaited rank that has ended."""
+        if not self._has_asked:
+            self._has_asked = True
+            self._connect()
+        self._read()
+        for rank in sorted(self._ended.keys() & awaited):
+            return rank, f"it {self._ended[rank]} without having come"
+        return None
+
+    def _connect(self) -> None:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        try:
+            connection.connect(notices_address(self._token))
+            peer_process(connection)
+        except (OSError, AuthenticationError):  # then there is the deadline
+            connection.close()
+        else:
+            self._connection = connection
+
+    def _read(self) -> None:
+        while self._connection is not None:
+            try:
+                part = self._connection.recv(65536)
+            except BlockingIOError:
+                return
+            except OSError:
+                part = b""
+            if not part or len(self._data) > _MOST_BYTES:
+                self.close()
+                return
+            *lines, self._data = (self._data + part).split(b"\n")
+            for line in lines:
+                self._take(line)
+
+    def _take(self, line: bytes) -> None:
+        try:
+            rank, manner = json.loads(line)
+        except (ValueError, TypeError, RecursionError):
+            return
+        if type(rank) is int and isinstance(manner, str):
+            self._ended[rank] = manner
+
+    def close(self) -> None:
+        """Ask the launcher no more."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None

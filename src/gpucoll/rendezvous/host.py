@@ -1,0 +1,272 @@
+"""Rank 0's side of a meeting: it gathers the others, and tells all of them how it went."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import time
+from typing import Any, Generic, NoReturn
+
+from gpucoll.errors import AuthenticationError, RendezvousError
+from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.arrivals import Arrivals, Introduced
+from gpucoll.rendezvous.frames import BadMessageError, Connection
+from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, address, heard, told
+
+_REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
+_TELLING_S = 0.5  # how long it stays to tell a failure to ranks that are slow to listen
+_BACKLOG = 4096  # the kernel takes less where it must: strangers are not to keep ranks out
+
+
+class Host(Generic[T]):
+    """Rank 0, for the length of a meeting."""
+
+    def __init__(self, terms: Terms[T]) -> None:
+        self.terms = terms
+        self.world_size = terms.job.world_size
+        self.deadline = terms.deadline
+        self.arrivals: Arrivals | None = None
+        self.guests: dict[int, Connection] = {}
+        self.also_told: list[Connection] = []
+        """Connections of processes that do not belong here."""
+        self.ready: set[int] = set()
+        self.introductions = {0: terms.introduction}
+        self.fds: dict[int, list[int]] = {}
+        self.refusal: RendezvousError | None = None
+        self.verdict: dict[str, Any] | None = None
+        """What the others are told of the failure."""
+        self.made: T | None = None
+
+    def run(self) -> T:
+        """Meet the others; return what was made of it."""
+        try:
+            self.fds[0] = [socket.dup(fd) for fd in self.terms.fds]
+            self.arrivals = Arrivals(self._listen(), len(self.terms.fds))
+            while len(self.introductions) < self.world_size:
+                self._serve()
+            if self.refusal is not None:
+                raise self.refusal
+            self.arrivals.close(frames.encode({"error": "all ranks have met already"}))
+            self.made = made = self._settle()
+            while len(self.ready) < self.world_size - 1:
+                self._serve()
+            self._tell(frames.encode({"made": True}))
+            return made
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            for connection in [*self.guests.values(), *self.also_told]:
+                connection.close()
+
+    def _listen(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            listener.bind(address(self.terms.job.token))
+        except OSError as error:
+            listener.close()
+            raise RendezvousError(
+                f"rank 0 of {self.world_size} cannot take the job's socket: "
+                f"{error.strerror}{_holder(self.terms.job.token)}. Is another job running with "
+                f"the same token ({self.terms.job.origin})?"
+            ) from error
+        listener.listen(_BACKLOG)
+        return listener
+
+    def _settle(self) -> T:
+        """Decide, tell every rank, and make this rank's part of it."""
+        job = self.terms.job
+        introductions = [self.introductions[rank] for rank in range(self.world_size)]
+        decision, shared = self.terms.decide(introductions)
+        fds, self.fds = self.fds, {}
+        by_rank = [fds[rank] for rank in range(self.world_size)]
+        meeting = Meeting(job, introductions, decision, shared, by_rank)
+        content = {"decision": decision, "introductions": introductions, "shared": len(shared)}
+        answer = frames.encode(content, len(meeting.fds))
+        try:
+            for rank, guest in self.guests.items():
+                self._send(rank, guest, answer, meeting.fds)
+            while any(guest.is_sending for guest in self.guests.values()):
+                self._serve()
+        except BaseException:
+            frames.close_all(meeting.fds)
+            raise
+        return self.terms.settle(meeting)
+
+    def _send(self, rank: int, guest: Connection, message: bytes, fds: list[int]) -> None:
+        try:
+            guest.send(message, fds)
+        except OSError:
+            self._lose(rank)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Wait a moment for the others, and take what they sent."""
+        self._look()
+        poll = select.poll()
+        if self.arrivals is not None and len(self.introductions) < self.world_size:
+            self.arrivals.register(poll)
+        for guest in self.guests.values():
+            poll.register(guest, select.POLLIN | (select.POLLOUT if guest.is_sending else 0))
+        ready = {fd for fd, _ in poll.poll(1000 * SLICE_S)}
+        for rank, guest in self.guests.items():
+            if guest.fileno() in ready:
+                self._hear(rank, guest)
+        if self.arrivals is not None:
+            for introduced in self.arrivals.serve(ready):
+                self._admit(introduced)
+
+    def _look(self) -> None:
+        """Raise where nothing can come of this any more."""
+        self.terms.signals.check()
+        missing = set(range(self.world_size)) - self.introductions.keys()
+        if time.monotonic() > self.deadline:
+            if self.refusal is not None:
+                raise self.refusal
+            raise self._late(sorted(missing))
+        found = self.terms.watch.check(missing)
+        if found is not None and self.refusal is None:
+            self._give_up({"kind": "lost", "rank": found[0], "error": found[1]})
+
+    def _late(self, missing: list[int]) -> BaseException:
+        watch = self.terms.watch
+        absent = [rank for rank in self.guests if rank not in self.ready]
+        late = _ranks(sorted(watch.number(rank) for rank in missing or absent))
+        what = f"{late} did not {'come' if missing else 'answer'}"
+        strangers = self.arrivals.strangers() if self.arrivals is not None else ""
+        return watch.late(
+            f"{watch.who} waited {self.terms.timeout_s:g} s in {watch.call}: {what}. Did every "
+            f"rank start, and call {watch.call}?{strangers}"
+        )
+
+    def _hear(self, rank: int, guest: Connection) -> None:
+        """Take what a rank that has come sends: that it is ready, or that it gives up."""
+        try:
+            guest.flush()
+            received = guest.receive()
+        except (OSError, BadMessageError):
+            self._lose(rank)
+        if received is None:
+            return
+        message = received[0]
+        if "error" in message:
+            self._give_up({**message, "rank": rank})
+        self.ready.add(rank)
+
+    def _lose(self, rank: int) -> NoReturn:
+        process = self.introductions[rank].get("pid")
+        how = f"its process {process} ended, or left"
+        self._give_up({"kind": "lost", "rank": rank, "error": how})
+
+    def _give_up(self, verdict: dict[str, Any]) -> NoReturn:
+        """End the meeting with what is told to all."""
+        if self.refusal is not None:
+            raise self.refusal
+        self.verdict = verdict
+        raise heard(verdict, self.terms.watch)
+
+    # --- admission --------------------------------------------------------------------------------
+
+    def _admit(self, guest: Introduced) -> None:
+        """Take an introduction; where a rank does not belong here, stay a little to tell others."""
+        assert self.arrivals is not None
+        try:
+            refusal = self._examine(guest)
+        except BadMessageError as error:
+            frames.close_all(guest.fds)
+            self.arrivals.refuse(guest, str(error))
+            return
+        if refusal is None:
+            rank = guest.introduction["rank"]
+            self.guests[rank] = guest.connection
+            self.introductions[rank], self.fds[rank] = guest.introduction, guest.fds
+            return
+        frames.close_all(guest.fds)
+        self.also_told.append(guest.connection)
+        if self.refusal is None:
+            self.refusal = refusal
+            self.deadline = min(self.deadline, time.monotonic() + _REFUSING_S)
+        if len(self.guests) + len(self.also_told) >= self.world_size - 1:
+            raise self.refusal
+
+    def _examine(self, guest: Introduced) -> RendezvousError | None:
+        """Return why a rank does not belong here; BadMessageError: it is none."""
+        rank, same = guest.introduction.get("rank"), guest.introduction.get("same")
+        ours: dict[str, Any] = self.terms.introduction["same"]
+        if type(rank) is not int or rank < 0 or not isinstance(same, dict):
+            raise BadMessageError("did not say which rank it is")
+        if not same.keys() & ours.keys():
+            raise BadMessageError("said nothing of what all ranks must agree on")
+        for name, value in ours.items():
+            if same.get(name) != value:
+                theirs = str(same.get(name))[:100]
+                return RendezvousError(
+                    f"rank {rank} and rank 0 do not belong together: {name} is {theirs} on "
+                    f"rank {rank} and {value} on rank 0"
+                )
+        if not 0 < rank < self.world_size:
+            others = _ranks(list(range(1, self.world_size)))
+            raise BadMessageError(f"says that it is rank {rank}, but {others} is to come")
+        if len(guest.fds) != len(self.terms.fds):
+            raise BadMessageError(f"sent {len(guest.fds)} file descriptors")
+        try:
+            self.terms.check(guest.introduction, guest.fds)
+        except ValueError as error:
+            raise BadMessageError(f"introduced itself wrongly: {error}") from None
+        if rank in self.introductions:
+            return RendezvousError(f"two processes say that they are rank {rank} of this job")
+        return None
+
+    # --- telling ----------------------------------------------------------------------------------
+
+    def _tell(self, message: bytes) -> None:
+        """Send everybody who has come a message, and wait a little for those who do not listen."""
+        connections = [*self.guests.values(), *self.also_told]
+        for connection in connections:
+            with contextlib.suppress(OSError):  # gone; the others still want to know
+                connection.send(message)
+        stop = time.monotonic() + _TELLING_S
+        while time.monotonic() < stop:
+            poll = select.poll()
+            sending = [connection for connection in connections if connection.is_sending]
+            for connection in sending:
+                poll.register(connection, select.POLLOUT)
+            if not sending or not poll.poll(1000 * SLICE_S):
+                return
+            for connection in sending:
+                with contextlib.suppress(OSError):
+                    connection.flush()
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell everybody why there is no meeting, and let go of everything."""
+        watch = self.terms.watch
+        message = self.verdict or told(error, 0)
+        is_complete = len(self.introductions) == self.world_size
+        watch.is_told = is_complete and message.get("kind") == "refused"
+        data = frames.encode(message)
+        self._tell(data)
+        if self.arrivals is not None:
+            self.arrivals.close(data)
+        for group in self.fds.values():
+            frames.close_all(group)
+        self.fds = {}
+        if self.made is not None:
+            self.terms.undo(self.made)
+
+
+def _holder(token: str) -> str:
+    """Say which process has the job's socket, where it can be asked."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
+        try:
+            asking.connect(address(token))
+            return f" by process {frames.peer_process(asking)}"
+        except AuthenticationError as error:
+            return f": {error}"
+        except OSError:
+            return ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -1,0 +1,154 @@
+"""What both sides of a meeting share: its terms, its outcome, and the ways in which it fails."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from gpucoll.errors import (
+    AbortedError,
+    DeadlineError,
+    GpucollError,
+    PeerLostError,
+    RendezvousDeadlineError,
+    RendezvousError,
+)
+from gpucoll.rendezvous.held_signals import HeldSignals
+from gpucoll.rendezvous.job import Job
+
+T = TypeVar("T")
+Decide = Callable[[list[dict[str, Any]]], tuple[dict[str, Any], list[int]]]
+SLICE_S = 0.02
+"""How long a wait sleeps before it looks for Ctrl-C, lost ranks and its deadline."""
+
+
+@dataclass
+class Meeting:
+    """What a rank knows once the ranks have met. The descriptors belong to whoever settles it."""
+
+    job: Job
+    introductions: list[dict[str, Any]]
+    """By rank."""
+    decision: dict[str, Any]
+    """What rank 0 decided for all."""
+    shared_fds: list[int]
+    """What rank 0 made for all."""
+    rank_fds: list[list[int]]
+    """By rank: the descriptors that came with its introduction."""
+
+    @property
+    def fds(self) -> list[int]:
+        """All of them."""
+        return self.shared_fds + [fd for group in self.rank_fds for fd in group]
+
+
+class Watch:
+    """Who can still come, as far as this process knows, and how the errors are worded.
+
+    This one knows nothing beside the meeting's own connections.
+    """
+
+    call = "init"
+    """The call in which the ranks meet, for messages."""
+    has_begun = False
+    """Whether the meeting has."""
+    is_told = False
+    """Whether it failed and every other rank is told so: nobody waits for this one."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    @property
+    def who(self) -> str:
+        """This rank, for messages."""
+        return f"rank {self._job.rank} of {self._job.world_size}"
+
+    def number(self, rank: int) -> int:
+        """Return what errors call a rank."""
+        return rank
+
+    def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
+        """Return one of these ranks that can never come, and why; may raise what went wrong."""
+        return None
+
+    def lost(self, rank: int, how: str) -> GpucollError:
+        """Return the error for a rank that is gone."""
+        return PeerLostError(
+            f"{self.who} lost rank {rank} in {self.call}: {how}. There is no communicator"
+        )
+
+    def left(self, rank: int, why: str) -> GpucollError:
+        """Return the error for a rank that gave the meeting up: something was raised there."""
+        return AbortedError(
+            f"{self.who}: {self.call} was given up: rank {rank} raised {why} in it. There is no "
+            "communicator"
+        )
+
+    def late(self, text: str) -> GpucollError:
+        """Return the error for a meeting that took too long."""
+        return RendezvousDeadlineError(text)
+
+    def close(self) -> None:
+        """Let go of what is watched."""
+
+
+@dataclass
+class Terms(Generic[T]):
+    """What a rank brings to a meeting. `local.meet` says what each means."""
+
+    job: Job
+    introduction: dict[str, Any]
+    fds: list[int]
+    check: Callable[[dict[str, Any], list[int]], None]
+    decide: Decide
+    settle: Callable[[Meeting], T]
+    undo: Callable[[T], None]
+    timeout_s: float
+    watch: Watch
+    signals: HeldSignals
+
+    def __post_init__(self) -> None:
+        self.deadline = time.monotonic() + self.timeout_s
+
+    @property
+    def who(self) -> str:
+        """This rank, for messages."""
+        return self.watch.who
+
+
+def address(token: str) -> bytes:
+    """Return the abstract address at which the ranks meet that have this token."""
+    # Hashed, because a name has at most 107 bytes and tokens that differ must not meet.
+    return b"\0gpucoll-" + hashlib.sha256(token.encode()).hexdigest().encode()
+
+
+# --- failures, as they are told to other ranks ----------------------------------------------------
+
+
+def told(error: BaseException, rank: int) -> dict[str, Any]:
+    """Return the message that tells others what was raised on a rank."""
+    if isinstance(error, DeadlineError):
+        return {"error": str(error), "kind": "late"}
+    is_final = isinstance(error, PeerLostError | AbortedError)
+    if isinstance(error, GpucollError | MemoryError) and not is_final:
+        return {"error": str(error), "kind": "refused", "rank": rank}
+    text = type(error).__name__ + (f": {error}" if str(error) else "")
+    return {"error": text[:1000], "kind": "left", "rank": rank}
+
+
+def heard(message: dict[str, Any], watch: Watch) -> GpucollError:
+    """Return the error that such a message stands for."""
+    text, kind, rank = str(message.get("error")), message.get("kind"), message.get("rank", 0)
+    if type(rank) is not int or rank < 0:
+        rank = 0
+    if kind == "lost":
+        return watch.lost(rank, text)
+    if kind == "left":
+        return watch.left(rank, text)
+    if kind == "late":
+        return watch.late(f"{watch.who}: the ranks did not meet in {watch.call}: {text}")
+    watch.is_told = True
+    return RendezvousError(f"rank {watch.number(rank)} refused the meeting: {text}")
