@@ -15,7 +15,7 @@
     ├── AbortedError               another rank, or this one, gave the communicator up
     ├── RendezvousError            the ranks could not find each other, or do not belong together
     │   ├── AuthenticationError    somebody who may not take part tried to
-    │   └── RendezvousDeadlineError  a rank did not come in time (also DeadlineError)
+    │   └── RendezvousDeadlineError   a rank did not come in time (also DeadlineError)
     └── LaunchError                a rank that gpucoll started ended by itself (signal, exit code)
 
 "Broken" means: every later call raises the same error at once; what is left to do is `close`.

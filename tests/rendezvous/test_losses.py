@@ -131,12 +131,11 @@ def what_happened(act):
     threads = threading.active_count()
     before = held_open()
     start = time.monotonic()
+    kind, text = None, ""
     try:
         act()
     except BaseException as error:
         kind, text = type(error), str(error)
-    else:
-        kind, text = None, ""
     seconds = time.monotonic() - start
     gc.collect()
     left = [name for name in held_open() if name not in before]

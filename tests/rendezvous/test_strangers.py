@@ -124,7 +124,7 @@ def test_rubbish_is_turned_away_and_the_ranks_meet(fresh, tmp_path, name):
     assert fresh(3, meet_beside_rubbish, *RUBBISH[name], tmp_path / "told") == [2, 2, None]
 
 
-WRONG_FIELDS = {
+WRONG_FIELDS: dict[str, list[object]] = {
     "pid": [None, 0, -1, "7", True, 1 << 40],
     "cpus": [None, [], 5, ["a"], [-1], [1.5]],
     "probe": [None, [], [0], [0, "zz"], ["0", "00" * 16], [-1, "00" * 16], [0, "00" * 9]],

@@ -35,7 +35,7 @@ from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work, WorkQueue
 from gpucoll.errors import ArgumentTypeError, GpucollError, MismatchError, StateError
-from gpucoll.group.host.division import Division
+from gpucoll.group.division import Division
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job

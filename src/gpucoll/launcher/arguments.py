@@ -29,7 +29,7 @@ Every line that a rank prints gets its rank in front: [2] text. The launcher's s
 to rank 0. SIGINT (Ctrl-C), SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 are handed on to all ranks; a
 second Ctrl-C kills them. When a rank fails, the others get the grace time to end by themselves,
 then SIGTERM, then, after the same time again, SIGKILL. What a rank started and left running is
-ended with it.
+ended with it. Ranks that wait in gpucoll.init for one that has ended, with exit code 0 too, fail.
 
 exit code: 0 when all ranks ended with 0; else that of the rank that failed first, 128 + N if signal
 N killed it; 124 after --timeout; 2 for a wrong command line.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import signal
@@ -94,7 +95,8 @@ class RankSet:
         """Start one rank for each command; signals that arrive meanwhile are handled afterwards."""
         with deferred_signals():
             if commands and (token := commands[0].environment.get(config.JOB)):
-                self._notices = EndNotices(self.loop, token, len(commands))
+                with contextlib.suppress(OSError):  # then each rank has its deadline
+                    self._notices = EndNotices(self.loop, token, len(commands))
             for rank, command in enumerate(commands):
                 self._start_one(rank, len(commands), command)
 

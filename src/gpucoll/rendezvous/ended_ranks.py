@@ -40,7 +40,7 @@ class LauncherWatch(Watch):
     """
 
     def __init__(self, meeting: Job, token: str) -> None:
-        super().__init__(meeting)
+        super().__init__(meeting.rank, meeting.world_size)
         self._token = token
         self._connection: socket.socket | None = None
         self._has_asked = False

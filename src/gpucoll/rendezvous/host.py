@@ -13,6 +13,7 @@ from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.arrivals import Arrivals, Introduced
 from gpucoll.rendezvous.frames import BadMessageError, Connection
 from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, address, heard, told
+from gpucoll.wording import list_ranks
 
 _REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
 _TELLING_S = 0.5  # how long it stays to tell a failure to ranks that are slow to listen
@@ -133,7 +134,7 @@ class Host(Generic[T]):
     def _late(self, missing: list[int]) -> BaseException:
         watch = self.terms.watch
         absent = [rank for rank in self.guests if rank not in self.ready]
-        late = _ranks(sorted(watch.number(rank) for rank in missing or absent))
+        late = list_ranks(sorted(watch.number(rank) for rank in missing or absent))
         what = f"{late} did not {'come' if missing else 'answer'}"
         strangers = self.arrivals.strangers() if self.arrivals is not None else ""
         return watch.late(
@@ -151,8 +152,8 @@ class Host(Generic[T]):
         if received is None:
             return
         message = received[0]
-        if "error" in message:
-            self._give_up({**message, "rank": rank})
+        if not message.get("ready"):
+            self._give_up({"kind": "left", "error": "nothing", **message, "rank": rank})
         self.ready.add(rank)
 
     def _lose(self, rank: int) -> NoReturn:
@@ -207,7 +208,7 @@ class Host(Generic[T]):
                     f"rank {rank} and {value} on rank 0"
                 )
         if not 0 < rank < self.world_size:
-            others = _ranks(list(range(1, self.world_size)))
+            others = list_ranks(list(range(1, self.world_size)))
             raise BadMessageError(f"says that it is rank {rank}, but {others} is to come")
         if len(guest.fds) != len(self.terms.fds):
             raise BadMessageError(f"sent {len(guest.fds)} file descriptors")
@@ -266,7 +267,3 @@ def _holder(token: str) -> str:
             return f": {error}"
         except OSError:
             return ""
-
-
-def _ranks(ranks: list[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))

@@ -18,6 +18,7 @@ from gpucoll.errors import (
 )
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import Job
+from gpucoll.wording import rank_of
 
 T = TypeVar("T")
 Decide = Callable[[list[dict[str, Any]]], tuple[dict[str, Any], list[int]]]
@@ -58,13 +59,9 @@ class Watch:
     is_told = False
     """Whether it failed and every other rank is told so: nobody waits for this one."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    @property
-    def who(self) -> str:
+    def __init__(self, rank: int, world_size: int) -> None:
+        self.who = rank_of(rank, world_size)
         """This rank, for messages."""
-        return f"rank {self._job.rank} of {self._job.world_size}"
 
     def number(self, rank: int) -> int:
         """Return what errors call a rank."""
@@ -97,7 +94,7 @@ class Watch:
 
 @dataclass
 class Terms(Generic[T]):
-    """What a rank brings to a meeting. `local.meet` says what each means."""
+    """What a rank brings to a meeting. `unix.meet` says what each means."""
 
     job: Job
     introduction: dict[str, Any]

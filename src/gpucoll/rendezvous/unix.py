@@ -85,7 +85,7 @@ def meet(
     PeerLostError, AbortedError
         A rank is gone, or gave up.
     """
-    watch = watch or Watch(job)
+    watch = watch or Watch(job.rank, job.world_size)
     watch.has_begun = True
     with held_signals() as signals:
         terms = Terms(

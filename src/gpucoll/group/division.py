@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from types import TracebackType
-from typing import TYPE_CHECKING
 
 from gpucoll.errors import DeadlineError, GpucollError, RendezvousDeadlineError
+from gpucoll.group.protocol import Group
 from gpucoll.rendezvous.unix import Watch
 from gpucoll.transport.shared.layout import Abort
-
-if TYPE_CHECKING:
-    from gpucoll.group.host.group import HostGroup
 
 
 class Division(Watch):
@@ -29,8 +26,8 @@ class Division(Watch):
         The ranks of the new communicator, as the old one numbers them.
     """
 
-    def __init__(self, group: HostGroup, call: str) -> None:
-        super().__init__(group.members.job)
+    def __init__(self, group: Group, call: str) -> None:
+        super().__init__(group.rank, group.world_size)
         self.call = call
         self.ranks: list[int] = []
         self._group = group
@@ -58,7 +55,7 @@ class Division(Watch):
         """Return an awaited rank that has ended or closed the old communicator."""
         self._group.raise_if_aborted()
         if awaited:
-            gone = self._group.members.gone_ranks()
+            gone = self._group.gone_ranks()
             for rank in awaited:
                 if self.number(rank) in gone:
                     return rank, "it is gone"
