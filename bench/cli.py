@@ -27,6 +27,7 @@ from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row
 from gpucoll.bench.starts import cpus_of_ranks, own_group, peer_group
 from gpucoll.errors import GpucollError
+from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpu_count
 
 __all__ = ["main"]
@@ -184,7 +185,10 @@ def compile_kernels() -> None:
 
 def under_launcher(variables: Mapping[str, str]) -> bool:
     """Return whether a launcher has started this process as one rank of a job."""
-    return config.WORLD_SIZE in variables or {"RANK", "WORLD_SIZE"} <= variables.keys()
+    if config.WORLD_SIZE in variables or {"RANK", "WORLD_SIZE"} <= variables.keys():
+        return True
+    started = launchers.find()  # a task alone may well be a shell: see there
+    return started is not None and started.world_size > 1
 
 
 def check_launched(options: Options, ranks: int) -> None:

@@ -22,6 +22,54 @@ JOB: Final = "GPUCOLL_JOB"
 """Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
 TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
 
+# --- of MPIs and Slurm: read, never set (which says what: rendezvous/launchers.py) ----------------
+OPEN_MPI_RANK: Final = "OMPI_COMM_WORLD_RANK"
+OPEN_MPI_WORLD_SIZE: Final = "OMPI_COMM_WORLD_SIZE"
+OPEN_MPI_LOCAL_RANK: Final = "OMPI_COMM_WORLD_LOCAL_RANK"
+OPEN_MPI_LOCAL_SIZE: Final = "OMPI_COMM_WORLD_LOCAL_SIZE"
+PMIX_RANK: Final = "PMIX_RANK"
+PMIX_NAMESPACE: Final = "PMIX_NAMESPACE"
+PMIX_SERVER: Final = "PMIX_SERVER_URI2"
+PMI_RANK: Final = "PMI_RANK"
+PMI_SIZE: Final = "PMI_SIZE"
+PMI_ID: Final = "PMI_ID"
+HYDRA_LOCAL_RANK: Final = "MPI_LOCALRANKID"
+HYDRA_LOCAL_SIZE: Final = "MPI_LOCALNRANKS"
+SLURM_RANK: Final = "SLURM_PROCID"
+SLURM_LOCAL_RANK: Final = "SLURM_LOCALID"
+SLURM_JOB_ID: Final = "SLURM_JOB_ID"
+SLURM_STEP_ID: Final = "SLURM_STEP_ID"
+SLURM_STEP_TASKS: Final = "SLURM_STEP_NUM_TASKS"
+SLURM_STEP_NODES: Final = "SLURM_STEP_NUM_NODES"
+MPI_AND_SLURM: Final = (
+    OPEN_MPI_RANK,
+    OPEN_MPI_WORLD_SIZE,
+    OPEN_MPI_LOCAL_RANK,
+    OPEN_MPI_LOCAL_SIZE,
+    PMIX_RANK,
+    PMIX_NAMESPACE,
+    PMIX_SERVER,
+    PMI_RANK,
+    PMI_SIZE,
+    PMI_ID,
+    HYDRA_LOCAL_RANK,
+    HYDRA_LOCAL_SIZE,
+    SLURM_RANK,
+    SLURM_LOCAL_RANK,
+    SLURM_JOB_ID,
+    SLURM_STEP_ID,
+    SLURM_STEP_TASKS,
+    SLURM_STEP_NODES,
+)
+LOCAL_RANKS: Final = (
+    LOCAL_RANK,
+    TORCHRUN_LOCAL_RANK,
+    OPEN_MPI_LOCAL_RANK,
+    HYDRA_LOCAL_RANK,
+    SLURM_LOCAL_RANK,
+)
+"""Where a process's place among the ranks of its host is looked for, in this order."""
+
 # --- for users ----------------------------------------------------------------------------------
 TIMEOUT_S: Final = "GPUCOLL_TIMEOUT_S"
 """Default deadline of every wait, in seconds (300)."""
@@ -119,7 +167,8 @@ def variable(name: str) -> str:
 
 def local_rank(otherwise: int = 0) -> int:
     """Return this process's place among the ranks of its host, as its launcher says."""
-    text = os.environ.get(LOCAL_RANK) or os.environ.get(TORCHRUN_LOCAL_RANK, "")
+    found = (os.environ[name] for name in LOCAL_RANKS if os.environ.get(name))
+    text = next(found, "")
     return int(text) if text.isdecimal() else otherwise
 
 

@@ -110,3 +110,12 @@ def test_the_other_ranks_follow():
 )
 def test_how_a_launcher_is_recognised(variables, launched_):
     assert cli.under_launcher(variables) is launched_
+
+
+@pytest.mark.parametrize(("tasks", "launched_"), [("2", True), ("1", False)])
+def test_a_shell_that_srun_started_is_no_rank(monkeypatch, tasks, launched_):
+    step = {"PROCID": "0", "JOB_ID": "7", "STEP_ID": "0", "STEP_NUM_NODES": "1"}
+    for name, value in {**step, "STEP_NUM_TASKS": tasks}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+
+    assert cli.under_launcher({}) is launched_

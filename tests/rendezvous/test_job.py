@@ -102,7 +102,7 @@ def test_a_rank_outside_of_the_world(rank, world_size):
 
 
 def test_nothing_to_meet_by():
-    with pytest.raises(RendezvousError, match="gpucoll-run or torchrun, or set GPUCOLL_JOB"):
+    with pytest.raises(RendezvousError, match="torchrun, mpiexec or srun, or set GPUCOLL_JOB"):
         find_job(0, 2)
 
 

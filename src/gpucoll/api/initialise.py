@@ -33,8 +33,9 @@ def init(
     Parameters
     ----------
     rank, world_size : int, optional
-        Who this process is. Default: what gpucoll-run, `gpucoll.launch` or torchrun say in the
-        environment; without any of them, one rank alone.
+        Who this process is. Default: what gpucoll-run, `gpucoll.launch`, torchrun, the mpiexec of
+        Open MPI, MPICH or Intel MPI, or srun say in the environment; without any of them, one rank
+        alone. Where they are given, they go before what a launcher says.
     backend : str
         The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
         the vendor's library where every rank has a GPU of its own; `Communicator.describe` says
@@ -58,7 +59,8 @@ def init(
     RendezvousDeadlineError
         A rank did not come in time.
     RendezvousError
-        A rank runs another version of gpucoll, or does not belong to the job.
+        A rank runs another version of gpucoll, or does not belong to the job; or a launcher has
+        left no name by which its ranks could meet: then the message says what to set.
     PeerLostError
         A rank is gone: it had come and left, or the launcher (gpucoll-run, `gpucoll.launch`) says
         that it has ended, with whatever exit code.

@@ -41,6 +41,7 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
+    *config.MPI_AND_SLURM,
 )
 """Whoever runs tests inside a job (a batch system, torchrun) must not have `init` join it."""
 

@@ -1,0 +1,173 @@
+"""What the launchers of MPIs and Slurm say in the environment: who this process is, in which job.
+
+========================  ====================  ====================  ===========================
+started by                rank, number          all on this host?     what names the job
+========================  ====================  ====================  ===========================
+Open MPI (mpiexec)        OMPI_COMM_WORLD_RANK  ..._LOCAL_SIZE is     PMIX_NAMESPACE, and the
+                          ..._SIZE              the number            address of its PMIx server
+MPICH, Intel MPI          PMI_RANK, PMI_SIZE    MPI_LOCALNRANKS is    the hydra_pmi_proxy above
+(mpiexec: hydra)                                the number            this process
+MPICH (mpiexec.gforker)   PMI_RANK, PMI_SIZE    always                the mpiexec above it
+Slurm (srun)              SLURM_PROCID,         SLURM_STEP_NUM_NODES  SLURM_JOB_ID and
+                          SLURM_STEP_NUM_TASKS  is 1                  SLURM_STEP_ID
+========================  ====================  ====================  ===========================
+
+Seen with Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and 5.0.2, Intel MPI 2021.18 and Slurm 22.05.
+
+Each of the MPIs may itself run inside a Slurm job, whose variables its ranks then inherit: so they
+come first. Slurm's hold only for the tasks of a step, which srun starts. In a batch script, and in
+the shell of salloc, there are SLURM_JOB_ID and SLURM_NTASKS (in a batch script SLURM_PROCID=0, too)
+but no step: what runs there is alone. A shell that srun started for one task (``srun --pty bash``,
+or salloc's interactive step) is a step of one task, whatever SLURM_NTASKS says.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucoll import config
+from gpucoll.errors import RendezvousError
+
+__all__ = ["Started", "check_no_other", "find", "number"]
+
+_HYDRA = ("hydra_pmi_proxy",)
+_GFORKER = ("mpiexec.gforker",)
+_SLURM_PMIX = "slurm."  # how PMIX_NAMESPACE begins where Slurm is the PMIx server
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process that a launcher started as one rank of a job."""
+
+    origin: str
+    """What says so, for messages."""
+    rank: int
+    world_size: int
+    token: str
+    """The same on every rank of the job, and on no other job's; empty where nothing is."""
+    elsewhere: str = ""
+    """Where ranks run on other hosts: how many do not."""
+    why_no_token: str = ""
+
+
+def number(name: str) -> int:
+    """Return the value of an environment variable that must be a number."""
+    text = os.environ.get(name)
+    try:
+        return int(text or "")
+    except ValueError:
+        state = "is not set" if text is None else f"is {text!r}"
+        raise RendezvousError(f"{name} must be a number, but {state}") from None
+
+
+def find() -> Started | None:
+    """Return what an MPI's launcher or srun says of this process; None where there is none."""
+    return _open_mpi() or _hydra() or _slurm() or _gforker()
+
+
+def check_no_other() -> None:
+    """Raise where a launcher has left its mark that says too little.
+
+    Raises
+    ------
+    RendezvousError
+        This process is one of several ranks, and nobody knows of how many.
+    """
+    if config.variable(config.PMI_SIZE) == "1":
+        return
+    for name in (config.PMI_RANK, config.PMI_ID, config.PMIX_RANK):
+        if name in os.environ:
+            raise RendezvousError(
+                f"{name}={os.environ[name]} says that a launcher started this process as one of "
+                "several ranks, but not how many there are, or what names their job: start them "
+                "with gpucoll-run, with the mpiexec of Open MPI, MPICH or Intel MPI, or with srun; "
+                f"or set {config.RANK}, {config.WORLD_SIZE} and {config.JOB} (a word of the job's "
+                "own) on each; or, for one rank alone, say init(rank=0, world_size=1)"
+            )
+
+
+def _open_mpi() -> Started | None:
+    if config.OPEN_MPI_WORLD_SIZE not in os.environ:
+        return None
+    world_size = number(config.OPEN_MPI_WORLD_SIZE)
+    # Version 4 numbers its jobs by 16 bits of a hash: the server's port keeps equal ones apart.
+    parts = [config.variable(name) for name in (config.PMIX_NAMESPACE, config.PMIX_SERVER)]
+    token = f"openmpi:{':'.join(parts)}" if parts[0] else ""
+    return Started(
+        "Open MPI's environment",
+        number(config.OPEN_MPI_RANK),
+        world_size,
+        token,
+        _others(world_size, number(config.OPEN_MPI_LOCAL_SIZE)),
+        f"{config.PMIX_NAMESPACE} is not set",
+    )
+
+
+def _hydra() -> Started | None:
+    if not {config.HYDRA_LOCAL_SIZE, config.PMI_SIZE} <= os.environ.keys():
+        return None
+    world_size = number(config.PMI_SIZE)
+    elsewhere = _others(world_size, number(config.HYDRA_LOCAL_SIZE))
+    return _child_of(_HYDRA, "hydra's environment (mpiexec of MPICH or Intel MPI)", elsewhere)
+
+
+def _gforker() -> Started | None:
+    if config.PMI_SIZE not in os.environ:
+        return None
+    found = _child_of(_GFORKER, "mpiexec.gforker's environment", "")
+    return found if found.token or found.world_size == 1 else None
+
+
+def _child_of(names: tuple[str, ...], origin: str, elsewhere: str) -> Started:
+    """Return what PMI says of a process below a launcher; no variable names the job."""
+    world_size = number(config.PMI_SIZE)
+    token = _ancestor(names) if world_size > 1 else ""
+    why = f"no process above this one is called {names[0]}"
+    return Started(origin, number(config.PMI_RANK), world_size, token, elsewhere, why)
+
+
+def _slurm() -> Started | None:
+    step = (config.SLURM_STEP_ID, config.SLURM_STEP_TASKS, config.SLURM_RANK)
+    if not {*step} <= os.environ.keys():
+        return None
+    world_size = number(config.SLURM_STEP_TASKS)
+    namespace = config.variable(config.PMIX_NAMESPACE)
+    is_inner = config.variable(config.PMI_SIZE) not in ("", str(world_size))
+    if is_inner or (namespace and not namespace.startswith(_SLURM_PMIX)):
+        return None  # of another launcher, which a task of the step has started
+    nodes = number(config.SLURM_STEP_NODES)
+    return Started(
+        "srun's environment",
+        number(config.SLURM_RANK),
+        world_size,
+        f"slurm:{config.variable(config.SLURM_JOB_ID)}.{config.variable(config.SLURM_STEP_ID)}",
+        f"on {nodes} hosts" if nodes != 1 else "",
+    )
+
+
+def _others(world_size: int, local_size: int) -> str:
+    return "" if local_size == world_size else f"{local_size} of them on this host"
+
+
+def _ancestor(names: tuple[str, ...]) -> str:
+    """Return what identifies the nearest process above this one with such a name; empty: none.
+
+    Through a shell or a wrapper, which the launcher may have been told to start, it is not the
+    parent.
+    """
+    pid = os.getppid()
+    try:
+        while pid > 0:
+            status = Path(f"/proc/{pid}/stat").read_bytes()
+            name = status[status.index(b"(") + 1 : status.rindex(b")")]
+            fields = status[status.rindex(b")") + 2 :].split()
+            if name.decode(errors="replace") in names:
+                # Numbers of processes count within a namespace, and come round.
+                started, namespace = int(fields[19]), os.readlink("/proc/self/ns/pid")
+                return f"{names[0]}:{namespace}:{pid}:{started}"
+            pid = int(fields[1])
+    except (OSError, ValueError, IndexError):
+        pass  # /proc is not there, or is hidden
+    return ""
