@@ -47,6 +47,10 @@ class CannotMeasureError(Exception):
     """Nothing can be measured this way; the message says why, and what to do."""
 
 
+class CannotWriteError(Exception):
+    """The table cannot be written; the message says why."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     options = parse(arguments)
@@ -60,6 +64,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except (GroupError, GpucollError) as error:
         complain(str(error))
+        return EXIT_WRONG
+    except CannotWriteError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        complain(f"cannot write the results: {error}")
         return EXIT_WRONG
     except KeyboardInterrupt:
         complain("interrupted; every rank was ended")
@@ -160,7 +168,12 @@ def measure(options: Options, own: Group, peers: list[Group], cpus: list[int]) -
 def say(lines: Iterator[str]) -> None:
     """Print lines, at once even into a pipe."""
     for line in lines:
-        print(line, flush=True)
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise CannotWriteError(error.strerror) from error
 
 
 def note(text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -241,6 +242,21 @@ def test_too_little_memory_is_seen_before_anything_starts(on_double, monkeypatch
 def test_a_place_where_no_json_can_be_written(on_double, tmp_path, capfd):
     assert cli.main([*SHORT, "--json", str(tmp_path / "no" / "folder" / "r.json")]) == 2
     assert "no file can be written there" in capfd.readouterr().err
+
+
+def test_a_table_that_cannot_be_written():
+    one_call = ["--ranks", "1", "-b", "4", "-e", "4", "-n", "1", "-w", "0", "--rounds", "1"]
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gpucoll.bench", *one_call],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+        )
+    assert ended.returncode == 1
+    last = ended.stderr.splitlines()[-1]  # before it, perhaps, that kernels are compiled
+    assert last == "gpucoll-bench: cannot write the results: No space left on device"
 
 
 def test_dtypes_that_need_another_package(on_double, monkeypatch, capfd):

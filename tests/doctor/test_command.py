@@ -207,6 +207,23 @@ class TestExitCodes:
         assert "Traceback" not in process.stdout + process.stderr
 
 
+def test_a_report_that_cannot_be_written():
+    program = (
+        "import sys; from gpucoll.doctor import cli; cli.examine = lambda *_: dict(cpu_path_works=1); "
+        "cli.render = lambda *_: 'text'; sys.exit(cli.main([]))"
+    )
+    with open("/dev/full", "wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", program],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert ended.returncode == 1
+    assert ended.stderr == "gpucoll-doctor: cannot write the report: No space left on device\n"
+
+
 def test_colours_on_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setattr(cli, "examine", lambda *_: laptop().report())
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)

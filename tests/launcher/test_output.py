@@ -155,6 +155,30 @@ class TestCommandLine:
         assert code == 128 + 13
         assert "was killed by SIGPIPE" in err
 
+    @pytest.mark.parametrize("stream", ["stdout", "stderr"])
+    def test_a_full_disk_ends_the_job(self, run, script, stream):
+        program = script(f"print('text', file=sys.{stream}, flush=True)\ntime.sleep(60)\n")
+        with open("/dev/full", "wb") as full:
+            code, out, err = run("-n", 2, "--grace", 10, program, **{stream: full})
+        assert code == 1
+        if stream == "stdout":
+            assert "gpucoll-run: cannot write what the ranks print to stdout: No space left" in err
+            assert "ending all ranks\n" in err
+
+    def test_the_last_line_on_a_full_disk(self, run):
+        with open("/dev/full", "wb") as full:
+            code, _, err = run("-n", 1, "printf", "no end", stdout=full)
+        assert code == 1
+        assert "to stdout: No space left on device" in err
+        assert "Traceback" not in err
+
+    def test_a_reader_that_has_gone_before_the_last_line(self, run):
+        reading, writing = os.pipe()
+        os.close(reading)
+        with open(writing, "wb") as pipe:
+            code, _, err = run("-n", 1, "printf", "no end", stdout=pipe)
+        assert (code, err) == (128 + 13, "")
+
 
 class Terminal:
     """A pseudo-terminal with gpucoll-run's three standard streams on it."""

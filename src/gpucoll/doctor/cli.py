@@ -54,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
     except BrokenPipeError:  # | head
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    except OSError as error:  # the disk is full
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python would complain again at its exit
+        _say(f"cannot write the report: {error.strerror}")
+        return 1
     return 0 if report["cpu_path_works"] else 1
 
 

@@ -32,7 +32,8 @@ then SIGTERM, then, after the same time again, SIGKILL. What a rank started and 
 ended with it. Ranks that wait in gpucoll.init for one that has ended, with exit code 0 too, fail.
 
 exit code: 0 when all ranks ended with 0; else that of the rank that failed first, 128 + N if signal
-N killed it; 124 after --timeout; 2 for a wrong command line.
+N killed it; 124 after --timeout; 1 when what they print cannot be written; 2 for a wrong command
+line.
 
 OMP_NUM_THREADS is not set: programs with thread pools may want to set it when ranks are not bound.
 """

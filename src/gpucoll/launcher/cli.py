@@ -19,6 +19,7 @@ __all__ = ["main"]
 
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_CANNOT_START = 1
+EXIT_CANNOT_WRITE = 1
 DRAW_DELAY_S = 0.1  # a progress bar need not be redrawn more often
 
 CONSEQUENCES = (b"gpucoll.errors.PeerLostError", b"gpucoll.errors.AbortedError")
@@ -39,6 +40,8 @@ class Run:
         self.ended_by_launcher: list[RankEnd] = []
         self.interrupts = 0
         self.timed_out = False
+        self.exit_unwritten = 0
+        """The exit code where output was lost; 0: none was."""
 
     def execute(self) -> int:
         """Run the job and return the exit code."""
@@ -80,16 +83,27 @@ class Run:
         """Hand on what a rank wrote."""
         try:
             lines = self.relay.feed(rank, stream, data)
-        except OSError:
-            # Nobody reads on (| head), or the disk is full: the ranks meet it as if it were their
-            # own.
+        except OSError as error:
             self.rank_set.close_stream(stream)
+            self.lose_output(stream, error)
             return
         if stream == STDERR and any(line.startswith(CONSEQUENCES) for line in lines):
             self.consequential.add(rank)
         loop = self.rank_set.loop
         if self.relay.has_unfinished and not loop.has_timer("draw"):
             loop.call_later("draw", DRAW_DELAY_S, self.relay.draw_unfinished)
+
+    def lose_output(self, stream: int, error: OSError) -> None:
+        """Take note that a stream cannot be written to, and end the job where that is a fault."""
+        if isinstance(error, BrokenPipeError):
+            # Nobody reads on (| head): the ranks meet that as if it were their own stream.
+            self.exit_unwritten = self.exit_unwritten or 128 + signal.SIGPIPE
+            return
+        name = "stderr" if stream == STDERR else "stdout"
+        ending = "; ending all ranks" if self.rank_set.running else ""
+        self.relay.note(f"cannot write what the ranks print to {name}: {error.strerror}{ending}")
+        self.exit_unwritten = EXIT_CANNOT_WRITE
+        self.rank_set.terminate()
 
     # --- signals ----------------------------------------------------------------------------------
 
@@ -161,6 +175,8 @@ class Run:
             self.tell([end for end in self.failures if end is not cause])
         elif self.timed_out:
             code = EXIT_TIMEOUT
+        elif self.exit_unwritten:
+            code = self.exit_unwritten
         elif self.ended_by_launcher:  # by the second Ctrl-C
             code = 128 + signal.SIGINT
         self.tell(self.ended_by_launcher, "had to be ended, and ")

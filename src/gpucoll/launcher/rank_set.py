@@ -183,6 +183,8 @@ class RankSet:
         return False
 
     def _close_output(self, process: RankProcess, stream: int) -> None:
+        if stream not in process.outputs:
+            return  # a callback has closed it
         self.loop.remove_reader(process.outputs[stream])
         process.close_output(stream)
 
