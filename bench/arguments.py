@@ -12,6 +12,7 @@ from gpucoll.bench.argument_types import choice, count, factor, peers, seconds, 
 from gpucoll.bench.collectives import COLLECTIVES, DTYPE_ALIASES, DTYPES, REDOPS, Collective
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.rank.arrays import KINDS
+from gpucoll.version import __version__
 
 __all__ = ["Options", "parse"]
 
@@ -206,6 +207,7 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
+    add("--version", action="version", version=f"gpucoll-bench {__version__}")
     add("collectives", nargs="?", default=["all_reduce"], type=choice(list(COLLECTIVES), {}),
         metavar="COLLECTIVE,...",
         help=f"one or several of {', '.join(COLLECTIVES)}, or all (all_reduce)")  # fmt: skip

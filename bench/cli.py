@@ -29,6 +29,7 @@ from gpucoll.bench.starts import cpus_of_ranks, own_group, peer_group
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpu_count
+from gpucoll.transport.shared.layout import MAX_RANKS
 
 __all__ = ["main"]
 
@@ -222,7 +223,9 @@ def check_launched(options: Options, ranks: int) -> None:
 
 
 def check_ranks(options: Options, ranks: int) -> None:
-    """Refuse a root that is none of the ranks, and fewer ranks than a collective needs."""
+    """Refuse a root that is none of the ranks, and more or fewer ranks than there can be."""
+    if ranks > MAX_RANKS:
+        raise CannotMeasureError(f"--ranks {ranks}: one host has {MAX_RANKS} at most")
     for one in options.each():
         if one.traits.has_root and options.root >= ranks:
             raise CannotMeasureError(

@@ -209,7 +209,8 @@ class TestExitCodes:
 
 def test_a_report_that_cannot_be_written():
     program = (
-        "import sys; from gpucoll.doctor import cli; cli.examine = lambda *_: dict(cpu_path_works=1); "
+        "import sys; from gpucoll.doctor import cli; "
+        "cli.examine = lambda *_: dict(cpu_path_works=1); "
         "cli.render = lambda *_: 'text'; sys.exit(cli.main([]))"
     )
     with open("/dev/full", "wb") as full:

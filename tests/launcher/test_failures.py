@@ -170,11 +170,24 @@ def test_too_many_ranks_for_the_limits(start):
     code = (
         "import resource, sys; from gpucoll.launcher import cli\n"
         "cli.compile_kernels = lambda report: None\n"
+        "cli.obstacle_to = lambda ranks, descriptors: ''  # as if others had them open\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))\n"
         "sys.exit(cli.main())"
     )
     exit_code, _, err = start([sys.executable, "-c", code, "-n", 50, "sleep", 600]).finish()
     assert exit_code == 1
     assert err.endswith(
-        "of 50 could not be started: Too many open files (raise the limit with ulimit -n)\n"
+        "of 50 could not be started: Too many open files "
+        "(raise the limit of open files with ulimit -n)\n"
     )
+
+
+def test_limits_are_seen_before_any_rank_is_started(start):
+    code = (
+        "import resource, sys; from gpucoll.launcher import cli\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))\n"
+        "sys.exit(cli.main())"
+    )
+    exit_code, _, err = start([sys.executable, "-c", code, "-n", 50, "sleep", 600]).finish()
+    assert exit_code == 2
+    assert "50 ranks need 182 file descriptors in their launcher, and the limit is 100" in err

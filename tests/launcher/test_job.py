@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import resource
 import select
 import signal
 import sys
@@ -47,6 +49,31 @@ class TestEnvironment:
     def test_thread_counts_are_left_alone(self, monkeypatch):
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
         assert "OMP_NUM_THREADS" not in job.rank_environments(4, "auto")[0]
+
+
+class TestLimits:
+    def test_more_ranks_than_one_host_has(self, run):
+        code, out, err = run("-n", 2000, "true")
+        assert (code, out) == (2, "")
+        assert err == "gpucoll-run: 2000 ranks: one host has 256 at most\n"
+
+    @pytest.mark.parametrize(
+        ("ranks", "limits", "text"),
+        [
+            (256, {}, ""),
+            (257, {}, "257 ranks: one host has 256 at most"),
+            (50, {resource.RLIMIT_NOFILE: 100}, "need 182 file descriptors .* limit is 100: raise"),
+            (50, {resource.RLIMIT_NPROC: 49}, "50 ranks: the limit is 49 processes"),
+            (50, {resource.RLIMIT_NPROC: 50}, ""),
+        ],
+    )
+    def test_of_this_process(self, monkeypatch, ranks, limits, text):
+        monkeypatch.setattr(
+            resource, "getrlimit", lambda number: (limits.get(number, resource.RLIM_INFINITY), 0)
+        )
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+        assert re.search(text, job.obstacle_to(ranks, 3))
+        assert bool(job.obstacle_to(ranks, 3)) is bool(text)
 
 
 class TestBinding:

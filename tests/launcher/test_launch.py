@@ -171,6 +171,10 @@ class TestArguments:
     def test_a_deadline_that_never_comes(self, timeout_s):
         assert call(lambda rank: rank, timeout_s=timeout_s) == [0, 1]
 
+    def test_more_ranks_than_one_host_has(self):
+        with pytest.raises(ArgumentError, match="100000 ranks: one host has 256 at most"):
+            gpucoll.launch(print, ranks=100000)
+
     def test_a_number_of_ranks_of_numpy(self):
         assert gpucoll.launch(lambda comm: comm.world_size, np.int64(1)) == [1]  # type: ignore[arg-type]
 

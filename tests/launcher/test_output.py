@@ -159,7 +159,7 @@ class TestCommandLine:
     def test_a_full_disk_ends_the_job(self, run, script, stream):
         program = script(f"print('text', file=sys.{stream}, flush=True)\ntime.sleep(60)\n")
         with open("/dev/full", "wb") as full:
-            code, out, err = run("-n", 2, "--grace", 10, program, **{stream: full})
+            code, _, err = run("-n", 2, "--grace", 10, program, **{stream: full})
         assert code == 1
         if stream == "stdout":
             assert "gpucoll-run: cannot write what the ranks print to stdout: No space left" in err

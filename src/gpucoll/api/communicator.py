@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import pickle
 import secrets
+import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -267,10 +268,14 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
     def __enter__(self) -> Communicator:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         if kind is None:
             self.close()
             return
+        if error is not None:
+            self._group.note_exception(error)
         if (self._queue.is_busy or self._gpu.is_busy) and not self._group.is_forked:
             self.abort()  # nobody will wait for what is still going on
         with contextlib.suppress(GpucollError):  # the first error is the one to see
@@ -366,7 +371,11 @@ def _let_go(queue: weakref.ref[WorkQueue]) -> None:
 
 
 def _close_all() -> None:
+    # What ended the program, where nobody caught it; at a prompt, what was wrong some time ago.
+    error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
     for communicator in list(_open):
+        if error is not None:
+            communicator._group.note_exception(error)
         communicator._give_up()
 
 

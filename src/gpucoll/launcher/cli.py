@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from gpucoll.errors import LaunchError
 from gpucoll.launcher.arguments import Options, parse
-from gpucoll.launcher.job import compile_kernels, rank_cpus, rank_environments
+from gpucoll.launcher.job import compile_kernels, obstacle_to, rank_cpus, rank_environments
 from gpucoll.launcher.output import OutputRelay
 from gpucoll.launcher.rank_process import STDERR, RankCommand, RankEnd, listed
 from gpucoll.launcher.rank_set import RankSet
@@ -19,7 +19,9 @@ __all__ = ["main"]
 
 EXIT_TIMEOUT = 124  # as timeout(1)
 EXIT_CANNOT_START = 1
+EXIT_USAGE = 2
 EXIT_CANNOT_WRITE = 1
+DESCRIPTORS = 3  # open for each rank: its two streams, and what tells its end
 DRAW_DELAY_S = 0.1  # a progress bar need not be redrawn more often
 
 CONSEQUENCES = (b"gpucoll.errors.PeerLostError", b"gpucoll.errors.AbortedError")
@@ -212,6 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command line ``gpucoll-run`` and return the exit code."""
     open_standard_streams()
     options = parse(sys.argv[1:] if arguments is None else arguments)
+    if obstacle := obstacle_to(options.ranks, DESCRIPTORS):
+        say(f"gpucoll-run: {obstacle}")
+        return EXIT_USAGE
     # A parent may have left it ignored, and then the kernel would throw the ranks' exit codes away.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

@@ -11,12 +11,14 @@ from typing import Any, TypeVar
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.launcher.call import Join, store_call
-from gpucoll.launcher.job import BIND_MODES, compile_kernels
+from gpucoll.launcher.job import BIND_MODES, compile_kernels, obstacle_to
 from gpucoll.launcher.launch_job import LaunchJob
 
 __all__ = ["launch"]
 
 _R = TypeVar("_R")
+
+DESCRIPTORS = 5  # open for each rank: those of gpucoll-run, and both ends of the pipe for its reply
 
 
 def launch(
@@ -67,6 +69,9 @@ def launch(
         The first rank that failed was killed by a signal or exited without returning; or what it
         raised cannot be pickled or is no `Exception`, such as SystemExit; or a result cannot be
         pickled.
+    ArgumentError
+        An argument cannot serve; also more ranks than one host has, or than the limits of this
+        process allow (``ulimit -n``).
     DeadlineError
         Ranks had not finished after `timeout_s`: the message names them.
 
@@ -92,6 +97,8 @@ def check_arguments(
         raise ArgumentTypeError(f"gpucoll.launch: ranks must be an int, not {ranks!r}")
     if ranks < 1:
         raise ArgumentError(f"gpucoll.launch: at least 1 rank is needed, not {ranks}")
+    if obstacle := obstacle_to(int(ranks), DESCRIPTORS):
+        raise ArgumentError(f"gpucoll.launch: {obstacle}")
     if not isinstance(args, (tuple, list)):
         raise ArgumentTypeError(
             f"gpucoll.launch: args must be a tuple or list, not a {type(args).__name__}"

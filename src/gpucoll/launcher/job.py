@@ -3,15 +3,49 @@
 from __future__ import annotations
 
 import os
+import resource
 import secrets
 from collections.abc import Callable
 
 from gpucoll import config
 from gpucoll.topology import cpu_sets, usable_cpus
+from gpucoll.transport.shared.layout import MAX_RANKS
 
-__all__ = ["BIND_MODES", "compile_kernels", "rank_cpus", "rank_environments"]
+__all__ = ["BIND_MODES", "compile_kernels", "obstacle_to", "rank_cpus", "rank_environments"]
 
 BIND_MODES = ("auto", "none")
+
+SPARE_DESCRIPTORS = 32
+"""For what the launcher opens beside its ranks."""
+
+
+def obstacle_to(ranks: int, descriptors: int) -> str:
+    """Return why so many ranks cannot be started here; empty where nothing speaks against it.
+
+    Parameters
+    ----------
+    ranks : int
+        How many.
+    descriptors : int
+        How many file descriptors the launcher has open for each.
+    """
+    if ranks > MAX_RANKS:
+        return f"{ranks} ranks: one host has {MAX_RANKS} at most"
+    needed, limit = ranks * descriptors + SPARE_DESCRIPTORS, soft_limit(resource.RLIMIT_NOFILE)
+    if needed > limit:
+        return (
+            f"{ranks} ranks need {needed} file descriptors in their launcher, and the limit is "
+            f"{limit}: raise it with ulimit -n"
+        )
+    if os.geteuid() and ranks > (limit := soft_limit(resource.RLIMIT_NPROC)):
+        return f"{ranks} ranks: the limit is {limit} processes; raise it with ulimit -u"
+    return ""
+
+
+def soft_limit(number: int) -> float:
+    """Return a limit of this process that is in force."""
+    limit = resource.getrlimit(number)[0]
+    return float("inf") if limit == resource.RLIM_INFINITY else limit
 
 
 def rank_environments(ranks: int, bind: str) -> list[dict[str, str]]:

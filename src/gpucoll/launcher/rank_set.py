@@ -19,6 +19,12 @@ from gpucoll.launcher.signals import deferred_signals, woken_by_signals
 
 __all__ = ["RankSet"]
 
+LIMITS = {
+    errno.EMFILE: " (raise the limit of open files with ulimit -n)",
+    errno.EAGAIN: " (raise the limit of processes: ulimit -u, or the container's)",
+}
+"""What an error at the start of a process asks for."""
+
 LEFTOVER_S = 1.0
 """How long what a rank started may outlive it: helpers that tidy up after it need a moment."""
 
@@ -106,7 +112,7 @@ class RankSet:
         except OSError as error:
             raise LaunchError(
                 f"rank {rank} of {world_size} could not be started: {error.strerror}"
-                + (" (raise the limit with ulimit -n)" if error.errno == errno.EMFILE else "")
+                + LIMITS.get(error.errno or 0, "")
             ) from error
         self._running[rank] = process
         self.loop.add_reader(process.exit_watch.descriptor, self._collect)

@@ -118,6 +118,8 @@ class RankSession:
         if call.excinfo is not None:
             report.gpucoll_kind = call.excinfo.typename
             report.gpucoll_follows = follows_another(call.excinfo.value)
+            for opened in set(communicator._open) - self._before:
+                opened._group.note_exception(call.excinfo.value)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep a report; a rank that does not go on lets the others know."""

@@ -18,6 +18,7 @@ from gpucoll.errors import (
     MismatchError,
     PeerLostError,
 )
+from gpucoll.group.host import reasons
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort, Record
 from gpucoll.transport.shared.words import Context, Kind
@@ -152,13 +153,9 @@ def deadline_error(group: HostGroup, gave_up: int, sequence: int) -> DeadlineErr
 
 def lost_error(group: HostGroup, lost: int, sequence: int) -> PeerLostError:
     """Say which rank is gone, and how it went."""
-    pid = group.members.pids[lost]
-    if group.members.has_closed(lost):
-        words = group.members.status_words(lost)
-        last = int(words[layout.STATUS_CLOSED_SEQUENCE // 8])
-        how = f"it closed the communicator after call #{last}"
-    else:
-        how = f"its process {pid} ended without closing the communicator"
+    words = group.members.status_words(lost)
+    last = int(words[layout.STATUS_CLOSED_SEQUENCE // 8])
+    how = _how_it_went(group, lost, f" after call #{last}")
     return PeerLostError(
         f"{_who(group)} lost rank {lost} in {_own_call(group, sequence)} (#{sequence}): {how}. "
         "The communicator is broken: close it"
@@ -259,11 +256,17 @@ def _late_enqueued(members: Members, sequence: int) -> str:
     return "all ranks had made this call, but the GPUs had not finished it"
 
 
-def _how_it_went(group: HostGroup, lost: int) -> str:
+def _how_it_went(group: HostGroup, lost: int, after: str = "") -> str:
     if group.members.has_closed(lost):
-        return "it closed the communicator"
+        return f"it closed the communicator{after}{_why(group, lost)}"
     pid = group.members.pids[lost]
     return f"its process {pid} ended without closing the communicator"
+
+
+def _why(group: HostGroup, rank: int) -> str:
+    """Return the exception that took a rank out, as the end of a sentence."""
+    reason = reasons.read(group.members, rank).rstrip(".")
+    return f", because it raised {reason}" if reason else ""
 
 
 def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> GpucollError:
@@ -289,9 +292,9 @@ def abort_error(group: HostGroup, word: int, waited_s: float | None = None) -> G
     if code in ENQUEUED:
         return enqueued_error(group, Abort(code), rank, sequence, waited_s)
     called = describe_call(group.members, rank, sequence) or "a call"
-    reason = (
-        f"was interrupted in {called} (#{sequence})" if code == Abort.INTERRUPTED else "aborted it"
-    )
+    reason = f"was interrupted in {called} (#{sequence})"
+    if code != Abort.INTERRUPTED:
+        reason = f"aborted it{_why(group, rank)}"
     return AbortedError(
         f"{_who(group)}: the communicator was given up: rank {rank} {reason}. Close it"
     )

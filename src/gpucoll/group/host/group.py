@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gpucoll.entries import collectives
 from gpucoll.errors import GpucollError, StateError
-from gpucoll.group.host import diagnosis, recovery
+from gpucoll.group.host import diagnosis, reasons, recovery
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
@@ -325,6 +325,11 @@ class HostGroup:
             "arena of this rank": f"{members.arena.used_bytes} bytes in use of "
             f"{members.arena_bytes} of address space",
         }
+
+    def note_exception(self, error: BaseException) -> None:
+        """Keep what takes this rank out of the group, for the others: before `close` or `abort`."""
+        if not self.is_closed and not self._is_forked:
+            reasons.write(self.members, error)
 
     def close(self) -> None:
         """Say that this rank takes part no more, and let go of everything shared.

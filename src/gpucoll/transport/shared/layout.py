@@ -13,6 +13,7 @@ cache lines in pairs)::
     mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
     enqueued lines  per rank: how far it has compared the calls on GPU arrays
     enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU
+    reasons         per rank: the exception that took it out of the communicator, as text
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
@@ -24,7 +25,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 4
+LAYOUT_VERSION = 5
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -32,6 +33,7 @@ RECORDS = 32
 RECORD_BYTES = 256
 MAX_RANKS = 256
 HEADER_BYTES = 64
+REASON_BYTES = 256
 INLINE_BYTES = 32
 """Payloads of up to this size share the header's cache line: one transfer instead of two."""
 INLINE_OFFSET = 32
@@ -280,7 +282,11 @@ class SegmentLayout:
         return self.enqueued_lines + self.world_size * LINE_BYTES
 
     @property
+    def reasons(self) -> int:
+        records = self.world_size * self.tuning.enqueued_records
+        return self.enqueued + records * RECORD_BYTES
+
+    @property
     def size_bytes(self) -> int:
         """Size of the whole segment, in bytes."""
-        records = self.world_size * self.tuning.enqueued_records
-        return round_up(self.enqueued + records * RECORD_BYTES, 4096)
+        return round_up(self.reasons + self.world_size * REASON_BYTES, 4096)

@@ -1,0 +1,44 @@
+"""Why a rank left a communicator: the exception that took it out, where the others can read it."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+from gpucoll.transport.shared.layout import REASON_BYTES
+
+if TYPE_CHECKING:
+    from gpucoll.group.host.members import Members
+
+__all__ = ["read", "shown", "write"]
+
+_CUT = "..."
+
+
+def shown(error: BaseException) -> str:
+    """Return an exception's class and the first line of what it says, as a traceback ends."""
+    try:
+        lines = str(error).splitlines()
+    except Exception:  # of a class whose __str__ fails
+        lines = []
+    name = type(error).__qualname__
+    return f"{name}: {lines[0].strip()}" if lines and lines[0].strip() else name
+
+
+def write(members: Members, error: BaseException) -> None:
+    """Keep why this rank leaves; the word that says that it has left is to be written after it."""
+    text = shown(error).replace("\0", " ").encode(errors="backslashreplace")
+    if len(text) >= REASON_BYTES:
+        room = REASON_BYTES - 1 - len(_CUT)
+        text = text[:room].decode(errors="ignore").encode() + _CUT.encode()
+    ctypes.memmove(_address(members, members.rank), text + b"\0", len(text) + 1)
+
+
+def read(members: Members, rank: int) -> str:
+    """Return what another rank has kept; empty where it has not left by an exception."""
+    text = ctypes.string_at(_address(members, rank), REASON_BYTES).partition(b"\0")[0]
+    return text.decode(errors="replace")
+
+
+def _address(members: Members, rank: int) -> int:
+    return members.segment.address + members.layout.reasons + rank * REASON_BYTES

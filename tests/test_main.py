@@ -1,0 +1,53 @@
+"""``python -m gpucoll``: which commands there are, and the same commands under its own name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gpucoll.version import __version__
+
+
+def said(*arguments):
+    """Return exit code, stdout and stderr of ``python -m gpucoll``."""
+    command = [sys.executable, "-m", "gpucoll", *arguments]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_lists_the_commands(arguments):
+    code, out, err = said(*arguments)
+
+    assert (code, err) == (0, "")
+    assert out.startswith(f"gpucoll {__version__}: ")
+    assert all(f"gpucoll-{name} " in out for name in ("run", "bench", "doctor"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        ([], "gpucoll"),
+        (["run"], "gpucoll-run"),
+        (["bench"], "gpucoll-bench"),
+        (["doctor"], "gpucoll-doctor"),
+    ],
+)
+def test_every_command_has_a_version(arguments, name):
+    assert said(*arguments, "--version") == (0, f"{name} {__version__}\n", "")
+
+
+def test_a_command_keeps_its_arguments_and_exit_code():
+    code, out, err = said("run", "-n", "2", "--no-prefix", "sh", "-c", "exit 5")
+
+    assert (code, out) == (5, "")
+    assert "ended with exit code 5" in err
+
+
+def test_no_such_command():
+    code, out, err = said("launch")
+
+    assert (code, out) == (2, "")
+    assert err == "gpucoll: no command 'launch': there are run, bench, doctor (see --help)\n"
