@@ -47,6 +47,17 @@ def version() -> str:
     return match.group(1)
 
 
+def description() -> str:
+    """Return the README as a package index shows it, where its links to files lead nowhere.
+
+    They become plain text; the sources have no home yet that links could lead to.
+    """
+    text = (HERE / "README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^<!--.*-->\n", "", text, flags=re.MULTILINE)
+    text = re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"\1", text)
+    return f"{text}\nThe documents, examples and tests that are named here come with the sources.\n"
+
+
 class FreshBuild(build_py):
     """Start from an empty folder: setuptools would ship modules deleted since the last build."""
 
@@ -63,6 +74,8 @@ if __name__ == "__main__":
         # Not in pyproject.toml: setuptools before 77 rejects the SPDX string there, and later ones
         # will reject the table that came before it. Here every one takes it.
         license="Apache-2.0",
+        long_description=description(),
+        long_description_content_type="text/markdown",
         packages=packages(),
         package_dir=PACKAGE_ROOTS,
         package_data={"": PACKAGE_DATA},

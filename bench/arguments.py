@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from gpucoll.bench.argument_types import choice, count, factor, peers, seconds, 
 from gpucoll.bench.collectives import COLLECTIVES, DTYPE_ALIASES, DTYPES, REDOPS, Collective
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.rank.arrays import KINDS
+from gpucoll.bench.rank.inputs import STORAGE
 from gpucoll.version import __version__
 
 __all__ = ["Options", "parse"]
@@ -68,6 +70,8 @@ class Options:
         How long a sample should take where `reps` is None.
     array : str
         Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch".
+    left_out : tuple of str
+        Dtypes that ``-d all`` means, and that are not to be had here.
     compare : dict
         Peer -> path of its Python, or None: the environment of this one.
     """
@@ -94,6 +98,7 @@ class Options:
     json_path: Path | None
     timeout_s: float
     command_line: str
+    left_out: tuple[str, ...] = ()
 
     def each(self) -> Iterator[Options]:
         """Yield the options with one collective after the other at hand."""
@@ -132,6 +137,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     parser = build_parser()
     given = parser.parse_args(arguments)
+    given.dtype, left_out = without_missing(given.dtype)
     refuse_contradictions(parser, given)
     return Options(
         collectives=tuple(given.collectives),
@@ -156,7 +162,18 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         json_path=given.json,
         timeout_s=given.timeout,
         command_line=" ".join(["gpucoll-bench", *arguments]),
+        left_out=left_out,
     )
+
+
+def without_missing(dtypes: list[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Divide all dtypes, where all were asked for, into those that are there and the others.
+
+    NumPy has some only through ml_dtypes. Who asks for one by name is told what to install.
+    """
+    if set(dtypes) != set(DTYPES) or importlib.util.find_spec("ml_dtypes") is not None:
+        return dtypes, ()
+    return [d for d in dtypes if d not in STORAGE], tuple(d for d in dtypes if d in STORAGE)
 
 
 def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:

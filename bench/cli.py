@@ -157,6 +157,9 @@ def measure(options: Options, own: Group, peers: list[Group], cpus: list[int]) -
     def report(rows: list[Row], limit: Row | None) -> None:
         say(table.lines_of_size(rows, limit))
 
+    if options.left_out:
+        names = ", ".join(options.left_out)
+        note(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
     for number, one in enumerate(options.each()):
         say(table.header(one, own.ranks, None if number else described))
         Bench(one, own, peers, results, report, complain, note).run()

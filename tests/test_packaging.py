@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import importlib
 import importlib.metadata
+import re
 import shutil
 import subprocess
 import sys
@@ -104,6 +105,18 @@ def test_version_is_the_same_everywhere(tree: Path):
     metadata = Parser().parsestr((tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8"))
 
     assert metadata["Version"] == __version__ == gpucoll.__version__
+
+
+def test_an_index_shows_the_readme_without_links_to_files(tree: Path):
+    text = (tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8")
+    metadata = Parser().parsestr(text)
+    shown = metadata.get_payload()
+
+    assert metadata["Description-Content-Type"].startswith("text/markdown")
+    assert "# gpucoll" in shown
+    assert "gpucoll-run -n 4 train.py" in shown
+    assert not re.findall(r"\]\((?!https?:)", shown)
+    assert "<!--" not in shown
 
 
 def test_console_scripts_exist(tree: Path):

@@ -264,3 +264,17 @@ def test_dtypes_that_need_another_package(on_double, monkeypatch, capfd):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert cli.main([*SHORT, "-d", "float32,bfloat16"]) == 2
     assert "-d bfloat16 needs ml_dtypes, which is not installed" in capfd.readouterr().err
+
+
+def test_all_dtypes_leave_out_what_needs_another_package(on_double, monkeypatch, capfd):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    one_call = ["--ranks", "1", "-b", "64", "-e", "64", "-n", "1", "-w", "0", "--rounds", "1"]
+    assert cli.main(["broadcast", *one_call, "-d", "all"]) == 0
+    out = capfd.readouterr().out
+    note = (
+        "# left out of -d all: bfloat16, float8_e4m3fn, float8_e5m2, which need ml_dtypes: pip in"
+    )
+    assert note in out
+    measured = {row[2] for row in results(out)}
+    assert {"float32", "float16", "bool"} <= measured
+    assert not measured & {"bfloat16", "float8_e4m3fn", "float8_e5m2"}

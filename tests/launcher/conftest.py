@@ -17,9 +17,11 @@ import pytest
 WAIT_S = 20.0
 """Longer than anything here takes, shorter than a hanging CI job."""
 
-# gpucoll-run without its first step: the launcher's tests need no kernels.
+# gpucoll-run without its first step: the launcher's tests need no kernels. It would honour nohup,
+# under which the tests may run.
 GPUCOLL_RUN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from gpucoll.launcher import cli
 cli.compile_kernels = lambda report: None
 sys.exit(cli.main())
