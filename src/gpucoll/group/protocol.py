@@ -160,5 +160,8 @@ class Group(Protocol):
     def describe(self) -> Mapping[str, str]:
         """Return what is worth knowing: name -> sentence."""
 
+    def note_exception(self, error: BaseException) -> None:
+        """Keep what takes this rank out of the group, for the others: before `close` or `abort`."""
+
     def close(self) -> None:
         """Say that this rank takes part no more, and let go of everything shared."""
