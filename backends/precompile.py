@@ -12,6 +12,7 @@ from gpucoll.kernels.cpu import cache
 
 MODULES = (
     "gpucoll.transport.shared.flags",
+    "gpucoll.transport.shared.ordering",
     "gpucoll.memory.heap",
     "gpucoll.memory.numpy_handler",
     "gpucoll.group.host.channel",

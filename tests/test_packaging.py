@@ -110,7 +110,7 @@ def test_version_is_the_same_everywhere(tree: Path):
 def test_an_index_shows_the_readme_without_links_to_files(tree: Path):
     text = (tree / "gpucoll.egg-info/PKG-INFO").read_text(encoding="utf-8")
     metadata = Parser().parsestr(text)
-    shown = metadata.get_payload()
+    shown = str(metadata.get_payload())
 
     assert metadata["Description-Content-Type"].startswith("text/markdown")
     assert "# gpucoll" in shown

@@ -27,19 +27,19 @@ from gpucoll.backends.gpu.enqueue_words import (
 from gpucoll.devices import Device
 from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.enqueued import post
-from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
+from gpucoll.kernels.cpu.builtins import METH_FASTCALL, METH_NOARGS, builtin, capsule
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import (
     call_words,
     exchange64,
     get,
-    load64_acquire,
+    load64_ordered,
     put,
 )
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
 
-__all__ = ["Words", "driver_table_of", "enqueue_call", "enqueuer"]
+__all__ = ["Words", "driver_table_of", "enqueue_call", "enqueuer", "step_call", "stepper"]
 
 Words: TypeAlias = npt.NDArray[np.int64]
 """What compiled code reads by address."""
@@ -129,10 +129,14 @@ def _step(driver_table):
 
 @inline
 def _is_gone(driver_table):
-    """Return whether the communicator was given up; wait where that is being found out."""
-    while load64_acquire(driver_table + 8 * _GONE) == _PERHAPS:
+    """Return whether the communicator was given up; wait where that is being found out.
+
+    The other half of `Monitor.look_from_outside`: this thread stores its place and looks at `GONE`,
+    that one stores `GONE` and looks at the place. Both with a full fence between.
+    """
+    while load64_ordered(driver_table + 8 * _GONE) == _PERHAPS:
         _sched_yield()
-    return load64_acquire(driver_table + 8 * _GONE) != _NO
+    return load64_ordered(driver_table + 8 * _GONE) != _NO
 
 
 @inline
@@ -206,6 +210,17 @@ def _leave(driver_table, before):
         _call(get(driver_table, _SET_DEVICE), before, 0)
 
 
+@compiled(_i64(_i64, _i64))
+def step_call(self, _):
+    """Built-in without arguments; `self` is a capsule of a driver table. Returns a `Gone`.
+
+    Does what `_step` does.
+    """
+    driver_table = capsule_pointer(self, 0)
+    _step(driver_table)
+    return new_integer(load64_ordered(driver_table + 8 * _GONE))
+
+
 @compiled(_i64(_i64, _i64, _i64))
 def enqueue_call(self, arguments, n_arguments):
     """Built-in of ``(source, destination, communicator, stream, leader, start, end)``, integers.
@@ -244,6 +259,13 @@ def driver_table_of(device: Device) -> Words:
     for place, address in device.addresses().items():
         words[DriverTable[place]] = address
     return words
+
+
+def stepper(driver_table: Words) -> Callable[[], int]:
+    """Return the built-in that enters the driver, or leaves it; it returns a `Gone`."""
+    step: Any = builtin(step_call.address, METH_NOARGS, capsule(driver_table.ctypes.data))
+    made: Callable[[], int] = step
+    return made
 
 
 def enqueuer(

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from gpucoll.backends.gpu.enqueue_entry import stepper
 from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.monitor import PAUSES_S, Monitor
@@ -33,6 +34,7 @@ class Issuer(Monitor):
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
+        self._step = stepper(self.driver_table)
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
 
@@ -154,14 +156,15 @@ class Issuer(Monitor):
     @contextlib.contextmanager
     def in_driver(self) -> Iterator[None]:
         """Say that this thread is in the driver: `look_from_outside`. Raise what came of that."""
-        self.driver_table[DriverTable.PLACE] += 1
+        self._step()
         try:
             yield
         finally:
-            self.driver_table[DriverTable.PLACE] += 1
-        while self.driver_table[DriverTable.GONE] == Gone.PERHAPS:
+            gone = self._step()
+        while gone == Gone.PERHAPS:
             time.sleep(PAUSES_S[0])
-        if self.driver_table[DriverTable.GONE] == Gone.YES:
+            gone = self._word(DriverTable.GONE)
+        if gone == Gone.YES:
             self.raise_failure()
 
     @property
@@ -177,6 +180,7 @@ class Issuer(Monitor):
     def close(self) -> None:
         """Let go of everything; what is under way is nobody's concern any more."""
         with self.lock:
+            self.end()
             self.in_flight.let_go(self.streams)
             self.streams.close()
 

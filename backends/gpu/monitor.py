@@ -17,8 +17,9 @@ from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.devices import Device
-from gpucoll.errors import BackendError, DeadlineError, GpucollError
+from gpucoll.errors import BackendError, DeadlineError, GpucollError, StateError
 from gpucoll.group.protocol import EnqueuedCalls, Group
+from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
 
@@ -67,6 +68,7 @@ class Monitor:
         self.failure: GpucollError | None = None
         """Why the communicator was given up."""
         self.failed_at_s = 0.0
+        self._has_ended = False
         self.lock = threading.RLock()
         """Held while the vendor's library is called."""
         self._failure_of_library = failure_of_library
@@ -85,19 +87,36 @@ class Monitor:
     @property
     def is_busy(self) -> bool:
         """Whether calls are under way, or not compared yet."""
-        return bool(self.in_flight.count) or self.calls.has_uncompared
+        return not self.is_over and (bool(self.in_flight.count) or self.calls.has_uncompared)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the communicator has let go of everything: nothing more can be found out."""
+        if self.group.is_closed and not self._has_ended:  # by a garbage collection
+            self.end()
+        return self._has_ended
 
     def look(self) -> None:
-        """Find out how far all calls are, and whether something is wrong. Does not wait."""
+        """Find out how far all calls are, and whether something is wrong. Does not wait.
+
+        After the communicator's end nothing is looked at: what is known then stays so.
+        """
+        if self.is_over:  # the lock may be held for ever by a thread that hangs in the driver
+            return
         with self.lock:
-            if self.failure is None:
-                self._look_for_failures()
-            try:
-                # Whoever looks may be capturing a graph, or another thread of the process.
-                with self.device, self.device.relaxed_capture():
-                    self._look_at_issued()
-            except BackendError as error:  # the GPU does not even become current any more
-                self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
+            self._look_at_all()
+
+    def _look_at_all(self) -> None:
+        if self.is_over:  # by now
+            return
+        if self.failure is None:
+            self._look_for_failures()
+        try:
+            # Whoever looks may be capturing a graph, or another thread of the process.
+            with self.device, self.device.relaxed_capture():
+                self._look_at_issued()
+        except BackendError as error:  # the GPU does not even become current any more
+            self.give_up(Abort.BACKEND, self.group.rank, self._oldest_sequence(), error)
 
     def look_from_outside(self) -> None:
         """Look while another thread has the lock, and the driver may have that thread.
@@ -107,24 +126,31 @@ class Monitor:
         are not asked for: the driver may keep this thread, too. In the library's own calls a thread
         looks after itself.
         """
-        place, now_s = int(self.driver_table[DriverTable.PLACE]), time.monotonic()
+        place, now_s = self._word(DriverTable.PLACE), time.monotonic()
         if place != self._stuck[0]:
             self._stuck = place, now_s
         stuck_s = now_s - self._stuck[1]
         if place % 2 == 0 or stuck_s < STUCK_S or self.failure is not None:
             return
-        self.driver_table[DriverTable.GONE] = (
-            Gone.PERHAPS
-        )  # from here on it does not go into the library
+        # Stored before the place is looked at, as that thread stores its place before it looks at
+        # this: if it was still there it does not go into the library from here on.
+        self._set_gone(Gone.PERHAPS)
         try:
-            if self.driver_table[DriverTable.PLACE] == place:
+            if self._word(DriverTable.PLACE) == place:
                 self._look_for_failures()
                 if stuck_s > self.group.timeout_s:
                     code, limit_s = Abort.ENQUEUED_DEADLINE, self.group.timeout_s
                     self.give_up(code, self.group.rank, self._oldest_sequence(), None, limit_s)
         finally:
             if self.failure is None:
-                self.driver_table[DriverTable.GONE] = Gone.NO
+                self._set_gone(Gone.NO)
+
+    def _word(self, word: DriverTable) -> int:
+        """Load a word of the driver_table, after all that this thread has stored before."""
+        return ordering.load_after(self.driver_table.ctypes.data + 8 * word)
+
+    def _set_gone(self, gone: Gone) -> None:
+        ordering.store(self.driver_table.ctypes.data + 8 * DriverTable.GONE, gone)
 
     def _look_for_failures(self) -> None:
         group = self.group
@@ -242,8 +268,23 @@ class Monitor:
         own = error if isinstance(error, GpucollError) else None
         self.failure = self.group.fail(own or self.group.abort_error(waited_s))
         self.failed_at_s = time.monotonic()
-        self.driver_table[DriverTable.GONE] = Gone.YES
+        self._set_gone(Gone.YES)
         self._abort_library()
+
+    def end(self, reason: GpucollError | None = None) -> None:
+        """Note that everything is let go of; what is not known to have succeeded never will be.
+
+        Without the lock where a thread that hangs has it. `reason` says why calls under way were
+        not waited for.
+        """
+        if self.failure is None and self.in_flight.count:
+            self.failure = reason or StateError(
+                f"the communicator of rank {self.group.rank} of {self.group.world_size} was given "
+                "up or dropped while calls on GPU arrays were under way: whether they succeeded "
+                "is not known. close() waits for them"
+            )
+            self.failed_at_s = time.monotonic()
+        self._has_ended = True
 
     # --- certainty --------------------------------------------------------------------------------
 
@@ -257,6 +298,8 @@ class Monitor:
         begun_s, pause_s = time.monotonic(), PAUSES_S[0]
         while True:
             self.look()
+            if self.is_over and issued is not None and issued.is_done:
+                return  # whatever became of later ones
             self.raise_failure()
             if issued.is_done if issued is not None else not self.is_busy:
                 return

@@ -81,6 +81,8 @@ class MonitorThread:
                 issuer.lock.release()
         else:
             issuer.look_from_outside()
+        if issuer.is_over:  # who closed it was told, or gave up
+            return
         if issuer.failure is not None and not issuer.group.was_told:
             self._consider_exit(issuer)
         if issuer.is_busy or (

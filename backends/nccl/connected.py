@@ -201,7 +201,11 @@ class Connected:
         if self._group.was_told:
             self.give_up()
             return
-        self._stop_watching()  # from here on this thread looks itself
+        try:
+            self._stop_watching()  # from here on this thread looks itself
+        except DeadlineError as error:
+            issuer.end(error)
+            raise
         try:
             if issuer.is_busy:  # else all is known to be well, whatever the others did since
                 issuer.synchronize()
@@ -209,6 +213,7 @@ class Connected:
             self.give_up()
             raise
         self._dropped.detach()
+        issuer.end()  # all is known; the rest may fail
         end_all()
         self.backend.close(limit_s)
         issuer.close()
@@ -236,8 +241,10 @@ class Connected:
             timeout=GIVING_UP_S
         ):
             self._group.is_in_use = True
+            self.issuer.end()
             return  # a thread hangs in the driver or the library: nothing there can be ended
         self._dropped.detach()
+        self.issuer.end()
         try:
             self._resources.end()
         finally:

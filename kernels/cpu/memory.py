@@ -60,7 +60,11 @@ def _read_modify_write(operation: str, kind: Any) -> Any:
 load64 = _load(I64, "monotonic")
 """Load an int64 that only this thread writes (or whose order an acquire has settled)."""
 store64 = _store(I64, "monotonic")
+store64_release = _store(I64, "release")
+"""Store an int64 after all that this thread has loaded and stored before."""
 load64_acquire = _load(I64, "acquire")
+load64_ordered = _load(I64, "seq_cst")
+"""Load an int64 after this thread's last exchange: for a handshake, store mine, look at yours."""
 
 
 def _word_address(b: Any, block: Any, field: Any) -> Any:
@@ -105,6 +109,24 @@ def compare_exchange64(typing_context: Any, address: Any, expected: Any, desired
         return b.extract_value(b.cmpxchg(where, args[1], args[2], "seq_cst", "seq_cst"), 0)
 
     return types.int64(types.int64, types.int64, types.int64), generate
+
+
+def _fence(order: str) -> Any:
+    @intrinsic
+    def fence(typing_context: Any) -> Any:
+        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
+            b.fence(order)
+            return context.get_dummy_value()
+
+        return types.void(), generate
+
+    return fence
+
+
+fence_acquire = _fence("acquire")
+"""What is loaded afterwards is loaded after all that was loaded before. Free on x86-64."""
+fence_full = _fence("seq_cst")
+"""Whatever is loaded or stored afterwards is so after all that was before."""
 
 
 @intrinsic

@@ -146,6 +146,12 @@ def _answer(context):
 
 
 @inline
+def _has_more(context):
+    """Return whether operations were added; another thread says so, and rings the bell."""
+    return load64_acquire(context + 8 * _MORE) != 0
+
+
+@inline
 def _wait_for_bell(context, table, count, takes_more):
     """Sleep until a mailbox changes or a slice of time is over.
 
@@ -157,7 +163,7 @@ def _wait_for_bell(context, table, count, takes_more):
     seen = begin_to_sleep(bell)
     moved, _ = _step(context, table, count)
     is_needed = unwanted_sender(context, table, count) >= 0
-    is_needed = is_needed or (takes_more and get(context, _MORE) != 0)
+    is_needed = is_needed or (takes_more and _has_more(context))
     if moved == 0 and not is_needed:
         sleep_until_rung(context, bell, seen)
     end_sleep(bell)
@@ -199,7 +205,7 @@ def message_loop(context, call):
             return -moved
         if unfinished == 0:
             return OK
-        if takes_more and (unfinished < count or get(context, _MORE) != 0):
+        if takes_more and (unfinished < count or _has_more(context)):
             return _STATUS_MORE  # Python reports what is done, and takes up what was added
         if moved > 0:
             turns = 0

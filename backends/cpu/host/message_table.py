@@ -18,7 +18,7 @@ from gpucoll.backends.cpu.host.transfers import KEPT_ASIDE, LAST_SENDER
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.entries import messages
 from gpucoll.group.host.group import HostGroup
-from gpucoll.transport.shared import layout
+from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Envelope
 from gpucoll.transport.shared.words import (
@@ -187,7 +187,8 @@ class MessageTable:
 
     def _aside(self, sender: int) -> _Held:
         """Return where the next message of a rank goes, which nobody asks for yet."""
-        envelope = self._group.members.next_envelope(self._group.rank, sender)
+        envelope = self._group.members.peek(self._group.rank, sender)
+        assert envelope is not None  # this thread alone takes messages, and has just seen it
         data = np.empty(int(envelope[Envelope.SIZE_BYTES]), np.uint8)
         row = _row_of(sender, envelope)
         row[Transfer.ADDRESS] = data.ctypes.data
@@ -246,17 +247,17 @@ class MessageTable:
     def _next_from(self, peer: int) -> npt.NDArray[np.int64] | None:
         """Return the next message of a rank; None where there is none, or is being taken."""
         members, me = self._group.members, self._group.rank
-        taken = members.mailbox_words(me, peer)[layout.MAILBOX_TAIL // 8 :][:1]
-        number = int(taken[0])
-        if not members.has_message(me, peer):
+        number = members.taken(me, peer)
+        if (envelope := members.peek(me, peer)) is None:
             return None
-        row, table = _row_of(peer, members.next_envelope(me, peer)), self._table
+        row, table = _row_of(peer, envelope), self._table
         is_taken = (table[:, Transfer.STATE] == Progress.UNDER_WAY) & (
             table[:, Transfer.FOUND_PEER] == peer
         )
-        if (is_taken & (table[:, Transfer.KIND] == Kind.RECV)).any() or taken[0] != number:
+        if (is_taken & (table[:, Transfer.KIND] == Kind.RECV)).any():
             return None
-        return row
+        # Read after all of that: a message that is still there was not taken meanwhile.
+        return row if members.taken(me, peer) == number else None
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of messages that came and that nobody has received."""
@@ -266,22 +267,25 @@ class MessageTable:
             for held in self._held
         ]
         for peer in range(self._group.world_size):
-            if members.has_message(me, peer):
-                found.append((peer, int(members.next_envelope(me, peer)[Envelope.TAG])))
+            if (envelope := members.peek(me, peer)) is not None:
+                found.append((peer, int(envelope[Envelope.TAG])))
         return found
 
     def undelivered(self) -> list[tuple[int, int]]:
         """Return receiver and tag of messages that lie with ranks which have closed."""
         members, me = self._group.members, self._group.rank
         return [
-            (peer, int(members.next_envelope(peer, me)[Envelope.TAG]))
+            (peer, int(envelope[Envelope.TAG]))
             for peer in range(self._group.world_size)
-            if peer != me and members.has_closed(peer) and members.has_message(peer, me)
+            if peer != me
+            and members.has_closed(peer)
+            and (envelope := members.peek(peer, me)) is not None
         ]
 
     def ring_own_bell(self) -> None:
         """Make a running table come back for more."""
-        self._group.context[Context.MORE] = 1
+        # The other thread says that it sleeps, and looks at this: so a full fence before the bell.
+        ordering.store(self._group.context.ctypes.data + 8 * Context.MORE, 1)
         self._group.ring_bell(self._group.rank)
 
 

@@ -28,7 +28,7 @@ from gpucoll.backends.cpu.host.staged_movement import move_staged
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
-from gpucoll.transport.shared.flags import event_pending, wait
+from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.steps import (
     DESTINATION,
     EVENT,
@@ -303,7 +303,7 @@ def _take_where_it_lies(context, call, way):
     elif _sends(context, call):
         status = wait_all_done(context, sequence)
     # A peer that gave up may have used its memory anew while this rank still read it.
-    return EVENT if status == OK and event_pending(context) else status
+    return EVENT if status == OK and event_pending_since(context) else status
 
 
 @inline

@@ -47,7 +47,7 @@ from gpucoll.backends.cpu.host.transfers import (
 )
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, put
-from gpucoll.transport.shared.flags import is_aborted
+from gpucoll.transport.shared.flags import is_aborted, is_aborted_since
 from gpucoll.transport.shared.steps import OK, WORLD_SIZE, arena_of
 from gpucoll.transport.shared.words import Status
 
@@ -112,7 +112,9 @@ def _fetch(context, row, mailbox, post):
             status = read_from(context, sender, get(row, ADDRESS) + done, place + done, step)
             done += step
     if status != _LOST:
-        status = _EVENT if is_aborted(context) else OK  # what was read may be anything by then
+        status = (
+            _EVENT if is_aborted_since(context) else OK
+        )  # what was read may be anything by then
     if status == OK:
         advance_tail(context, mailbox, sender)
         put(row, STATE, DONE)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, load64_acquire, put
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.flags import copy_from_process, event_pending, give_up
+from gpucoll.transport.shared.flags import copy_from_process, event_pending_since, give_up
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.steps import LINE, OK, STATUS_LINES, WORLD_SIZE
 from gpucoll.transport.shared.words import Context, Status
@@ -52,7 +52,7 @@ def read_from(context, rank, destination, source, size_bytes):
         if copy_from_process(context, pid, destination + done, source + done, step) != step:
             give_up(context, _ABORT_UNREADABLE, rank)
             return _LOST
-        if event_pending(context):
+        if event_pending_since(context):
             return _EVENT  # what was read may be anything by now
         done += step
     return OK

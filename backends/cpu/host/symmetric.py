@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_for_all
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, store64
-from gpucoll.transport.shared.flags import event_pending
+from gpucoll.transport.shared.flags import event_pending_since
 from gpucoll.transport.shared.steps import (
     EVENT,
     OK,
@@ -59,4 +59,4 @@ def reduce_symmetric(context, call):
     signal_done(context)
     status = wait_all_done(context, get(context, SEQUENCE))
     # A peer that gave up may have used its memory anew while this rank still read it.
-    return EVENT if status == OK and event_pending(context) else status
+    return EVENT if status == OK and event_pending_since(context) else status

@@ -249,14 +249,14 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
             self._queue.raise_unseen()
             self._raise_unreceived()
         finally:
-            _open.discard(self)
-            self._gpu.give_up()
-            self._group.close()
+            self._give_up()
 
     def _give_up(self) -> None:
         """Let go of everything without waiting for anybody."""
         _open.discard(self)
         self._gpu.give_up()
+        if self._queue.is_busy:  # its thread may be between two looks at what is shared
+            self._group.is_in_use = True
         self._group.close()
 
     def abort(self) -> None:

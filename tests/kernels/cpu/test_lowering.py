@@ -6,11 +6,7 @@ routine of compiler-rt would have nobody to answer it.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 
 import llvmlite.binding as llvm
@@ -166,37 +162,11 @@ MAY_CALL = {"syscall", "sched_yield", "poll", "clock_gettime", "memcpy", "memset
 MAY_BEGIN_WITH = ("Py", "_Py", "NRT_", "numba_", "_ZN")
 """CPython, and what Numba wraps around a C function, which depends on its version."""
 
-# Numba is made to compile for the other processor altogether; what it makes is never run.
-PRINT_LOOPS = f"""
-import importlib, json, sys
-import llvmlite.binding as llvm
-llvm.initialize_all_targets()
-llvm.initialize_all_asmprinters()
-llvm.get_process_triple = lambda: {ARM!r}
-loops = {LOOPS!r}
-json.dump({{name: getattr(importlib.import_module(module), name).inspect_llvm()
-           for module, name in loops}}, sys.stdout)
-"""
 
-
-@pytest.fixture(scope="module")
-def arm_loops(tmp_path_factory):
+@pytest.fixture
+def arm_loops(arm_code):
     """LLVM IR of the loops as compiled for arm64, by name."""
-    changes = {
-        "GPUCOLL_TEST_MACHINE": "aarch64",
-        "NUMBA_CPU_NAME": "generic",
-        "NUMBA_CPU_FEATURES": "+neon",
-        "GPUCOLL_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", PRINT_LOOPS],
-        env={**os.environ, **changes},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=True,
-    )
-    return json.loads(done.stdout)
+    return {name: arm_code["entries"][f"{module}.{name}"] for module, name in LOOPS}
 
 
 @pytest.mark.parametrize("name", [name for _, name in LOOPS])

@@ -17,6 +17,9 @@ class GpuWork(Work[Any]):
 
     `wait` makes the current stream of the arrays' library wait and returns at once: what is issued
     there afterwards sees the result. Only `synchronize` certifies that the call succeeded.
+
+    After the communicator's `close`, which waits for all calls, it says how this one ended. Where
+    the communicator was given up or dropped before that was known, its error is a StateError.
     """
 
     def __init__(
@@ -50,11 +53,12 @@ class GpuWork(Work[Any]):
             Only for those: how long, in seconds.
         """
         self._check_process()
-        self._issuer.raise_failure()
-        if self._must_complete:
-            self._issuer.synchronize(self._issued, timeout_s)
-        else:
-            self._issuer.wait_on(self._current_stream(), self._issued)
+        if not (self._issuer.is_over and self._issued.is_done):
+            self._issuer.raise_failure()
+            if self._must_complete:
+                self._issuer.synchronize(self._issued, timeout_s)
+            else:
+                self._issuer.wait_on(self._current_stream(), self._issued)
         if (finish := self._finish) is not None:
             self._finish = None  # lets go of the arrays
             try:
@@ -79,16 +83,22 @@ class GpuWork(Work[Any]):
 
     def done(self) -> bool:
         """Return whether the call has ended, well or not. Does not wait."""
-        self._issuer.look()
+        self._look()
         return self._issued.is_done or self._issuer.failure is not None
 
     def exception(self) -> BaseException | None:
         """Return the call's error; None while it runs or where it went well. Does not wait."""
-        self._issuer.look()
+        self._look()
         if self._issued.is_done or self._issuer.failure is None:
             return None
         self._issuer.group.was_told = True
         return self._issuer.failure
+
+    def _look(self) -> None:
+        """Find out what has become of the call, unless that is known."""
+        if not self._issued.is_done:
+            self._check_process()  # in a child the lock may be held for ever
+            self._issuer.look()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:

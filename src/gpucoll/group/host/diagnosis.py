@@ -41,12 +41,17 @@ def list_ranks(ranks: list[int]) -> str:
 
 def describe_call(members: Members, rank: int, sequence: int) -> str | None:
     """Return what a rank called under this sequence number; None where it has no record of it."""
-    return describe_record(members.record_words(rank, sequence), sequence)
+    with members.held():
+        members.header_word(rank, sequence)  # where that is there, so is the record behind it
+        return describe_record(members.record_words(rank, sequence), sequence)
 
 
 def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
     """Return the same of a call on GPU arrays."""
-    return describe_record(members.enqueued_words(rank, sequence), sequence)
+    with members.held():
+        if difference(members.enqueued_header(rank, sequence) & 0xFFFFFFFF, sequence) != 0:
+            return None
+        return describe_record(members.enqueued_words(rank, sequence), sequence)
 
 
 def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
@@ -89,8 +94,8 @@ def mismatch_error(group: HostGroup, sequence: int) -> MismatchError:
     """Say which ranks called what under this sequence number, the odd ones first."""
     by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank in range(group.world_size):
-        called = describe_call(group.members, rank, sequence) or "nothing yet, or something since"
         word = group.members.header_word(rank, sequence)
+        called = describe_call(group.members, rank, sequence) or "nothing yet, or something since"
         is_there = difference(word & 0xFFFFFFFF, sequence) == 0
         # By digest too: a fifth dimension is not in the record.
         by_call[called, word >> 32 if is_there else 0].append(rank)
@@ -127,13 +132,15 @@ def late_ranks(group: HostGroup, gave_up: int, sequence: int) -> str:
     ]
     if missing:
         return f"{list_ranks(missing)} had not arrived"
-    done = layout.STATUS_DONE // 8
     unfinished = [
-        rank
-        for rank in others
-        if difference(int(members.status_words(rank)[done]) & 0xFFFFFFFF, sequence) < 0
+        rank for rank in others if difference(_done_word(members, rank) & 0xFFFFFFFF, sequence) < 0
     ]
     return f"all had arrived, but {list_ranks(unfinished or others)} had not finished"
+
+
+def _done_word(members: Members, rank: int) -> int:
+    """Return {the last call that a rank has finished, its waiters}."""
+    return members.load(members.status_offset(rank) + layout.STATUS_DONE)
 
 
 def deadline_error(group: HostGroup, gave_up: int, sequence: int) -> DeadlineError:
@@ -153,8 +160,8 @@ def deadline_error(group: HostGroup, gave_up: int, sequence: int) -> DeadlineErr
 
 def lost_error(group: HostGroup, lost: int, sequence: int) -> PeerLostError:
     """Say which rank is gone, and how it went."""
-    words = group.members.status_words(lost)
-    last = int(words[layout.STATUS_CLOSED_SEQUENCE // 8])
+    status = group.members.status_offset(lost)
+    last = group.members.load(status + layout.STATUS_CLOSED_SEQUENCE)
     how = _how_it_went(group, lost, f" after call #{last}")
     return PeerLostError(
         f"{_who(group)} lost rank {lost} in {_own_call(group, sequence)} (#{sequence}): {how}. "
@@ -164,8 +171,9 @@ def lost_error(group: HostGroup, lost: int, sequence: int) -> PeerLostError:
 
 def _describe_message(members: Members, rank: int) -> str:
     """Return what a rank last sent, received or looked for, as a call."""
-    words = members.bell_words(rank)[layout.BELL_DOING // 8 :]
-    kind, peer, tag, size_bytes, dtype = (int(word) for word in words[:5])
+    with members.held():
+        words = members.bell_words(rank)[layout.BELL_DOING // 8 :]
+        kind, peer, tag, size_bytes, dtype = (int(word) for word in words[:5])
     who = "ANY_SOURCE" if peer < 0 else str(peer)
     what = "ANY_TAG" if tag < 0 else str(tag)
     size = f"{dtype_name(dtype)}, {size_bytes} bytes, " if kind != Kind.PROBE else ""
@@ -232,8 +240,8 @@ def enqueued_error(
 def _enqueued_mismatch(group: HostGroup, sequence: int) -> MismatchError:
     by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank in range(group.world_size):
+        header = group.members.enqueued_header(rank, sequence)
         called = describe_enqueued(group.members, rank, sequence) or "nothing yet"
-        header = int(group.members.enqueued_words(rank, sequence)[Record.HEADER])
         by_call[called, header >> 32].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
     calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
@@ -249,7 +257,7 @@ def _late_enqueued(members: Members, sequence: int) -> str:
     late = [
         rank
         for rank in range(members.world_size)
-        if difference(int(members.enqueued_words(rank, sequence)[Record.SEQUENCE]), sequence) < 0
+        if difference(members.enqueued_header(rank, sequence) & 0xFFFFFFFF, sequence) < 0
     ]
     if late:
         return f"{list_ranks(late)} had not made this call"

@@ -28,6 +28,7 @@ from gpucoll.kernels.cpu.memory import (
     load64,
     load64_acquire,
     put,
+    store64_release,
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
@@ -103,7 +104,7 @@ def post(context, call):
     put(record, _SENT, get(call, _CALL_SENT))
     put(record, _RECEIVED, get(call, _CALL_RECEIVED))
     exchange64(record + 8 * _HEADER, (get(call, DIGEST) << 32) | (sequence & 0xFFFFFFFF))
-    put(context, _SEQUENCE, sequence)
+    store64_release(context + 8 * _SEQUENCE, sequence)  # a thread that compares sees the record
     return _OK
 
 
@@ -146,7 +147,8 @@ def compare_calls(context):
     (`Context.ENQUEUED_LATE`); MISMATCH: the call after the last one compared differs.
     """
     line = _line_of(context, get(context, RANK))
-    compared, posted = np.int64(load32_acquire(line)), get(context, _SEQUENCE)
+    compared = np.int64(load32_acquire(line))
+    posted = load64_acquire(context + 8 * _SEQUENCE)
     status = _OK
     put(context, _LATE, -1)
     while status == _OK and behind(compared, posted):
@@ -184,7 +186,9 @@ class EnqueuedCalls:
     @property
     def compared(self) -> int:
         """The number of the last call that was the same on every rank."""
-        return difference(int(self._members.enqueued_line(self._members.rank)[0]), 0)
+        members = self._members
+        word = members.load(members.enqueued_offset(members.rank) + layout.ENQUEUED_COMPARED)
+        return difference(word & 0xFFFFFFFF, 0)
 
     def is_compared(self, sequence: int) -> bool:
         """Return whether this call was the same on every rank."""
@@ -205,7 +209,8 @@ class EnqueuedCalls:
 
     def compare(self) -> Status:
         """Compare as far as all ranks have posted: OK, MORE (a rank is late) or MISMATCH."""
-        return Status(compare_calls.ctypes(self._context.ctypes.data))
+        with self._members.held():
+            return Status(compare_calls.ctypes(self._context.ctypes.data))
 
     @property
     def late_rank(self) -> int:
@@ -216,7 +221,8 @@ class EnqueuedCalls:
 
     def say_failed(self) -> None:
         """Tell the ranks that wait for this one's GPU that it will not come."""
-        self._members.enqueued_line(self._members.rank)[layout.ENQUEUED_FAILED // 8] += 1
+        members = self._members
+        members.store(members.enqueued_offset(members.rank) + layout.ENQUEUED_FAILED, 1)
 
     def failed_ranks(self) -> list[int]:
         """Return the ranks that said so."""
@@ -224,5 +230,5 @@ class EnqueuedCalls:
         return [
             rank
             for rank in range(members.world_size)
-            if members.enqueued_line(rank)[layout.ENQUEUED_FAILED // 8]
+            if members.load(members.enqueued_offset(rank) + layout.ENQUEUED_FAILED)
         ]

@@ -29,9 +29,9 @@ from gpucoll.kernels.cpu.copy import (
     copy_kernel,
     refill_kernel,
 )
-from gpucoll.transport.shared import layout
+from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.flags import bell_ring, event_compare_exchange, event_store, wait_long
+from gpucoll.transport.shared.flags import bell_ring, wait_long
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import CONTEXT_WORDS, Call, Context, State, Status
 from gpucoll.wording import another_thread
@@ -218,8 +218,7 @@ class HostGroup:
 
     def ring_bell(self, rank: int) -> None:
         """Wake a rank that sleeps for messages."""
-        address = self.members.segment.address + self.members.layout.bells
-        bell_ring.ctypes(address + rank * layout.LINE_BYTES)
+        bell_ring.ctypes(self.members.at(self.members.layout.bells + rank * layout.LINE_BYTES))
 
     @property
     def is_forked(self) -> bool:
@@ -234,7 +233,7 @@ class HostGroup:
     @property
     def is_aborted(self) -> bool:
         """Whether some rank has given the communicator up."""
-        return bool(self.members.event_words()[layout.EVENT_ABORT // 8])
+        return bool(self.members.abort_word())
 
     @property
     def last_status(self) -> int:
@@ -281,8 +280,7 @@ class HostGroup:
 
         `waited_s` is how long this rank itself waited, where it gave up a call on GPU arrays.
         """
-        word = int(self.members.event_words()[layout.EVENT_ABORT // 8])
-        return diagnosis.abort_error(self, word, waited_s)
+        return diagnosis.abort_error(self, self.members.abort_word(), waited_s)
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why the communicator is broken, and return it: every later call raises that."""
@@ -312,8 +310,7 @@ class HostGroup:
             sequence = int(self.context[Context.SEQUENCE])
         number = diagnosis.difference(sequence, 0)  # it may be one beyond the last of 32 bits
         word = code | ((self.rank if rank is None else rank) << 8) | (number << 32)
-        address = self.members.segment.address + layout.EVENT_ABORT
-        event_compare_exchange.ctypes(address, 0, word)
+        self.members.compare_exchange(layout.EVENT_ABORT, 0, word)
 
     # --- description, the end --------------------------------------------------------------------
 
@@ -341,14 +338,14 @@ class HostGroup:
             return
         self.is_closed = True
         state = self.context.ctypes.data + 8 * Context.STATE
-        if event_compare_exchange.ctypes(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
+        if ordering.compare_exchange(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
             self.abort()
             return
         if self.is_aborted:
             self.members.arena.retire()
         words = self.members.status_words(self.rank)
         words[layout.STATUS_CLOSED_SEQUENCE // 8] = self.context[Context.SEQUENCE]
-        event_store.ctypes(self.members.status_address(self.rank) + layout.STATUS_CLOSED, 1)
+        self.members.store(self.members.status_offset(self.rank) + layout.STATUS_CLOSED, 1)
         if not self.is_in_use:
             self.members.close()
 

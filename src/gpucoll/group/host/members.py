@@ -14,14 +14,14 @@ import numpy.typing as npt
 
 from gpucoll.errors import ArgumentError
 from gpucoll.group.host.introduction import check_introduction, introduction_of
+from gpucoll.group.host.shared_words import SharedWords
 from gpucoll.memory.arena import Arena, process_arena
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.unix import Meeting, Watch, meet
 from gpucoll.transport.shared import layout, mapping, peer_memory
-from gpucoll.transport.shared.flags import event_store
-from gpucoll.transport.shared.layout import Envelope, SegmentLayout, Tuning
+from gpucoll.transport.shared.layout import Envelope, Record, SegmentLayout, Tuning
 from gpucoll.version import __version__
 
 _NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) skips
@@ -51,8 +51,12 @@ def words_at(address: int, count: int) -> npt.NDArray[np.int64]:
 
 
 @dataclass
-class Members:
-    """What the ranks of a group share, mapped into this process."""
+class Members(SharedWords):
+    """What the ranks of a group share, mapped into this process.
+
+    What returns words gives a view: it is for within `held`, or for who knows otherwise that the
+    segment stays, and after the flag was loaded that says that they are there.
+    """
 
     job: Job
     tuning: Tuning
@@ -67,23 +71,13 @@ class Members:
     introductions: list[dict[str, Any]]
 
     @property
-    def rank(self) -> int:
-        """This process's rank."""
-        return self.job.rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks."""
-        return self.job.world_size
-
-    @property
     def pids(self) -> list[int]:
         """Process numbers, by rank."""
         return [int(pid) for pid in self.pid_table]
 
     def status_address(self, rank: int) -> int:
         """Return the address of a rank's status line."""
-        return self.segment.address + self.layout.status_lines + rank * layout.LINE_BYTES
+        return self.at(self.status_offset(rank))
 
     def status_words(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's status line, as words."""
@@ -91,60 +85,65 @@ class Members:
 
     def event_words(self) -> npt.NDArray[np.int64]:
         """Return the event line, as words."""
-        return words_at(self.segment.address, layout.LINE_BYTES // 8)
+        return words_at(self.at(0), layout.LINE_BYTES // 8)
 
     def record_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return the record that a rank has, or had, of a call."""
         place = rank * layout.RECORDS + (sequence & (layout.RECORDS - 1))
-        address = self.segment.address + self.layout.records + place * layout.RECORD_BYTES
+        address = self.at(self.layout.records + place * layout.RECORD_BYTES)
         return words_at(address, layout.RECORD_BYTES // 8)
 
     def enqueued_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return the record that a rank has, or had, of a call on GPU arrays."""
+        address = self.at(self._enqueued_record(rank, sequence))
+        return words_at(address, layout.RECORD_BYTES // 8)
+
+    def _enqueued_record(self, rank: int, sequence: int) -> int:
         count = self.tuning.enqueued_records
         place = rank * count + (sequence & (count - 1))
-        address = self.segment.address + self.layout.enqueued + place * layout.RECORD_BYTES
-        return words_at(address, layout.RECORD_BYTES // 8)
+        return self.layout.enqueued + place * layout.RECORD_BYTES
+
+    def enqueued_header(self, rank: int, sequence: int) -> int:
+        """Return the {sequence, digest} word in such a record: written behind all else in it."""
+        return self.load(self._enqueued_record(rank, sequence) + 8 * Record.HEADER)
 
     def enqueued_line(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's line of words about calls on GPU arrays."""
-        address = self.segment.address + self.layout.enqueued_lines + rank * layout.LINE_BYTES
-        return words_at(address, layout.LINE_BYTES // 8)
-
-    def header_word(self, rank: int, sequence: int) -> int:
-        """Return the {sequence, digest} word in a rank's slot for a call."""
-        place = (sequence & (layout.RING - 1)) * self.world_size + rank
-        address = self.segment.address + self.layout.slots + place * self.layout.slot_stride
-        return int(words_at(address, 1)[0])
+        return words_at(self.at(self.enqueued_offset(rank)), layout.LINE_BYTES // 8)
 
     def mailbox_words(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
         """Return the mailbox between two ranks, as words."""
+        address = self.at(self._mailbox(receiver, sender))
+        return words_at(address, self.layout.mailbox_stride // 8)
+
+    def _mailbox(self, receiver: int, sender: int) -> int:
         place = receiver * self.world_size + sender
-        stride = self.layout.mailbox_stride
-        address = self.segment.address + self.layout.mailboxes + place * stride
-        return words_at(address, stride // 8)
+        return self.layout.mailboxes + place * self.layout.mailbox_stride
+
+    def taken(self, receiver: int, sender: int) -> int:
+        """Return how many posts between two ranks were taken, after all that was read before."""
+        return self.load_after(self._mailbox(receiver, sender) + layout.MAILBOX_TAIL)
 
     def has_message(self, receiver: int, sender: int) -> bool:
         """Return whether there is a message that the receiver has not taken."""
-        taken = self.mailbox_words(receiver, sender)[layout.MAILBOX_TAIL // 8]
-        return bool(self.next_envelope(receiver, sender)[Envelope.NUMBER] == taken + 1)
+        return self.peek(receiver, sender) is not None
 
-    def next_envelope(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
-        """Return the envelope of the next message between two ranks; there must be one."""
-        words = self.mailbox_words(receiver, sender)
-        place = int(words[layout.MAILBOX_TAIL // 8]) % layout.POSTS
-        post_words = (layout.ENVELOPE_BYTES + self.layout.post_bytes) // 8
-        start = layout.MAILBOX_POSTS // 8 + place * post_words
-        return words[start : start + layout.ENVELOPE_BYTES // 8]
+    def peek(self, receiver: int, sender: int) -> npt.NDArray[np.int64] | None:
+        """Return the envelope of the next message between two ranks; None where there is none."""
+        taken = self.taken(receiver, sender)
+        post_bytes = layout.ENVELOPE_BYTES + self.layout.post_bytes
+        start = layout.MAILBOX_POSTS + taken % layout.POSTS * post_bytes
+        offset = self._mailbox(receiver, sender) + start
+        with self.held():
+            if self.load(offset + 8 * Envelope.NUMBER) != taken + 1:
+                return None
+            return words_at(self.at(offset), layout.ENVELOPE_BYTES // 8).copy()
 
     def bell_words(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's bell line, as words."""
-        address = self.segment.address + self.layout.bells + rank * layout.LINE_BYTES
-        return words_at(address, layout.LINE_BYTES // 8)
-
-    def has_closed(self, rank: int) -> bool:
-        """Return whether a rank has closed the communicator."""
-        return bool(self.status_words(rank)[layout.STATUS_CLOSED // 8])
+        return words_at(
+            self.at(self.layout.bells + rank * layout.LINE_BYTES), layout.LINE_BYTES // 8
+        )
 
     def ended_ranks(self) -> list[int]:
         """Return the ranks whose process has ended."""
@@ -174,7 +173,7 @@ class Members:
 
     def leave(self) -> None:
         """Say that this rank takes no part, as one that closes the communicator does, and close."""
-        event_store.ctypes(self.status_address(self.rank) + layout.STATUS_CLOSED, 1)
+        self.store(self.status_offset(self.rank) + layout.STATUS_CLOSED, 1)
         self.close()
 
     def close(self) -> None:
@@ -186,7 +185,7 @@ class Members:
             if (fd := int(np.int32(word & 0xFFFFFFFF))) >= 0:
                 os.close(fd)
         self.poll_table[:] = _NO_DESCRIPTOR
-        self.segment.unmap()
+        self.unmap()
 
 
 # Peers' arenas, by the identity of the memory: communicators of the same ranks share a mapping.
@@ -332,13 +331,11 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
                 members.poll_table[rank] = life_fd | (select.POLLIN << 32)
                 kept.append(life_fd)
         # Whoever does without single copies does so in every call, in messages too.
-        members.status_words(job.rank)[layout.STATUS_COPIES // 8] = (
-            members.tuning.single_copy_min_bytes < layout.NEVER
-            and all(
-                peer_memory.is_readable(member["pid"], *member["probe"])
-                for member in meeting.introductions
-            )
+        can_copy = members.tuning.single_copy_min_bytes < layout.NEVER and all(
+            peer_memory.is_readable(member["pid"], *member["probe"])
+            for member in meeting.introductions
         )
+        members.store(members.status_offset(job.rank) + layout.STATUS_COPIES, can_copy)
     except BaseException:
         members.close()
         raise

@@ -31,14 +31,16 @@ def write(members: Members, error: BaseException) -> None:
     if len(text) >= REASON_BYTES:
         room = REASON_BYTES - 1 - len(_CUT)
         text = text[:room].decode(errors="ignore").encode() + _CUT.encode()
-    ctypes.memmove(_address(members, members.rank), text + b"\0", len(text) + 1)
+    with members.held():
+        ctypes.memmove(_address(members, members.rank), text + b"\0", len(text) + 1)
 
 
 def read(members: Members, rank: int) -> str:
     """Return what another rank has kept; empty where it has not left by an exception."""
-    text = ctypes.string_at(_address(members, rank), REASON_BYTES).partition(b"\0")[0]
-    return text.decode(errors="replace")
+    with members.held():
+        text = ctypes.string_at(_address(members, rank), REASON_BYTES)
+    return text.partition(b"\0")[0].decode(errors="replace")
 
 
 def _address(members: Members, rank: int) -> int:
-    return members.segment.address + members.layout.reasons + rank * REASON_BYTES
+    return members.at(members.layout.reasons + rank * REASON_BYTES)

@@ -25,24 +25,19 @@ _LONGEST_PAUSE_S = 0.01
 
 def pending_event(group: HostGroup) -> int:
     """Return the segment's event word: {generation: 32 bits, sequence: 32 bits}."""
-    return int(group.members.event_words()[layout.EVENT_WORD // 8])
+    return group.members.load(layout.EVENT_WORD)
 
 
 def announce(group: HostGroup) -> None:
     """Make the mismatch that this rank saw known to all; whoever comes second finds it done."""
-    from gpucoll.transport.shared.flags import event_compare_exchange
-
     seen = int(group.context[Context.EVENT_SEEN])
     generation = (seen + 1) & 0x7FFFFFFF
     sequence = int(group.context[Context.MISMATCHED])
-    address = group.members.segment.address + layout.EVENT_WORD
-    event_compare_exchange.ctypes(address, seen, generation | (sequence << 32))
+    group.members.compare_exchange(layout.EVENT_WORD, seen, generation | (sequence << 32))
 
 
 def answer(group: HostGroup) -> MismatchError:
     """Answer the pending event, and return the error for it."""
-    from gpucoll.transport.shared.flags import event_store
-
     event = pending_event(group)
     error = diagnosis.mismatch_error(group, event >> 32)
     group.context[Context.EVENT_SEEN] = event
@@ -51,7 +46,7 @@ def answer(group: HostGroup) -> MismatchError:
     words = group.members.status_words(group.rank)
     words[place // 8 + 1] = group.context[Context.SEQUENCE]
     words[place // 8 + 2] = group.context[Context.CHUNK]
-    event_store.ctypes(group.members.status_address(group.rank) + place, event)
+    group.members.store(group.members.status_offset(group.rank) + place, event)
     return error
 
 
@@ -63,25 +58,40 @@ def recover(group: HostGroup, timeout_s: float) -> None:
     """Wait until every rank has answered this rank's last event; agree on where to go on."""
     event = int(group.context[Context.EVENT_SEEN])
     place = _place(event) // 8
-    lines = [group.members.status_words(rank) for rank in range(group.world_size)]
     deadline = time.monotonic() + timeout_s
     pause_s = 0.0001
-    while any(int(line[place]) != event for line in lines):
-        _check_going_on(group, [int(line[place]) != event for line in lines], deadline)
+    while not all(_has_answered(group, rank, event) for rank in range(group.world_size)):
+        _check_going_on(group, event, deadline)
         time.sleep(pause_s)  # rare and short: not worth a futex of its own
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    numbers, chunks = zip(*_answers(group, place), strict=True)
     mine = int(group.context[Context.SEQUENCE])
-    ahead = max(diagnosis.difference(int(line[place + 1]), mine) for line in lines)
+    ahead = max(diagnosis.difference(number, mine) for number in numbers)
     sequence = diagnosis.difference(mine + ahead + layout.RING, 0)
     group.context[Context.SEQUENCE] = sequence
     group.context[Context.KNOWN_DONE] = sequence
-    group.context[Context.CHUNK] = max(int(line[place + 2]) for line in lines) + layout.STAGES
+    group.context[Context.CHUNK] = max(chunks) + layout.STAGES
     group.context[Context.UNVERIFIED_COUNT] = 0
     group.context[Context.STATE] = State.IDLE
 
 
-def _check_going_on(group: HostGroup, is_waited_for: list[bool], deadline: float) -> None:
-    gone = [rank for rank in group.members.gone_ranks() if is_waited_for[rank]]
+def _answers(group: HostGroup, place: int) -> list[tuple[int, int]]:
+    """Return the sequence and chunk numbers of every rank's answer."""
+    with group.members.held():
+        lines = [group.members.status_words(rank) for rank in range(group.world_size)]
+        return [(int(line[place + 1]), int(line[place + 2])) for line in lines]
+
+
+def _has_answered(group: HostGroup, rank: int, event: int) -> bool:
+    """Return whether a rank has answered this event; its numbers may be read then."""
+    members = group.members
+    return members.load(members.status_offset(rank) + _place(event)) == event
+
+
+def _check_going_on(group: HostGroup, event: int, deadline: float) -> None:
+    group.check_open()  # another thread may close it meanwhile
+    # Whoever is gone now may have answered before that: the answers are looked at afterwards.
+    gone = [rank for rank in group.members.gone_ranks() if not _has_answered(group, rank, event)]
     if gone:
         group.break_with(Abort.LOST, gone[0])
     if time.monotonic() > deadline:

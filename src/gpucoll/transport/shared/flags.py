@@ -19,6 +19,8 @@ from gpucoll.kernels.cpu.memory import (
     compare_exchange64,
     exchange32,
     exchange64,
+    fence_acquire,
+    fence_full,
     get,
     load32_acquire,
     load32_ordered,
@@ -145,6 +147,24 @@ def is_aborted(context):
 
 
 @inline
+def is_aborted_since(context):
+    """Return whether the communicator was given up, perhaps while this rank copied a peer's memory.
+
+    The flag is loaded after all that was copied: a peer that has given up may have used its memory
+    anew meanwhile, and then it is seen that it has.
+    """
+    fence_acquire()
+    return is_aborted(context)
+
+
+@inline
+def event_pending_since(context):
+    """Return the same of an abort or an event."""
+    fence_acquire()
+    return event_pending(context)
+
+
+@inline
 def start_clock(context):
     """Let the deadline of this call count from now, unless it does so already; return the time."""
     time_ns = now_ns(context)
@@ -247,6 +267,7 @@ def give_up(context, code, rank):
     """Break the communicator for every rank, unless somebody already has."""
     word = code | (rank << 8) | (get(context, _SEQUENCE) << 32)
     compare_exchange64(get(context, _EVENT_LINE) + EVENT_ABORT, 0, word)
+    fence_full()  # from here on this rank may use its arrays anew: see `is_aborted_since`
 
 
 @inline
@@ -357,8 +378,10 @@ def wait_header(context, slot, word, rank):
 
 @compiled(_i64(_i64, _i64, _i64))
 def event_compare_exchange(address, expected, desired):
-    """Store `desired` where `expected` is; return what was there. For Python."""
-    return compare_exchange64(address, expected, desired)
+    """Store `desired` where `expected` is, with a full fence; return what was there. For Python."""
+    before = compare_exchange64(address, expected, desired)
+    fence_full()
+    return before
 
 
 @compiled(_i64(_i64, _i64))

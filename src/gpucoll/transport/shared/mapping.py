@@ -104,6 +104,11 @@ class Mapping:
         self.size_bytes = size_bytes
         self._is_mapped = True
 
+    @property
+    def is_mapped(self) -> bool:
+        """Whether its addresses may still be used."""
+        return self._is_mapped
+
     def unmap(self) -> None:
         """Take it out of the address space. Nothing may use its addresses afterwards."""
         if self._is_mapped:

@@ -1,0 +1,121 @@
+"""Flags in the segment: answers of who is gone meanwhile, and a thread that is still at it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import gpucoll
+from gpucoll.errors import DeadlineError, PeerLostError, StateError
+from gpucoll.group.host import recovery
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.words import Context, State
+
+EVENT = 7
+
+
+def answer_as(members, rank):
+    members.store(members.status_offset(rank) + layout.STATUS_ACKNOWLEDGED[EVENT & 1], EVENT)
+
+
+def recover_from(comm, has_answered):
+    """Recover from an event that rank 1 answers, or not, before it is seen to have closed."""
+    if comm.rank == 1:
+        return "the other one"
+    group = comm._group
+    group.context[Context.EVENT_SEEN] = EVENT
+    answer_as(group.members, 0)
+
+    def gone_ranks():
+        if has_answered:
+            answer_as(group.members, 1)
+        return [1]
+
+    group.members.gone_ranks = gone_ranks
+    try:
+        recovery.recover(group, 20.0)
+    except PeerLostError:
+        return "lost"
+    return "answered"
+
+
+@pytest.mark.parametrize(("has_answered", "found"), [(True, "answered"), (False, "lost")])
+def test_who_answers_and_closes_is_not_lost(ranks, has_answered, found):
+    assert ranks.call(2, recover_from, has_answered) == [found, "the other one"]
+
+
+def close_under_recovery(comm):
+    """Close while the thread of asynchronous calls waits for an answer that does not come."""
+    if comm.rank == 1:
+        return None
+    group, is_waiting = comm._group, threading.Event()
+    group.context[Context.EVENT_SEEN] = EVENT
+    group.context[Context.STATE] = State.NEEDS_PYTHON
+
+    def gone_ranks():
+        is_waiting.set()
+        return []
+
+    group.members.gone_ranks = gone_ranks
+    work = comm.all_reduce(np.ones(3), async_op=True, timeout_s=60.0)
+    assert is_waiting.wait(20)
+    with pytest.raises(DeadlineError, match="1 asynchronous calls had not ended at close"):
+        comm.close()
+    assert group.members.segment.is_mapped
+    with pytest.raises(StateError, match="rank 0 of 2 is closed"):
+        work.wait(20)
+    return True
+
+
+def test_close_under_a_thread_that_reads_the_segment(rank_server):
+    with rank_server.fork(2) as pool:
+        assert pool.call(close_under_recovery, timeout_s=0.3) == [True, None]
+
+
+def read_after_close(comm):
+    group = comm._group
+    members, messages = group.members, comm._backend.messages
+    comm.close()
+    reads = (
+        members.abort_word,
+        lambda: members.has_closed(0),
+        lambda: members.header_word(0, 1),
+        lambda: members.enqueued_header(0, 1),
+        lambda: members.peek(0, 0),
+        lambda: members.status_words(0),
+        lambda: members.record_words(0, 1),
+        lambda: members.store(0, 1),
+        lambda: members.compare_exchange(0, 0, 1),
+        messages.unreceived,
+        messages.ring_own_bell,
+        group.raise_if_aborted,
+        lambda: recovery.answer(group),
+        lambda: recovery.announce(group),
+        lambda: recovery.recover(group, 1.0),
+    )
+    for read in reads:
+        with pytest.raises(StateError, match=f"rank {comm.rank} of 2 is closed"):
+            read()
+    comm.abort()
+    return len(str(comm.describe())) > 100
+
+
+def test_nothing_is_read_after_close(rank_server):
+    with rank_server.fork(2) as pool:
+        assert pool.call(read_after_close) == [True] * 2
+
+
+def test_python_reads_no_flag_through_a_view():
+    package = Path(gpucoll.__file__).parent
+    views = (
+        r"(event_words|enqueued_line|mailbox_words)\(|STATUS_(CLOSED|DONE|COPIES) // 8"
+        r"|MORE\] = 1|road\[DriverTable\.(PLACE|GONE)"
+    )
+    for folder in ("control", "transport", "backends"):
+        for path in (package / folder).resolve().rglob("*.py"):
+            lines = [line for line in path.read_text().splitlines() if " def " not in line]
+            assert not re.search(views, "\n".join(lines)), path

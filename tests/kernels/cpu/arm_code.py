@@ -1,0 +1,93 @@
+"""Prints, as JSON, the LLVM IR of all compiled entries and of the functions that order memory.
+
+A script: Numba is made to compile for the triple that it is given, and what it makes is never run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import llvmlite.binding as llvm
+
+ORDERING = (
+    "add32", "compare_exchange64", "exchange32", "exchange64", "fence_acquire", "fence_full",
+    "load32_acquire", "load32_ordered", "load64_acquire", "load64_ordered", "store64_release",
+)  # fmt: skip
+"""What in `gpucoll.kernels.cpu.memory` orders what is loaded and stored."""
+
+
+def modules() -> Iterator[Any]:
+    """Import every module that may have compiled functions of the CPU's."""
+    for folder in ("transport", "control", "backends.cpu"):
+        package = importlib.import_module(f"gpucoll.{folder}")
+        for found in pkgutil.iter_modules(package.__path__):
+            yield importlib.import_module(f"gpucoll.{folder}.{found.name}")
+
+
+def python_of(value: Any) -> Callable[..., Any] | None:
+    """Return the Python function that was compiled, or is to be inlined; None: something else."""
+    from numba.core.ccallback import CFunc
+    from numba.core.registry import CPUDispatcher
+
+    if isinstance(value, CFunc | CPUDispatcher):
+        return inspect.unwrap(value)
+    return None
+
+
+def reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Return the globals that a function's code names."""
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+
+
+def reaches(function: Callable[..., Any], known: dict[str, set[str]]) -> set[str]:
+    """Return the names of functions that order memory which a function comes to call."""
+    own = f"{function.__module__}.{function.__name__}"
+    if own not in known:
+        known[own] = set()
+        found = set()
+        for name, value in reached(function):
+            inner = python_of(value)
+            if inner is not None:
+                found |= reaches(inner, known)
+            elif name in ORDERING:
+                found.add(own)
+        known[own] = found
+    return known[own]
+
+
+def main(triple: str) -> dict[str, dict[str, Any]]:
+    from numba import types
+    from numba.core.ccallback import CFunc
+
+    entries, functions, calls = {}, {}, {}
+    known: dict[str, set[str]] = {}
+    for module in modules():
+        for value in vars(module).values():
+            function = python_of(value)
+            if function is None or function.__module__ != module.__name__:
+                continue
+            name = f"{function.__module__}.{function.__name__}"
+            found = reaches(function, known)
+            if isinstance(value, CFunc):
+                entries[name] = value.inspect_llvm()
+                calls[name] = sorted(found)
+            elif name in found:
+                words = (types.int64,) * function.__code__.co_argcount
+                value.compile(words)
+                functions[name] = value.inspect_llvm(words)
+    return {"entries": entries, "functions": functions, "calls": calls}
+
+
+if __name__ == "__main__":
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    llvm.get_process_triple = lambda: sys.argv[1]
+    json.dump(main(sys.argv[1]), sys.stdout)

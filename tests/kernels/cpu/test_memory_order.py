@@ -1,0 +1,207 @@
+"""What orders loads and stores of shared memory, in the code for arm64: all of it, by a table.
+
+On x86-64 nearly every order is there anyway, so that a mistake would not show. What each of these
+is for: docs/decisions/0029-memory-order.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import platform
+import re
+from pathlib import Path
+
+import llvmlite.binding as llvm
+import pytest
+
+import gpucoll.backends.precompile as compiled_modules
+
+KINDS = {
+    "ldapr": "A",  # a load before all that comes after it
+    "ldar": "O",  # and after every exchange and release store before it
+    "stlr": "S",  # a store after all that comes before it
+    "stlxr": "X",  # an exchange: such a store, and such a load
+    "dmb ishld": "L",  # loads before it are before all that comes after it
+    "dmb ish": "F",  # everything is
+}
+"""Instructions of arm64; of cores with the first, that and `ldar` differ."""
+FREE_ON_X86 = set("ASL+")
+"""Plain moves there: its loads and stores have that order by themselves."""
+
+ORDERS = {
+    "transport.shared.flags.signal": "XO",
+    "transport.shared.flags.signal_header": "XO",
+    "transport.shared.flags.ring": "OX",
+    "transport.shared.flags.begin_to_sleep": "XO",
+    "transport.shared.flags.end_sleep": "X",
+    "transport.shared.flags._sleep_slice": "XOX",
+    "transport.shared.flags._yield_until": "A",
+    "transport.shared.flags.wait_counter": "A+",
+    "transport.shared.flags.wait_header": "A+",
+    "transport.shared.flags._lost_rank": "A",
+    "transport.shared.flags.give_up": "XF+",
+    "transport.shared.flags.is_aborted_since": "L",
+    "transport.shared.flags.event_pending_since": "L",
+    "memory.heap.lock": "X+",
+    "memory.heap.unlock": "X",
+    "transport.shared.steps.wait_all_done": "A+",
+    "backends.gpu.enqueue_entry._step": "X",
+    "backends.gpu.enqueue_entry._is_gone": "O+",
+    "group.host.enqueued._is_full": "A",
+    "group.host.enqueued.post": "AXS",
+    "group.host.enqueued._compare_one": "A",
+    "backends.cpu.host.mailboxes.is_written": "A",
+    "backends.cpu.host.mailboxes.tail_of": "A",
+    "backends.cpu.host.mailboxes.advance_head": "XOX",
+    "backends.cpu.host.mailboxes.advance_tail": "XOX",
+    "backends.cpu.host.message_loop._closed_peer": "A+",
+    "backends.cpu.host.message_loop._answer": "X",
+    "backends.cpu.host.message_loop._has_more": "A",
+    "backends.cpu.host.single_copy.can_read": "A",
+}
+"""Functions that compiled code calls, and what of `KINDS` they have, in this order."""
+
+ENTRIES = {
+    "transport.shared.flags.wait_long": ".*A",
+    "transport.shared.flags.event_compare_exchange": "XF+",
+    "transport.shared.flags.event_store": "X",
+    "transport.shared.flags.bell_ring": "OX",
+    "transport.shared.ordering.word_load": "A",
+    "transport.shared.ordering.word_load_after": "FA",
+    "backends.gpu.enqueue_entry.step_call": "XO",
+    "backends.gpu.enqueue_entry.enqueue_call": "XO+X+",  # leave the driver; gone?; leave the library
+    "group.host.enqueued.post_call": "AXS",
+    "group.host.enqueued.compare_calls": "AAA+X",
+    "memory.heap.take": "X+",
+    "memory.heap.give": "X+",
+    "memory.numpy_handler.resize": "X+",
+    "group.host.channel.exchange_loop": ".*XO.*",
+    "backends.cpu.host.message_loop.message_loop": ".*XO.*",
+    "backends.cpu.host.movements.movement_loop": ".*XO.*",
+    "backends.cpu.host.reductions.reduction_loop": ".*XO.*",
+}
+"""Entries that order memory, themselves or in the functions above."""
+
+UNORDERED = (
+    "memory.heap.begin",
+    "memory.numpy_handler.allocate",
+    "memory.numpy_handler.allocate_zeros",
+    "memory.numpy_handler.release",
+    "entries.collectives.prepared_call",
+    "entries.collectives.queued_call",
+    "entries.collectives.collective_entry",
+    "entries.lists.list_entry",
+    "entries.messages.message_entry",
+)
+"""Entries that leave it to the loops they call, by address, or touch private memory alone."""
+
+READ_NUMPY = {
+    "entries.collectives.count_elements",
+    "entries.collectives._sign",
+    "entries.collectives._divides",
+    "entries.collectives.is_usable",
+    "entries.lists._sign_array",
+    "entries.messages._fill_row",
+    "entries.messages._prepare_message",
+}
+"""They read 32-bit fields of NumPy's arrays, for which there is no other load."""
+
+
+COPIES = {
+    "backends.cpu.host.message_loop.message_loop": {"is_aborted_since", "event_pending_since"},
+    "backends.cpu.host.movements.movement_loop": {"event_pending_since"},
+    "backends.cpu.host.reductions.reduction_loop": {"event_pending_since"},
+}
+"""What copies or reduces peers' memory, and looks afterwards whether it was still good."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def all_targets():
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+def events_of(text: str) -> list[str]:
+    """Return what orders memory in each function of a module's code for arm64."""
+    module = llvm.parse_assembly(text)
+    machine = llvm.Target.from_triple(module.triple).create_target_machine(
+        cpu="generic", features="+neon,+rcpc", opt=3
+    )
+    assert "aarch64" in module.triple
+    found, events = [], ""
+    for line in machine.emit_assembly(module).splitlines():
+        if line.startswith(".Lfunc_end"):
+            found.append(events)
+            events = ""
+        instruction = re.match(rf"\s+({'|'.join(KINDS)})\b", re.sub(r"\s+", " ", line))
+        if instruction:
+            events += KINDS[instruction[1]]
+    assert not events
+    return found
+
+
+def is_ordered(pattern: str, events: str) -> bool:
+    """Return whether events are as they must be, or stronger."""
+    return re.fullmatch(pattern.replace("A", "[AO]"), events) is not None
+
+
+def without_package(names):
+    return {name.removeprefix("gpucoll.") for name in names}
+
+
+def test_every_function_is_in_the_table(arm_code):
+    assert without_package(arm_code["functions"]) == {*ORDERS, *READ_NUMPY}
+    assert without_package(arm_code["entries"]) == {*ENTRIES, *UNORDERED}
+    modules = {name.rpartition(".")[0] for name in arm_code["entries"]}
+    assert modules == set(compiled_modules.MODULES)
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_functions(arm_code, name):
+    (events,) = filter(None, events_of(arm_code["functions"][f"gpucoll.{name}"]))
+    assert is_ordered(ORDERS[name], events), (name, events)
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_entries(arm_code, name):
+    found = events_of(arm_code["entries"][f"gpucoll.{name}"])
+    assert any(is_ordered(ENTRIES[name], events) for events in found), (name, found)
+    together = "".join(found)
+    for function in arm_code["calls"][f"gpucoll.{name}"]:  # nothing is lost where it is inlined
+        for pattern in ORDERS.get(function.removeprefix("gpucoll."), ""):
+            kinds = "AO" if pattern == "A" else pattern
+            assert pattern == "+" or set(kinds) & set(together), (name, function, together)
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_what_copies_peers_memory_looks_afterwards(arm_code, name):
+    called = {function.rpartition(".")[2] for function in arm_code["calls"][f"gpucoll.{name}"]}
+    assert called >= COPIES[name]
+    assert "L" in "".join(events_of(arm_code["entries"][f"gpucoll.{name}"]))
+
+
+@pytest.mark.parametrize("name", UNORDERED)
+def test_entries_that_leave_it_to_others(arm_code, name):
+    called = without_package(arm_code["calls"][f"gpucoll.{name}"])
+    assert called <= READ_NUMPY
+    assert set("".join(events_of(arm_code["entries"][f"gpucoll.{name}"]))) <= {"A", "O"}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="looks at code for x86-64")
+@pytest.mark.parametrize("name", [name for name in ORDERS if FREE_ON_X86.issuperset(ORDERS[name])])
+def test_loads_and_release_stores_are_plain_moves_on_x86(name):
+    from numba import types
+
+    module, _, function = name.rpartition(".")
+    dispatcher = getattr(importlib.import_module(f"gpucoll.{module}"), function)
+    words = (types.int64,) * dispatcher.py_func.__code__.co_argcount
+    dispatcher.compile(words)
+    code = dispatcher.inspect_asm(words)
+    assert not re.search(r"\b(lock|xchg\w*|[mls]fence)\b", code)
+
+
+def test_the_table_is_explained():
+    path = Path(__file__).parents[3] / "docs" / "decisions" / "0029-memory-order.md"
+    text = path.read_text()
+    for name in (*ORDERS, *ENTRIES):
+        assert f"`{name.rpartition('.')[2].removeprefix('_')}`" in text, name
