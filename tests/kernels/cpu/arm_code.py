@@ -22,9 +22,14 @@ ORDERING = (
 """What in `gpucoll.kernels.cpu.memory` orders what is loaded and stored."""
 
 
+FOLDERS = (
+    "transport.shared", "memory", "entries", "group.host", "backends.cpu.host", "backends.gpu",
+)  # fmt: skip
+
+
 def modules() -> Iterator[Any]:
     """Import every module that may have compiled functions of the CPU's."""
-    for folder in ("transport", "control", "backends.cpu"):
+    for folder in FOLDERS:
         package = importlib.import_module(f"gpucoll.{folder}")
         for found in pkgutil.iter_modules(package.__path__):
             yield importlib.import_module(f"gpucoll.{folder}.{found.name}")
