@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import Collective, ReduceOp
 
@@ -65,6 +66,9 @@ class Request:
         Of a fused list: each array's input and output, all of one dtype; `source` is the first.
     part_of : PartOf, optional
         The call that this one is a part of.
+    keeps : bool
+        Of one int64 element: whether the inputs are to be left behind the result, which has room
+        for them (`gpucoll.kernels.cpu.keeping`). Ranks may differ in it.
     """
 
     collective: Collective
@@ -77,6 +81,7 @@ class Request:
     row_count: int = 1
     parts: tuple[tuple[Buffer, Buffer], ...] = ()
     part_of: PartOf | None = None
+    keeps: bool = False
 
     @property
     def data(self) -> Buffer:
@@ -98,22 +103,28 @@ class MessageRequest:
         To or from whom, and the message's tag; ANY_SOURCE and ANY_TAG except for a send.
     buffer : Buffer, optional
         What is sent, or where it goes; a probe has none.
+    number : type, optional
+        Of a number that is sent, so that it arrives as one.
     is_misfit : bool
         Whether the message has another size or dtype than the buffer; then it was left.
     found_peer, found_tag, found_bytes, found_dtype, found_shape
         What the message is; the dtype as its number, the shape None where it is not known.
+    found_number : SentNumber or None
+        Which kind of number was sent; None for an array.
     """
 
     kind: Kind
     peer: int
     tag: int
     buffer: Buffer | None = None
+    number: type | None = None
     is_misfit: bool = False
     found_peer: int = -1
     found_tag: int = -1
     found_bytes: int = 0
     found_dtype: int = -1
     found_shape: tuple[int, ...] | None = ()
+    found_number: SentNumber | None = None
 
 
 class PreparedCall(Protocol):

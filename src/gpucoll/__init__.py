@@ -88,7 +88,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: ``import gpucoll`` loads next to nothing."""
     if name not in __all__:
-        raise AttributeError(f"module 'gpucoll' has no attribute {name!r}")
+        from gpucoll.api.names_elsewhere import missing_from_package
+
+        raise AttributeError(missing_from_package(name, __all__))
     module = importlib.import_module(f"gpucoll.{_HOMES.get(name, 'errors')}")
     return getattr(module, name)
 

@@ -109,8 +109,9 @@ class ReduceOp:
     ``"band"``, ``"bor"``, ``"bxor"``, ``"land"``, ``"lor"``, ``"lxor"``. They are also attributes
     (``ReduceOp.SUM``). `scaled_sum` makes one with a factor, `custom` one of a function.
 
-    Integer ``avg`` rounds toward zero and integer sums wrap; ``min`` and ``max`` propagate NaN;
-    for bool, ``sum`` is ``lor`` and ``prod`` is ``land``, as in NumPy.
+    Integer ``avg`` rounds toward zero; integer sums wrap, but those of Python's ints are exact;
+    ``min`` and ``max`` propagate NaN; for bool, ``sum`` is ``lor`` and ``prod`` is ``land``, as in
+    NumPy.
     """
 
     name: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
+import ml_dtypes
 import numpy as np
 import pytest
 from tests.dtypes import any_values, assert_same
@@ -124,7 +124,54 @@ def test_strided_arrays_and_numbers(comm):
     assert comm.recv(like=0.0) == 2.5
     assert comm.recv(shape=(), dtype="int16") == -3
     got = comm.recv()
-    assert (got, got.shape) == (7, ())
+    assert (got, type(got)) == (7, int)
+
+
+SENT = [
+    5,
+    -(2**63),
+    2**64 - 1,
+    True,
+    2.5,
+    1 - 2j,
+    np.int16(-3),
+    np.bool_(True),
+    np.float32(0.5),
+    np.float64(0.5),
+    np.complex64(2j),
+    ml_dtypes.bfloat16(1.5),
+    np.array(3),
+    np.array(True),
+    np.array(2.5, np.float32),
+    np.ones(1),
+]
+
+
+def is_alike(got, sent):
+    same_array = getattr(got, "shape", None) == getattr(sent, "shape", None)
+    same_dtype = getattr(got, "dtype", None) == getattr(sent, "dtype", None)
+    return type(got) is type(sent) and got == sent and same_array and same_dtype
+
+
+@pytest.mark.ranks(2)
+def test_what_was_sent_as_a_number_arrives_as_one(comm):
+    if is_sender(comm):
+        for tag, number in enumerate(SENT):
+            comm.send(number, 1, tag)
+        comm.send(7, 1, 100)
+        comm.send_recv(8, 1, 1, tag=101)
+        return
+    held = [3, *range(3), *range(4, len(SENT))]  # one that came before others was kept aside
+    for tag in held:
+        found = comm.probe(0, tag)
+        of_numbers = None if isinstance(SENT[tag], np.ndarray) else type(SENT[tag])
+        assert (found.number, found.shape) == (of_numbers, np.shape(SENT[tag]))
+        got = comm.recv(source=0, tag=tag)
+        assert is_alike(got, SENT[tag]), (got, SENT[tag])
+    out = np.zeros((), int)
+    assert comm.recv(out, 0, 100) is out
+    assert out == 7
+    assert comm.send_recv(np.array(9), 0, 0, tag=101) == 8
 
 
 @pytest.mark.ranks(2)

@@ -11,6 +11,7 @@ from gpucoll.backends.protocol import NO_ROOT, Request
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.custom import custom_kernel
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
+from gpucoll.kernels.cpu.keeping import keeping_kernel
 from gpucoll.kernels.cpu.operations import OPERATIONS
 from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
 from gpucoll.kernels.cpu.scan import scan_kernel
@@ -63,20 +64,22 @@ class BlockMaker:
         item_bytes: int,
         op: ReduceOp | None = None,
         root: int = NO_ROOT,
+        *,
+        keeps: bool = False,
     ) -> CallBlock:
-        """Return the block of a call whose arrays are not known yet."""
+        """Return the block of a call whose arrays are not known yet; `keeps`: see `Request`."""
         loop = movement_loop if collective in MOVEMENTS else reduction_loop
         block = CallBlock(
             collective, loop.address, dtype=dtype, item_bytes=item_bytes, op=op, root=root
         )
         if op is not None:
-            self._set_kernel(block, collective, dtype, op)
+            self._set_kernel(block, collective, dtype, op, keeps)
         if collective in MOVEMENTS:
             self._set_movement(block, collective, root)
         return block
 
     def _set_kernel(
-        self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
+        self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp, keeps: bool
     ) -> None:
         op.check_dtype(dtype)
         if op.function is not None:
@@ -91,7 +94,7 @@ class BlockMaker:
         else:
             parameter = parameter_for(dtype, [op.factor or 0])
         words[Call.PARAMETER] = parameter.ctypes.data
-        words[Call.KERNEL] = reduce_kernel(dtype, op.name)
+        words[Call.KERNEL] = keeping_kernel(op.name) if keeps else reduce_kernel(dtype, op.name)
         operation = OPERATIONS[op.name]
         words[Call.PREPARES] = operation.scaled or operation.logical
         words[Call.PART_BYTES] //= parts_per_element(dtype)
@@ -146,7 +149,12 @@ class BlockMaker:
         """Return the block of a request."""
         data = request.data
         block = self.plain(
-            request.collective, data.dtype, data.item_bytes, request.op, request.root
+            request.collective,
+            data.dtype,
+            data.item_bytes,
+            request.op,
+            request.root,
+            keeps=request.keeps,
         )
         source, destination = request.source, request.destination
         block.set_arrays(

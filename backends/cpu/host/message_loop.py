@@ -40,13 +40,16 @@ from gpucoll.transport.shared.flags import (
     start_clock,
     yield_once,
 )
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.layout import Abort, Doing
 from gpucoll.transport.shared.steps import LINE, OK, PATH, RANK, STATUS_LINES, WORLD_SIZE
 from gpucoll.transport.shared.words import Call, Context, Path, Status
 
 _TRANSFERS, _N_TRANSFERS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _TAKES_MORE = int(Call.TAKES_MORE)
 _BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
+_D_KIND, _D_PEER, _D_TAG = int(Doing.KIND), int(Doing.PEER), int(Doing.TAG)
+_D_SIZE_BYTES, _D_DTYPE = int(Doing.SIZE_BYTES), int(Doing.DTYPE)
+_D_FURTHER = int(Doing.FURTHER)
 _UNMATCHED, _MORE = int(Context.UNMATCHED), int(Context.MORE)
 _SPINS, _YIELDS = int(Context.SPINS), int(Context.YIELDS)
 _STATUS_CLOSED = layout.STATUS_CLOSED
@@ -116,17 +119,29 @@ def _closed_peer(context, table, count):
 
 @inline
 def _note(context, table, count):
-    """Say in the segment what this rank waits for: read when it gives up."""
+    """Say in the segment what this rank waits for: read when a rank gives up."""
     doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
-    first = 0
-    while first < count - 1 and get(row_of(table, first), STATE) >= DONE:
-        first += 1
-    row = row_of(table, first)
-    put(doing, 0, get(row, KIND))
-    put(doing, 1, get(row, PEER))
-    put(doing, 2, get(row, TAG))
-    put(doing, 3, get(row, SIZE_BYTES))
-    put(doing, 4, get(row, DTYPE))
+    first, further = -1, 0
+    for place in range(count):
+        if get(row_of(table, place), STATE) < DONE:
+            if first < 0:
+                first = place
+            else:
+                further += 1
+    row = row_of(table, max(first, 0))
+    put(doing, _D_PEER, get(row, PEER))
+    put(doing, _D_TAG, get(row, TAG))
+    put(doing, _D_SIZE_BYTES, get(row, SIZE_BYTES))
+    put(doing, _D_DTYPE, get(row, DTYPE))
+    put(doing, _D_FURTHER, further)
+    put(doing, _D_KIND, get(row, KIND))
+
+
+@inline
+def _note_the_end(context):
+    """Say that this rank waits for no message any more, unless that is how the others find it."""
+    if not is_aborted(context):
+        put(get(context, _BELLS) + get(context, RANK) * LINE + _DOING, _D_KIND, 0)
 
 
 @inline
@@ -157,6 +172,7 @@ def _wait_for_bell(context, table, count, takes_more):
 
     Return how many operations moved, or a negative status.
     """
+    _note(context, table, count)
     bell = get(context, _BELLS) + get(context, RANK) * LINE
     release_interpreter(context)
     start_clock(context)
@@ -173,7 +189,6 @@ def _wait_for_bell(context, table, count, takes_more):
         if is_aborted(context) or not _has_started(table, count):
             return -_EVENT
         _answer(context)
-    _note(context, table, count)
     status = look_around(context, _ABORT_DEADLINE)
     if status != OK:
         return -status
@@ -184,6 +199,44 @@ def _wait_for_bell(context, table, count, takes_more):
             give_up(context, _ABORT_LOST, closed)
             return -_LOST
     return moved
+
+
+@inline
+def _run_table(context, call, table, count):
+    """Run the operations; return a status, and whether this rank has noted what it waits for."""
+    takes_more = get(call, _TAKES_MORE) != 0
+    turns, has_noted = 0, False
+    while True:
+        moved, unfinished = _step(context, table, count)
+        if moved < 0:
+            return -moved, has_noted
+        if unfinished == 0:
+            return OK, has_noted
+        if takes_more and (unfinished < count or _has_more(context)):
+            return _STATUS_MORE, has_noted  # Python reports what is done, takes up what was added
+        if moved > 0:
+            turns = 0
+            continue
+        turns += 1
+        if turns == 1:
+            sender = unwanted_sender(context, table, count)
+            if sender >= 0:
+                put(context, _UNMATCHED, sender)
+                _note(context, table, count)
+                status = look_around(context, _ABORT_DEADLINE)  # they may come without end
+                return (_ASIDE if status == OK else status), True
+        if turns >= min(FIRST_SPINS, get(context, _SPINS)):
+            release_interpreter(context)
+        if turns <= get(context, _SPINS):
+            pause()
+        elif turns <= get(context, _SPINS) + _PATIENCE * get(context, _YIELDS):
+            yield_once()
+        else:
+            has_noted = True
+            moved = _wait_for_bell(context, table, count, takes_more)
+            if moved < 0:
+                return -moved, has_noted
+            turns = 0
 
 
 @compiled(types.int64(types.int64, types.int64))
@@ -197,35 +250,7 @@ def message_loop(context, call):
     if event_pending(context) and (is_aborted(context) or not _has_started(table, count)):
         return _EVENT
     put(context, PATH, _MESSAGE)
-    takes_more = get(call, _TAKES_MORE) != 0
-    turns = 0
-    while True:
-        moved, unfinished = _step(context, table, count)
-        if moved < 0:
-            return -moved
-        if unfinished == 0:
-            return OK
-        if takes_more and (unfinished < count or _has_more(context)):
-            return _STATUS_MORE  # Python reports what is done, and takes up what was added
-        if moved > 0:
-            turns = 0
-            continue
-        turns += 1
-        if turns == 1:
-            sender = unwanted_sender(context, table, count)
-            if sender >= 0:
-                put(context, _UNMATCHED, sender)
-                _note(context, table, count)
-                status = look_around(context, _ABORT_DEADLINE)  # they may come without end
-                return _ASIDE if status == OK else status
-        if turns >= min(FIRST_SPINS, get(context, _SPINS)):
-            release_interpreter(context)
-        if turns <= get(context, _SPINS):
-            pause()
-        elif turns <= get(context, _SPINS) + _PATIENCE * get(context, _YIELDS):
-            yield_once()
-        else:
-            moved = _wait_for_bell(context, table, count, takes_more)
-            if moved < 0:
-                return -moved
-            turns = 0
+    status, has_noted = _run_table(context, call, table, count)
+    if has_noted:
+        _note_the_end(context)
+    return status

@@ -20,7 +20,7 @@ from gpucoll.entries import messages
 from gpucoll.group.host.group import HostGroup
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import Envelope
+from gpucoll.transport.shared.layout import Envelope, SentNumber
 from gpucoll.transport.shared.words import (
     TRANSFER_WORDS,
     Call,
@@ -328,6 +328,9 @@ def _rows(requests: Sequence[MessageRequest]) -> npt.NDArray[np.int64]:
             row[Transfer.DIMENSIONS] = len(buffer.shape)
             shown = buffer.shape[: layout.MESSAGE_DIMENSIONS]
             row[Transfer.DIMENSION : Transfer.DIMENSION + len(shown)] = shown
+            if request.number is not None:
+                is_numpy = issubclass(request.number, np.generic)
+                row[Transfer.DIMENSIONS] = SentNumber.NUMPY if is_numpy else SentNumber.PYTHON
     return table
 
 
@@ -341,6 +344,9 @@ def _fill_in(request: MessageRequest, row: npt.NDArray[np.int64]) -> None:
     request.found_bytes = int(row[Transfer.SIZE_BYTES])
     request.found_dtype = int(row[Transfer.DTYPE])
     n_dimensions = int(row[Transfer.DIMENSIONS])
+    if n_dimensions < 0:
+        request.found_shape, request.found_number = (), SentNumber(n_dimensions)
+        return
     shown = row[Transfer.DIMENSION :][: min(n_dimensions, layout.MESSAGE_DIMENSIONS)]
     is_whole = n_dimensions <= layout.MESSAGE_DIMENSIONS
     request.found_shape = tuple(int(length) for length in shown) if is_whole else None

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -284,6 +284,14 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
     def __repr__(self) -> str:
         state = " closed" if self.is_closed else ""
         return f"<gpucoll.Communicator rank {self.rank} of {self.world_size}{state}>"
+
+    if not TYPE_CHECKING:  # a type checker would take every name
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what is missing, and what it is called here; never called for what is there."""
+            from gpucoll.api.names_elsewhere import missing_from_communicator
+
+            raise AttributeError(missing_from_communicator(name))
 
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, overload
 
 from gpucoll.api.front import Front
+from gpucoll.calls.point_to_point import number_type_of
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, dtype_name
 
@@ -31,6 +32,9 @@ class Message:
         As it was sent; None beyond eight dimensions.
     size_bytes : int
         Size of the data, in bytes.
+    number : type or None
+        Of a number that was sent as one (int, float, complex, bool, a NumPy scalar's); None for
+        arrays.
     """
 
     source: int
@@ -38,6 +42,7 @@ class Message:
     dtype: str
     shape: tuple[int, ...] | None
     size_bytes: int
+    number: type | None = None
 
 
 class Messages(Front):
@@ -162,14 +167,15 @@ class Messages(Front):
             Which; ``ANY_TAG``: whichever comes first.
         like, shape, dtype : optional
             Instead of `out`: a new array of like's library, this shape and dtype. With none of them
-            a new NumPy array as it was sent.
+            a new NumPy array as it was sent, or the number.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
         Returns
         -------
-        array
-            `out`, or a new array.
+        array or number
+            `out`, or a new array. What was sent as a number arrives as one: a Python number as an
+            int, float, complex or bool, a NumPy scalar as a NumPy scalar.
 
         Raises
         ------
@@ -292,4 +298,5 @@ class Messages(Front):
             dtype_name(found.found_dtype),
             found.found_shape,
             found.found_bytes,
+            number_type_of(found),
         )

@@ -14,7 +14,16 @@ from gpucoll.calls import counts as exchanged_counts
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
-from gpucoll.calls.lists import FUSED, Packed, by_dtype, gpu_requests, list_request, prepare_list
+from gpucoll.calls.lists import (
+    FUSED,
+    Packed,
+    apart,
+    by_dtype,
+    gpu_requests,
+    list_request,
+    number_request,
+    prepare_list,
+)
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.preparation import (
     NOT_IN_GROUPS,
@@ -164,7 +173,9 @@ class Collectives:
                 timeout_s=timeout_s,
             )
             return self._gpu.call(call, async_op, lasting)
-        tasks = [self._list_task(collective, arrays, arguments) for arrays in by_dtype(made)]
+        numbers, fused = apart(collective, arguments.op, made)
+        tasks = [self._number_task(collective, item, arguments, gets) for item in numbers]
+        tasks += [self._list_task(collective, arrays, arguments) for arrays in by_dtype(fused)]
         if collective == Collective.ALL_REDUCE and len(tasks) == 1 and type(xs[0]) is np.ndarray:
             self.host.learn(Collective.ALL_REDUCE_LIST, xs[0].dtype, given.get("op"), None)
 
@@ -180,6 +191,14 @@ class Collectives:
             timeout_s=timeout_s,
             lasting=lasting,
         )
+
+    def _number_task(
+        self, collective: Collective, item: Operands, arguments: Arguments, gets: bool
+    ) -> Callable[[float | None], None]:
+        """Return what runs a number of a list by itself."""
+        request = number_request(collective, item, arguments, self.world_size, gets)
+        run: Callable[[float | None], None] = self.host.prepare(request).run
+        return run
 
     def _list_task(
         self, collective: Collective, arrays: list[Operands], arguments: Arguments

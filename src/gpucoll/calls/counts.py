@@ -34,7 +34,8 @@ def exchange(
 ) -> dict[str, list[int]]:
     """Ask all ranks for their rows; return the counts that they make, by name."""
     data = np.array(mine, np.int64).tobytes()
-    everyone = channel.all_gather_bytes(data, Collective.COUNTS, timeout_s=timeout_s)
+    # In place of a root: what is asked for, so that ranks compare that, too.
+    everyone = channel.all_gather_bytes(data, Collective.COUNTS, collective, timeout_s)
     rows = [np.frombuffer(part, np.int64).tolist() for part in everyone]
     if collective == Collective.ALL_TO_ALL:
         return {"counts": mine, "receive_counts": [row[rank] for row in rows]}

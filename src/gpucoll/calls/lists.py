@@ -13,9 +13,16 @@ from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.operands import Operands, ensure_served
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.protocol import Request
+from gpucoll.calls.exact_integers import (
+    KeptInputs,
+    check_range,
+    is_exact,
+    is_int64_number,
+    may_overflow,
+)
 from gpucoll.calls.preparation import Arguments
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective
+from gpucoll.types import Collective, ReduceOp
 
 FUSED = (Collective.ALL_REDUCE, Collective.BROADCAST, Collective.REDUCE)
 """Collectives that take lists."""
@@ -37,6 +44,7 @@ def prepare_list(xs: Sequence[Any], outs: Any) -> list[Operands]:
         try:
             arrays = prepare_arrays(x, None if outs is None else outs[place], what=f"x[{place}]")
             ensure_served(arrays.template, f"x[{place}]")
+            check_range(arrays.template, f"x[{place}]")
         except (ArgumentError, ArgumentTypeError) as error:
             raise type(error)(f"array {place} of the list: {error}") from None
         made.append(arrays)
@@ -97,6 +105,34 @@ def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tup
         if len(ends) > 2:
             del ends[min(ends, key=ends.__getitem__)]
     return None
+
+
+def apart(
+    collective: Collective, op: ReduceOp | None, made: list[Operands]
+) -> tuple[list[Operands], list[Operands]]:
+    """Divide a list into numbers that have a call of their own each, and what is fused.
+
+    An int's result is exact, which fused arrays are not; a NumPy number may stand for one on
+    another rank.
+    """
+    if not may_overflow(collective, op):
+        return [], made
+    numbers = [item for item in made if is_int64_number(item.template)]
+    return numbers, [item for item in made if not is_int64_number(item.template)]
+
+
+def number_request(
+    collective: Collective, item: Operands, arguments: Arguments, world_size: int, gets: bool
+) -> Request:
+    """Return the request of a number of a list; `gets`: whether this rank gets a result."""
+    keeps = gets and is_exact(collective, arguments.op, item.template)
+    if keeps:
+        assert arguments.op is not None
+        kept = KeptInputs(arguments.op, world_size)
+        item.destination, item.finish = kept.buffer, kept.finish
+    destination = item.destination if gets else None
+    op, root = arguments.op, arguments.root
+    return Request(collective, item.source, destination, op, root, keeps=keeps)
 
 
 def by_dtype(made: list[Operands]) -> list[list[Operands]]:

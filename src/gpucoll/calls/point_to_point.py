@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.calls.shapes import parse_shape
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
 from gpucoll.group.protocol import Group
+from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
 
@@ -70,7 +71,8 @@ class PointToPoint:
         self._check_tag(tag)
         source = source_of(x)
         ensure_served(source.template)
-        request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer)
+        number = source.template.number
+        request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer, number)
         if self._dispatch.is_enqueued(source.template):
             call = self._gpu_call("send", [request], source.template, None, stream, timeout_s)
             call.is_own = not source.is_packed
@@ -142,7 +144,7 @@ class PointToPoint:
             raise ArgumentError(f"out lies on {template.device}, x on {given.template.device}")
         requests = [
             MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer),
-            MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer),
+            MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer, given.template.number),
         ]
         if self._dispatch.is_enqueued(template):
             name = "send_recv"
@@ -277,4 +279,26 @@ def _template_of(message: MessageRequest) -> Template:
             f"recv cannot tell what rank {message.found_peer} has sent ({message.found_bytes} "
             f"bytes of {name}): give out, or shape and dtype"
         )
-    return template_like(message.found_shape, name)
+    return template_like(message.found_shape, name)._replace(number=number_type_of(message))
+
+
+def number_type_of(message: MessageRequest) -> type | None:
+    """Return the type of the number that a probe found; None for an array."""
+    if message.found_number is None:
+        return None
+    name = dtype_name(message.found_dtype)
+    if message.found_number == SentNumber.PYTHON:
+        return _PYTHON_TYPES[name]
+    try:
+        return np.dtype(name).type
+    except TypeError:  # a bfloat16, where ml_dtypes is not imported; or none that has a name here
+        return np.generic
+
+
+_PYTHON_TYPES: Mapping[str, type] = {
+    "bool": bool,
+    "int64": int,
+    "uint64": int,
+    "float64": float,
+    "complex128": complex,
+}

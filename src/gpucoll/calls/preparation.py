@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import Operands, destination_of, ensure_served, source_of, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
 from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.calls.exact_integers import KeptInputs, check_range, is_exact
 from gpucoll.calls.shapes import result_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import Collective, ReduceOp
@@ -88,6 +89,7 @@ def prepare(
         x = _template_in_out(arguments, rank, world_size)
     template = template_of(x)
     ensure_served(template)
+    check_range(template)
     counts, receive_counts = arguments.counts, arguments.receive_counts
     result = result_of(collective, template.shape, rank, world_size, counts, receive_counts)
     if collective in _TO_ROOT and not is_root:
@@ -95,6 +97,8 @@ def prepare(
         request = _request(collective, source.buffer, None, arguments, result.row_count)
         packed = source.is_packed
         return Prepared(request, lambda: None, template, is_packed=packed, is_own=not packed)
+    if is_exact(collective, arguments.op, template) and arguments.out is None:
+        return _prepare_exact(collective, x, arguments, rank, world_size)
     row_bytes = result.row_count * template.item_bytes
     # In place, blocks of other sizes would be overwritten before they are sent.
     may_be_in_place = receive_counts is None or receive_counts == counts
@@ -108,6 +112,18 @@ def prepare(
     lasting, is_packed = made.lasting, made.is_packed
     is_own = not is_packed and arguments.out is not None and lasting is arguments.out
     return Prepared(request, made.finish, template, is_packed, lasting, is_own)
+
+
+def _prepare_exact(
+    collective: Collective, x: Any, arguments: Arguments, rank: int, world_size: int
+) -> Prepared:
+    """Prepare a reduction of a Python int."""
+    assert arguments.op is not None
+    source, kept = source_of(x), KeptInputs(arguments.op, world_size)
+    if collective == Collective.EXCLUSIVE_SCAN and rank == 0:
+        kept.forget()
+    request = replace(_request(collective, source.buffer, kept.buffer, arguments, 1), keeps=True)
+    return Prepared(request, kept.finish, source.template)
 
 
 def _template_in_out(arguments: Arguments, rank: int, world_size: int) -> Any:

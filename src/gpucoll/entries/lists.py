@@ -153,7 +153,7 @@ def _prepare_list(table, xs, outs, operation):
     put(call, SIZE_BYTES, end)
     put(call, COUNT, end // get(call, _ITEM_BYTES))
     put(call, DIMENSIONS, 1)
-    put(call, DIMENSIONS + 1, end // get(call, _ITEM_BYTES))
+    put(call, DIMENSIONS + 1, count)  # errors show it: a list's shape is its number of arrays
     put(call, _SEGMENTS, get(table, TABLE_SEGMENTS))
     put(call, _N_SEGMENTS, count)
     return call

@@ -281,7 +281,9 @@ def with_and_without_counts(comm):
 def test_an_all_to_all_with_and_without_counts(ranks):
     for message, total in ranks.call(3, with_and_without_counts):
         assert total == 3
-        assert f"rank {ODD} called all_to_all(float32, shape (6,), counts=[2, 2, 2])" in message
+        assert (
+            f"rank {ODD} called all_to_all(float32, shape (6,), send_counts=[2, 2, 2])" in message
+        )
 
 
 def auto_rows_differ(comm):

@@ -69,7 +69,7 @@ ENTRIES = {
     "transport.shared.ordering.word_load": "A",
     "transport.shared.ordering.word_load_after": "FA",
     "backends.gpu.enqueue_entry.step_call": "XO",
-    "backends.gpu.enqueue_entry.enqueue_call": "XO+X+",  # leave the driver; gone?; leave the library
+    "backends.gpu.enqueue_entry.enqueue_call": "XO+X+",  # out of the driver; gone?; and again
     "group.host.enqueued.post_call": "AXS",
     "group.host.enqueued.compare_calls": "AAA+X",
     "memory.heap.take": "X+",

@@ -19,6 +19,7 @@ from gpucoll.errors import GpucollError, StateError
 from gpucoll.group.host import diagnosis, reasons, recovery
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
+from gpucoll.group.host.records import difference
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.kernels.cpu.copy import (
     INTO_SLOT,
@@ -308,7 +309,7 @@ class HostGroup:
             self.check_open()
         if sequence is None:
             sequence = int(self.context[Context.SEQUENCE])
-        number = diagnosis.difference(sequence, 0)  # it may be one beyond the last of 32 bits
+        number = difference(sequence, 0)  # it may be one beyond the last of 32 bits
         word = code | ((self.rank if rank is None else rank) << 8) | (number << 32)
         self.members.compare_exchange(layout.EVENT_ABORT, 0, word)
 

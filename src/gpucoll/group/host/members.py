@@ -93,6 +93,18 @@ class Members(SharedWords):
         address = self.at(self.layout.records + place * layout.RECORD_BYTES)
         return words_at(address, layout.RECORD_BYTES // 8)
 
+    def all_records(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return all records of a rank, a row each."""
+        count, words = layout.RECORDS, layout.RECORD_BYTES // 8
+        place = self.layout.records + rank * count * layout.RECORD_BYTES
+        return words_at(self.at(place), count * words).reshape(count, words)
+
+    def all_enqueued(self, rank: int) -> npt.NDArray[np.int64]:
+        """Return all records of a rank's calls on GPU arrays, a row each."""
+        count, words = self.tuning.enqueued_records, layout.RECORD_BYTES // 8
+        place = self.layout.enqueued + rank * count * layout.RECORD_BYTES
+        return words_at(self.at(place), count * words).reshape(count, words)
+
     def enqueued_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return the record that a rank has, or had, of a call on GPU arrays."""
         address = self.at(self._enqueued_record(rank, sequence))
@@ -110,6 +122,16 @@ class Members(SharedWords):
     def enqueued_line(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's line of words about calls on GPU arrays."""
         return words_at(self.at(self.enqueued_offset(rank)), layout.LINE_BYTES // 8)
+
+    def pieces_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
+        """Return what a rank has posted of an all_to_all with counts, see `cpu.pieces`.
+
+        That is bytes to each rank, then bytes from each, in the slot that `payload_slot_of` says.
+        """
+        turn = (sequence & 0x7FFFFFFF) // layout.RING
+        place = (sequence & (layout.RING - 1)) * self.world_size + (rank + turn) % self.world_size
+        address = self.at(self.layout.slots + place * self.layout.slot_stride)
+        return words_at(address + layout.HEADER_BYTES, 2 * self.world_size)
 
     def mailbox_words(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
         """Return the mailbox between two ranks, as words."""

@@ -9,26 +9,24 @@ already posted can be taken for something new.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from gpucoll.errors import MismatchError
 from gpucoll.group.host import diagnosis
+from gpucoll.group.host.inside import Inside
+from gpucoll.group.host.records import difference
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.layout import Abort, Record, RecordState
 from gpucoll.transport.shared.words import Context, State
-
-if TYPE_CHECKING:
-    from gpucoll.group.host.group import HostGroup
 
 _LONGEST_PAUSE_S = 0.01
 
 
-def pending_event(group: HostGroup) -> int:
+def pending_event(group: Inside) -> int:
     """Return the segment's event word: {generation: 32 bits, sequence: 32 bits}."""
     return group.members.load(layout.EVENT_WORD)
 
 
-def announce(group: HostGroup) -> None:
+def announce(group: Inside) -> None:
     """Make the mismatch that this rank saw known to all; whoever comes second finds it done."""
     seen = int(group.context[Context.EVENT_SEEN])
     generation = (seen + 1) & 0x7FFFFFFF
@@ -36,10 +34,11 @@ def announce(group: HostGroup) -> None:
     group.members.compare_exchange(layout.EVENT_WORD, seen, generation | (sequence << 32))
 
 
-def answer(group: HostGroup) -> MismatchError:
+def answer(group: Inside) -> MismatchError:
     """Answer the pending event, and return the error for it."""
     event = pending_event(group)
     error = diagnosis.mismatch_error(group, event >> 32)
+    _leave_call(group)
     group.context[Context.EVENT_SEEN] = event
     group.context[Context.STATE] = State.NEEDS_PYTHON
     place = _place(event)
@@ -50,11 +49,19 @@ def answer(group: HostGroup) -> MismatchError:
     return error
 
 
+def _leave_call(group: Inside) -> None:
+    """Note in this rank's record that it stands in that call no more."""
+    sequence = int(group.context[Context.SEQUENCE])
+    words = group.members.record_words(group.rank, sequence)
+    if words[Record.STATE] == RecordState.STARTED:
+        words[Record.STATE] = RecordState.LEFT
+
+
 def _place(event: int) -> int:
     return layout.STATUS_ACKNOWLEDGED[event & 1]
 
 
-def recover(group: HostGroup, timeout_s: float) -> None:
+def recover(group: Inside, timeout_s: float) -> None:
     """Wait until every rank has answered this rank's last event; agree on where to go on."""
     event = int(group.context[Context.EVENT_SEEN])
     place = _place(event) // 8
@@ -66,8 +73,8 @@ def recover(group: HostGroup, timeout_s: float) -> None:
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     numbers, chunks = zip(*_answers(group, place), strict=True)
     mine = int(group.context[Context.SEQUENCE])
-    ahead = max(diagnosis.difference(number, mine) for number in numbers)
-    sequence = diagnosis.difference(mine + ahead + layout.RING, 0)
+    ahead = max(difference(number, mine) for number in numbers)
+    sequence = difference(mine + ahead + layout.RING, 0)
     group.context[Context.SEQUENCE] = sequence
     group.context[Context.KNOWN_DONE] = sequence
     group.context[Context.CHUNK] = max(chunks) + layout.STAGES
@@ -75,20 +82,20 @@ def recover(group: HostGroup, timeout_s: float) -> None:
     group.context[Context.STATE] = State.IDLE
 
 
-def _answers(group: HostGroup, place: int) -> list[tuple[int, int]]:
+def _answers(group: Inside, place: int) -> list[tuple[int, int]]:
     """Return the sequence and chunk numbers of every rank's answer."""
     with group.members.held():
         lines = [group.members.status_words(rank) for rank in range(group.world_size)]
         return [(int(line[place + 1]), int(line[place + 2])) for line in lines]
 
 
-def _has_answered(group: HostGroup, rank: int, event: int) -> bool:
+def _has_answered(group: Inside, rank: int, event: int) -> bool:
     """Return whether a rank has answered this event; its numbers may be read then."""
     members = group.members
     return members.load(members.status_offset(rank) + _place(event)) == event
 
 
-def _check_going_on(group: HostGroup, event: int, deadline: float) -> None:
+def _check_going_on(group: Inside, event: int, deadline: float) -> None:
     group.check_open()  # another thread may close it meanwhile
     # Whoever is gone now may have answered before that: the answers are looked at afterwards.
     gone = [rank for rank in group.members.gone_ranks() if not _has_answered(group, rank, event)]

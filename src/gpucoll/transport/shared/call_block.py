@@ -84,7 +84,10 @@ class CallBlock:
         """Make the shapes of a list of arrays the signature, as `gpucoll.entries.lists` does."""
         numbers = (number for shape in shapes for number in (len(shape), *shape))
         self.sign(len(shapes), *numbers)
-        self.show_shape((sum(map(math.prod, shapes)),))
+        count = sum(map(math.prod, shapes))
+        self.words[Call.COUNT] = count
+        is_list = self.words[Call.COLLECTIVE] == Collective.ALL_REDUCE_LIST
+        self.show_shape((len(shapes) if is_list else count,))
 
     def sign_block(self, count: int) -> None:
         """Make the elements of one rank's block the signature: all that a scatter's ranks know."""

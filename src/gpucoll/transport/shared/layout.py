@@ -63,7 +63,20 @@ HEADER_ADDRESS = 32
 
 # Offsets in a bell's line.
 BELL_WORD = 0
-BELL_DOING = 8  # words: kind of the operation, peer, tag, size in bytes, dtype
+BELL_DOING = 8
+"""What the rank waits for there, see `Doing`."""
+
+
+class Doing(IntEnum):
+    """Words behind `BELL_DOING`: the message that a rank sleeps for, written before it sleeps."""
+
+    KIND = 0  # of the operation; 0: the rank waits for no message
+    PEER = 1
+    TAG = 2
+    SIZE_BYTES = 3
+    DTYPE = 4
+    FURTHER = 5  # how many more operations it waits for
+
 
 # Offsets in an enqueued line.
 ENQUEUED_COMPARED = 0
@@ -108,6 +121,13 @@ class Envelope(IntEnum):
 
 
 SMALLEST_BYTES = 16
+
+
+class SentNumber(IntEnum):
+    """In place of a message's number of dimensions: what was sent is no array but a number."""
+
+    NUMPY = -1
+    PYTHON = -2
 
 
 class Way(IntEnum):
@@ -155,6 +175,7 @@ class RecordState(IntEnum):
 
     STARTED = 1
     DONE = 2
+    LEFT = 3  # with a MismatchError
 
 
 class Abort(IntEnum):

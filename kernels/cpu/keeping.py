@@ -1,0 +1,54 @@
+"""The reduce kernel that also keeps every input, for what is to be computed exactly afterwards.
+
+Integers wrap; who gave a Python int expects that it does not. To the other ranks nothing differs:
+the inputs come as ever, and only what this rank makes of them is more.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from llvmlite import ir
+
+from gpucoll.kernels.cpu.codegen import I64, compile_function, counted_loop, pointer
+from gpucoll.kernels.cpu.elements import elements
+from gpucoll.kernels.cpu.operations import OPERATIONS
+from gpucoll.kernels.cpu.reduce import ReduceEmitter, compile_lock, element_at
+
+DTYPE = "int64"
+KEPT_COUNT = 1
+"""Word behind the result that says how many inputs follow."""
+KEPT = 2
+"""Word at which they begin."""
+
+
+class _KeepingEmitter(ReduceEmitter):
+    """Of one element; with one destination, which has room for it, that gets the inputs, too.
+
+    With several, as where ranks reduce for each other, it is the ordinary kernel.
+    """
+
+    def emit(self) -> ir.Function:
+        b = self.builder
+        destinations, n_destinations, sources, n_sources = self.function.args[:4]
+        with b.if_then(b.icmp_signed("==", n_destinations, I64(1))):
+            result = element_at(b, destinations, I64(0))
+            self._put(result, I64(KEPT_COUNT), n_sources)
+            with counted_loop(b, I64(0), n_sources, I64(1), []) as (index, _, _):
+                source = pointer(b, element_at(b, sources, index), I64)
+                value = b.load(source, align=1, typ=I64)
+                self._put(result, b.add(index, I64(KEPT)), value)
+        return super().emit()
+
+    def _put(self, words: ir.Value, place: ir.Value, value: ir.Value) -> None:
+        b = self.builder
+        b.store(value, pointer(b, b.add(words, b.shl(place, I64(3))), I64), align=1)
+
+
+@functools.cache
+def keeping_kernel(operation: str) -> int:
+    """Return the address of the kernel of int64 and this operation, compiled on first need."""
+    with compile_lock:
+        name = f"reduce_keeping_{operation}_{DTYPE}"
+        emitter = _KeepingEmitter(elements()[DTYPE], OPERATIONS[operation], name)
+        return compile_function(emitter.emit())

@@ -1,0 +1,119 @@
+"""Python's ints in reductions: the exact result, of any size.
+
+They travel as int64, like NumPy's numbers and arrays of that dtype, with which they may meet in one
+call. Where the result of an op may not fit, every rank that gave an int gets all inputs and
+computes the result itself, in Python.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.library import Template
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.kernels.cpu.keeping import KEPT, KEPT_COUNT
+from gpucoll.types import Collective, ReduceOp
+
+_DTYPE, _ITEM_BYTES = "int64", 8
+_REDUCTIONS = (
+    Collective.ALL_REDUCE,
+    Collective.REDUCE,
+    Collective.SCAN,
+    Collective.EXCLUSIVE_SCAN,
+)
+_OVERFLOWING = ("sum", "prod", "avg", "scaled_sum")
+"""The others give nothing that is larger than their inputs."""
+
+
+def _is_integer(template: Template) -> bool:
+    number = template.number
+    return number is not None and issubclass(number, int) and not issubclass(number, bool)
+
+
+def is_int64_number(template: Template) -> bool:
+    """Return whether this is an int, or NumPy's number of the dtype as which ints travel."""
+    return template.number is not None and template.dtype == _DTYPE
+
+
+def may_overflow(collective: Collective, op: ReduceOp | None) -> bool:
+    """Return whether this reduces integers to what 64 bits may not hold."""
+    return collective in _REDUCTIONS and op is not None and op.name in _OVERFLOWING
+
+
+def is_exact(collective: Collective, op: ReduceOp | None, template: Template) -> bool:
+    """Return whether the result is to be computed exactly."""
+    return may_overflow(collective, op) and _is_integer(template)
+
+
+def check_range(template: Template, what: str = "x") -> None:
+    """Raise ArgumentTypeError for a Python int that int64 does not hold."""
+    if _is_integer(template) and template.dtype != _DTYPE:
+        raise ArgumentTypeError(
+            f"{what} is an int beyond int64, as which Python's ints travel in collectives, "
+            "whatever the other ranks give: pass numpy.uint64(x) on every rank, or a float, or use "
+            "all_reduce_object"
+        )
+
+
+class KeptInputs:
+    """Where a reduction of ints leaves its inputs.
+
+    Parameters
+    ----------
+    op : ReduceOp
+        Which.
+    world_size : int
+        Number of ranks.
+
+    Attributes
+    ----------
+    buffer : Buffer
+        The request's destination; the inputs come behind it.
+    """
+
+    def __init__(self, op: ReduceOp, world_size: int) -> None:
+        self._op = op
+        # Not NumPy's memory: inside `shared_arrays` ranks would reduce into it for each other.
+        self._words = np.frombuffer(bytearray(_ITEM_BYTES * (KEPT + world_size)), np.int64)
+        self._words[KEPT_COUNT] = -1
+        address = self._words.ctypes.data
+        self.buffer = Buffer(address, (), _DTYPE, _ITEM_BYTES, self._words)
+
+    def forget(self) -> None:
+        """Say that there is no input: rank 0 of an exclusive scan gets the identity."""
+        self._words[KEPT_COUNT] = 0
+
+    def finish(self) -> int:
+        """Return the result."""
+        count = int(self._words[KEPT_COUNT])
+        if count < 0:
+            raise ArgumentError(
+                "x is an int, but other ranks gave an array in shared memory (comm.empty, "
+                "shared_arrays): the sum of ints is exact only where every rank gives a number. "
+                "Give the same kind on every rank"
+            )
+        if count == 0:
+            return int(self._words[0])
+        return exact_result(self._op, self._words[KEPT : KEPT + count].tolist())
+
+
+def exact_result(op: ReduceOp, values: Sequence[int]) -> int:
+    """Return the result of these ranks' ints.
+
+    Parameters
+    ----------
+    op : ReduceOp
+        One that may overflow; "avg" rounds toward zero.
+    values : sequence of int
+        By rank.
+    """
+    if op.name == "prod":
+        return math.prod(values)
+    total = sum(values)
+    if op.name == "avg":
+        return abs(total) // len(values) * (1 if total >= 0 else -1)
+    return total if op.name == "sum" else total * int(op.factor or 0)

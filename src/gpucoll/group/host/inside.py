@@ -1,0 +1,26 @@
+"""A group of one host as its own parts see it: with its segment and its context."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.group.host.members import Members
+from gpucoll.group.protocol import Group
+
+
+class Inside(Group, Protocol):
+    """What diagnosis and recovery work on; `HostGroup` is one.
+
+    Attributes
+    ----------
+    members : Members
+        What the ranks share.
+    context : array
+        The words of this rank that compiled loops get.
+    """
+
+    members: Members
+    context: npt.NDArray[np.int64]

@@ -1,0 +1,58 @@
+"""An all_to_all with counts of which two ranks say different things: which, and what each says."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.group.host.members import Members
+from gpucoll.transport.shared.layout import Record
+from gpucoll.types import Collective
+
+
+def disagreement(members: Members, sequence: int) -> str:
+    """Say between which ranks send_counts and recv_counts differ; empty where they do not.
+
+    The ranks' tables lie in the slots of this call: none of them has begun another one since.
+    """
+    with members.held():
+        return _disagreement(members, sequence)
+
+
+def _disagreement(members: Members, sequence: int) -> str:
+    everyone = range(members.world_size)
+    records = [members.record_words(rank, sequence) for rank in everyone]
+    if any(record[Record.COLLECTIVE] != Collective.ALL_TO_ALL for record in records):
+        return ""
+    if not all(record[Record.N_COUNTS] for record in records):
+        return ""
+    tables = [members.pieces_words(rank, sequence) for rank in everyone]
+    found = []
+    for sender in everyone:
+        for receiver in everyone:
+            sent = int(tables[sender][receiver])
+            expected = int(tables[receiver][members.world_size + sender])
+            if sent != expected:
+                found.append((sender, receiver, sent, expected))
+    if not found:
+        return ""
+    sender, receiver, sent, expected = found[0]
+    row_bytes = _row_bytes(records)
+    if row_bytes and not sent % row_bytes and not expected % row_bytes:
+        sizes = f"{sent // row_bytes} rows", f"{expected // row_bytes}"
+    else:
+        sizes = f"{sent} bytes", f"{expected}"
+    more = f" (and {len(found) - 1} more pairs of ranks differ)" if len(found) > 1 else ""
+    return (
+        f"rank {sender} sends {sizes[0]} to rank {receiver}, which expects {sizes[1]}, in "
+        f"all_to_all with send_counts and recv_counts{more}"
+    )
+
+
+def _row_bytes(records: list[npt.NDArray[np.int64]]) -> int:
+    """Return the size of a row, which all ranks agree on; 0 where no rank has one."""
+    for record in records:
+        rows = int(record[Record.DIMENSION])
+        if rows > 0:
+            return int(record[Record.SIZE_BYTES]) // rows
+    return 0

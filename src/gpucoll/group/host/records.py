@@ -1,0 +1,91 @@
+"""What the segment says of a rank's calls: its records, as the calls that its user wrote."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.group.host.members import Members
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import Record
+from gpucoll.types import COMPRESSIONS, Collective, dtype_name, operation_name
+
+
+def difference(left: int, right: int) -> int:
+    """Return ``left - right`` of two 32-bit sequence numbers that may have wrapped."""
+    return int(struct.unpack("<i", struct.pack("<I", (left - right) & 0xFFFFFFFF))[0])
+
+
+def describe_call(members: Members, rank: int, sequence: int) -> str | None:
+    """Return what a rank called under this sequence number; None where it has no record of it."""
+    with members.held():
+        members.header_word(rank, sequence)  # where that is there, so is the record behind it
+        return describe_record(members.record_words(rank, sequence), sequence)
+
+
+def describe_enqueued(members: Members, rank: int, sequence: int) -> str | None:
+    """Return the same of a call on GPU arrays."""
+    with members.held():
+        if difference(members.enqueued_header(rank, sequence) & 0xFFFFFFFF, sequence) != 0:
+            return None
+        return describe_record(members.enqueued_words(rank, sequence), sequence)
+
+
+def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
+    """Return a recorded call as its user would write it; None where the record is another's."""
+    record = [int(word) for word in words]
+    if difference(record[Record.SEQUENCE], sequence) != 0 or not record[Record.COLLECTIVE]:
+        return None
+    collective = Collective(record[Record.COLLECTIVE])
+    if collective in _INTERNAL:
+        return _INTERNAL[collective](record)
+    parts = []
+    if collective == Collective.ALL_REDUCE_LIST:
+        parts.append(f"a list of {record[Record.DIMENSION]} arrays")
+    if operation := operation_name(record[Record.OPERATION], record[Record.PARAMETER]):
+        parts.append(f"op={operation}")
+    if dtype := dtype_name(record[Record.DTYPE]):
+        is_list = collective == Collective.ALL_REDUCE_LIST
+        size = f"{record[Record.COUNT]} elements" if is_list else f"shape {_shape(record)}"
+        parts.append(f"{dtype}, {size}")
+    if collective == Collective.COMPRESSED_ALL_REDUCE:
+        parts.append(f"compression={COMPRESSIONS[record[Record.PARAMETER]]}")
+    if n_counts := record[Record.N_COUNTS]:
+        counts = record[Record.COUNTS : Record.COUNTS + min(n_counts, layout.SHOWN_COUNTS)]
+        dots = ", ..." if n_counts > layout.SHOWN_COUNTS else ""
+        name = "send_counts" if collective == Collective.ALL_TO_ALL else "counts"
+        parts.append(f"{name}=[{', '.join(map(str, counts))}{dots}]")
+    if record[Record.ROOT] >= 0:
+        parts.append(f"root={record[Record.ROOT]}")
+    return f"{_AS_CALLED.get(collective, collective).spelled}({', '.join(parts)})"
+
+
+def _shape(record: list[int]) -> str:
+    n_dimensions = record[Record.DIMENSIONS]
+    shown = min(n_dimensions, layout.SHOWN_DIMENSIONS)
+    shape = record[Record.DIMENSION : Record.DIMENSION + shown]
+    dots = ", ..." if n_dimensions > shown else ""
+    return f"({', '.join(map(str, shape))}{',' if n_dimensions == 1 else ''}{dots})"
+
+
+def _describe_counts(record: list[int]) -> str:
+    """Return the call that asks the ranks for their counts first; its record's root says which."""
+    collective = Collective(record[Record.ROOT])
+    name = "recv_counts" if collective == Collective.ALL_TO_ALL else "counts"
+    return f'{collective.spelled}({name}="auto")'
+
+
+_AS_CALLED = {
+    Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE,
+    Collective.COMPRESSED_ALL_REDUCE: Collective.ALL_REDUCE,
+}
+"""What users called, where ranks compare more than its name."""
+
+_INTERNAL: dict[Collective, Callable[[list[int]], str]] = {
+    Collective.COUNTS: _describe_counts,
+    Collective.CONNECT: lambda _: "a call on GPU arrays, connecting the GPUs",
+}
+"""Parts of calls that are no methods of their own."""

@@ -1,0 +1,254 @@
+"""Where ranks stand: in which call or message, or in none, as the words in the segment say.
+
+They are read when a communicator has been given up: then no rank begins anything any more, so what
+a rank was doing at that moment stays there to be read.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.group.host.members import Members
+from gpucoll.group.host.records import describe_call, describe_enqueued, difference
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import Doing, Record, RecordState
+from gpucoll.transport.shared.words import Kind
+from gpucoll.types import Collective, dtype_name
+from gpucoll.wording import list_ranks
+
+MOST_SHOWN = 8
+"""Further groups of ranks are only counted: errors are read by people."""
+DEADLOCK = "So they wait for each other"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What one rank is doing.
+
+    Attributes
+    ----------
+    text : str
+        For "rank 1 is ...".
+    is_in_call : bool
+        Whether it stands in a collective or message of this communicator.
+    awaited : tuple of int
+        The ranks that it waits for there.
+    sequence : int or None
+        The number of the collective, where it stands in one and in no message.
+    """
+
+    text: str
+    is_in_call: bool
+    awaited: tuple[int, ...] = ()
+    sequence: int | None = None
+
+
+class Whereabouts:
+    """Where every rank stands, asked one by one; what several need is looked up once."""
+
+    def __init__(self, members: Members) -> None:
+        self._members = members
+        self._late: dict[int, tuple[list[int], list[int]]] = {}
+
+    def standing_of(self, rank: int) -> Standing:
+        """Say where a rank stands."""
+        members, message = self._members, describe_message(self._members, rank)
+        awaited = [] if message is None else awaited_by_message(members, rank)
+        last, is_in_it = last_call(members, rank)
+        if last is None or not is_in_it:
+            if message is None:
+                return Standing(_absence_of(members, rank, last), False)
+            return Standing(f"waiting in {message}", True, tuple(awaited))
+        called = numbered(describe_call(members, rank, last), last)
+        awaited += self._awaited_in(rank, last)
+        if message is not None:
+            return Standing(f"waiting in {message} and in {called}", True, tuple(awaited))
+        text = f"waiting in {called}" if awaited else f"in {called}"
+        return Standing(text, True, tuple(awaited), last)
+
+    def _awaited_in(self, rank: int, sequence: int) -> list[int]:
+        if sequence not in self._late:
+            self._late[sequence] = late_for(self._members, sequence)
+        missing, unfinished = ([r for r in late if r != rank] for late in self._late[sequence])
+        return missing or unfinished
+
+
+def _absence_of(members: Members, rank: int, last: int | None) -> str:
+    """Say of a rank that stands in nothing what is known of it.
+
+    Not that it is gone: who misses such a rank says that it is lost, so it went after the deadline.
+    """
+    calls, enqueued = [], last_enqueued(members, rank)
+    if last is not None and not (enqueued is not None and _connects(members, rank, last)):
+        calls.append(numbered(describe_call(members, rank, last), last))
+    if enqueued is not None:
+        called = numbered(describe_enqueued(members, rank, enqueued), enqueued)
+        calls.append(f"{called} on GPU arrays")
+    before = f"the last collective: {' and '.join(calls)}" if calls else "no collective before"
+    return f"in no call of this communicator; {before}"
+
+
+def _connects(members: Members, rank: int, sequence: int) -> bool:
+    """Return whether a call was only a part of one on GPU arrays."""
+    with members.held():
+        return bool(members.record_words(rank, sequence)[Record.COLLECTIVE] == Collective.CONNECT)
+
+
+def numbered(called: str | None, sequence: int) -> str:
+    """Return a call with its sequence number."""
+    return f"{called or 'a call'} (#{sequence})"
+
+
+def _is_stopped(members: Members, rank: int) -> bool:
+    """Return whether a rank's process was stopped, by a signal or a debugger."""
+    try:
+        with open(f"/proc/{members.pids[rank]}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] in "Tt"
+    except (OSError, IndexError):
+        return False
+
+
+# --- collectives ----------------------------------------------------------------------------------
+
+
+def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
+    """Return the number of the last call of which a rank has a record, and whether it is in it.
+
+    None: it has made none.
+    """
+    with members.held():
+        records = members.all_records(rank).copy()
+    place = _last_of(records)
+    if place is None:
+        return None, False
+    is_in_it = bool(records[place, Record.STATE] == RecordState.STARTED)
+    return difference(int(records[place, Record.SEQUENCE]), 0), is_in_it
+
+
+def last_enqueued(members: Members, rank: int) -> int | None:
+    """Return the number of the last call on GPU arrays of which a rank has a record."""
+    with members.held():
+        records = members.all_enqueued(rank).copy()
+    place = _last_of(records)
+    return None if place is None else difference(int(records[place, Record.SEQUENCE]), 0)
+
+
+def _last_of(records: npt.NDArray[np.int64]) -> int | None:
+    """Return the place of the record with the greatest number; None where there is none."""
+    places = np.flatnonzero(records[:, Record.COLLECTIVE])
+    if not places.size:
+        return None
+    sequences = records[places, Record.SEQUENCE].astype(np.int32)
+    ahead = sequences - sequences[0]  # they may have wrapped: by their differences
+    return int(places[ahead.argmax()])
+
+
+def late_for(members: Members, sequence: int) -> tuple[list[int], list[int]]:
+    """Return who has not arrived at a call, and who has not finished it."""
+    everyone = range(members.world_size)
+    missing = [
+        rank
+        for rank in everyone
+        if difference(members.header_word(rank, sequence) & 0xFFFFFFFF, sequence) < 0
+    ]
+    unfinished = [
+        rank
+        for rank in everyone
+        if difference(_done_word(members, rank) & 0xFFFFFFFF, sequence) < 0
+    ]
+    return missing, unfinished
+
+
+def _done_word(members: Members, rank: int) -> int:
+    """Return {the last call that a rank has finished, its waiters}."""
+    return members.load(members.status_offset(rank) + layout.STATUS_DONE)
+
+
+# --- messages -------------------------------------------------------------------------------------
+
+
+def _doing(members: Members, rank: int) -> list[int]:
+    with members.held():
+        words = members.bell_words(rank)[layout.BELL_DOING // 8 :]
+        return [int(word) for word in words[: len(Doing)]]
+
+
+def describe_message(members: Members, rank: int) -> str | None:
+    """Return the message that a rank waits for, or sends, as a call; None where there is none."""
+    doing = _doing(members, rank)
+    kind, peer, tag = doing[Doing.KIND], doing[Doing.PEER], doing[Doing.TAG]
+    if kind == 0:
+        return None
+    who = "ANY_SOURCE" if peer < 0 else str(peer)
+    what = "ANY_TAG" if tag < 0 else str(tag)
+    size = f"{dtype_name(doing[Doing.DTYPE])}, {doing[Doing.SIZE_BYTES]} bytes, "
+    end = "dest" if kind == Kind.SEND else "source"
+    name = Kind(kind).name.lower()
+    if kind == Kind.PROBE:  # a recv that is told neither out nor shape looks first
+        name, size = "recv or probe", ""
+    more = doing[Doing.FURTHER]
+    beside = f" beside {more} more message{'s' if more > 1 else ''}" if more else ""
+    return f"{name}({size}{end}={who}, tag={what}){beside}"
+
+
+def awaited_by_message(members: Members, rank: int) -> list[int]:
+    """Return the ranks of which one is the other end of the message that a rank waits for."""
+    peer = _doing(members, rank)[Doing.PEER]
+    others = [other for other in range(members.world_size) if other != rank]
+    return others if peer < 0 else [peer]
+
+
+# --- all together ---------------------------------------------------------------------------------
+
+
+def trace(members: Members, gave_up: int, late: list[int], sequence: int | None = None) -> str:
+    """Say where the ranks stand that a rank was waiting for, and those that they wait for.
+
+    Parameters
+    ----------
+    members : Members
+        The ranks.
+    gave_up : int
+        Who was waiting.
+    late : list of int
+        For whom.
+    sequence : int, optional
+        In which collective: those who stand in it themselves are not worth a word.
+
+    Returns
+    -------
+    str
+        Sentences to go on with, each behind a full stop; empty where nothing is to be said.
+    """
+    standings: dict[int, Standing] = {}
+    whereabouts = Whereabouts(members)
+    pending = [rank for rank in late if rank != gave_up]
+    while pending:
+        rank = pending.pop(0)
+        if rank not in standings:
+            standings[rank] = whereabouts.standing_of(rank)
+            pending += [peer for peer in standings[rank].awaited if peer != gave_up]
+    by_text: dict[str, list[int]] = defaultdict(list)
+    for rank, standing in sorted(standings.items()):
+        is_same = sequence is not None and standing.sequence == sequence
+        stopped = f", and stopped (process {members.pids[rank]})"
+        if _is_stopped(members, rank):
+            by_text[standing.text + stopped].append(rank)
+        elif not is_same:
+            by_text[standing.text].append(rank)
+    told = [_sentence(ranks, text) for text, ranks in by_text.items()]
+    if len(told) > MOST_SHOWN:
+        told[MOST_SHOWN:] = [f"{len(told) - MOST_SHOWN} further groups of ranks are elsewhere"]
+    awaited = {peer for standing in standings.values() for peer in standing.awaited}
+    if told and gave_up in awaited and all(item.is_in_call for item in standings.values()):
+        told.append(DEADLOCK)
+    return "".join(f". {text}" for text in told)
+
+
+def _sentence(ranks: list[int], text: str) -> str:
+    who = list_ranks(ranks)
+    return f"{who[0].upper()}{who[1:]} {'is' if len(ranks) == 1 else 'are'} {text}"
