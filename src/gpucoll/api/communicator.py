@@ -181,6 +181,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
         connection = self._gpu.split(gpu_color, place, timeout_s)
         if color is None:
             return None
+        division.has_begun = True  # the others wait for this rank from here on
         job = Job(place, len(ranks), ranks[0][3], division.call)
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on

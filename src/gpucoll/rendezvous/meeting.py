@@ -55,7 +55,7 @@ class Watch:
     call = "init"
     """The call in which the ranks meet, for messages."""
     has_begun = False
-    """Whether the meeting has."""
+    """Whether other ranks wait for this one, so that they must be told if it fails."""
     is_told = False
     """Whether it failed and every other rank is told so: nobody waits for this one."""
 
