@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -104,7 +105,8 @@ def test_failures(inner, pytester):
 
     text = section(result, "test_on_one")
     assert text.startswith("rank 2 of 4:")
-    assert text.count("ValueError: something is odd") == 1
+    assert len(re.findall(r"^E +ValueError: something is odd$", text, re.MULTILINE)) == 1
+    assert text.count("rank 2 aborted it, because it raised ValueError: something is odd.") == 3
     assert "special    = [1, 2, 3]" in text
     assert [line[:27] for line in text.splitlines()[-3:]] == [
         f"rank {rank} of 4: AbortedError: " for rank in (0, 1, 3)
