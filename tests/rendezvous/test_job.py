@@ -106,6 +106,22 @@ def test_nothing_to_meet_by():
         find_job(0, 2)
 
 
+def test_one_rank_alone_has_nothing_that_others_could_meet_by(environment):
+    environment({"GPUCOLL_RANK": "0", "GPUCOLL_WORLD_SIZE": "1"})
+    assert find_job().world_size == 1
+    with pytest.raises(RendezvousError, match="environment does not name the job"):
+        find_job(0, 2)
+
+
+def test_arguments_go_before_a_job_over_hosts(environment):
+    environment(TORCHRUN, WORLD_SIZE="4")
+
+    assert find_job(0, 1).world_size == 1
+    assert find_job(1, 2).world_size == 2  # those of this host
+    with pytest.raises(BackendUnavailableError, match="one host only"):
+        find_job(1, 4)
+
+
 @pytest.mark.parametrize(("rank", "world_size"), [("0", 1), (0, "1"), (0.0, 1), (False, 1)])
 def test_numbers_that_are_none(rank, world_size):
     with pytest.raises(ArgumentTypeError, match="must be an int; got"):

@@ -103,7 +103,7 @@ def _token(started: Started | None, rank: int, world_size: int) -> str:
     """Return what the ranks meet by: the launcher's name for the job, or the user's."""
     if world_size == 1:
         return ""
-    if started is not None and started.origin in _OWN_TOKENS:
+    if started is not None and started.origin in _OWN_TOKENS and started.token:
         return started.token
     if token := config.variable(config.JOB) or (started.token if started else ""):
         return token
@@ -113,10 +113,10 @@ def _token(started: Started | None, rank: int, world_size: int) -> str:
             f"rank {rank} of {world_size} has nothing to meet the others by: start the ranks "
             f"with gpucoll-run, torchrun, mpiexec or srun, or {word}"
         )
+    why = f" ({started.why_no_token})" if started.why_no_token else ""
     raise RendezvousError(
         f"rank {rank} of {world_size} has nothing to meet the others by: {started.origin} does "
-        f"not name the job ({started.why_no_token}). For each job {word}, or start the ranks with "
-        "gpucoll-run"
+        f"not name the job{why}. For each job {word}, or start the ranks with gpucoll-run"
     )
 
 
