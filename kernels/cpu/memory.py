@@ -62,6 +62,7 @@ load64 = _load(I64, "monotonic")
 store64 = _store(I64, "monotonic")
 store64_release = _store(I64, "release")
 """Store an int64 after all that this thread has loaded and stored before."""
+store32_release = _store(I32, "release")
 load64_acquire = _load(I64, "acquire")
 load64_ordered = _load(I64, "seq_cst")
 """Load an int64 after this thread's last exchange: for a handshake, store mine, look at yours."""

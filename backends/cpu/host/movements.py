@@ -53,7 +53,6 @@ from gpucoll.transport.shared.steps import (
     arena_offset,
     begin,
     close_record,
-    leave_unverified,
     payload_of,
     post,
     posted_address,
@@ -313,13 +312,11 @@ def _move_small(context, call):
     if not _receives(context, call):
         if get(call, _FLOW) == _FROM_ROOT:
             _take_own(context, call)
-        leave_unverified(context)
         return OK
     if get(call, _FLOW) == _FROM_ROOT:
         status = wait_arrived(context, call, get(call, ROOT))
         if status != OK:
             return status
-        leave_unverified(context)
         return _take(context, call, _ONE_SHOT)
     status = wait_all_arrived(context, call)
     if status == OK:
@@ -384,6 +381,5 @@ def movement_loop(context, call):
     status = _alone(context, call) if is_alone else _move(context, call)
     if status != OK:
         return status
-    signal_done(context)
     close_record(context)
     return OK

@@ -50,7 +50,6 @@ from gpucoll.transport.shared.steps import (
     arena_offset,
     begin,
     close_record,
-    leave_unverified,
     payload_of,
     post,
     posted_address,
@@ -216,7 +215,6 @@ def _reduce_few(context, call, count):
         status = wait_arrived(context, call, rank)
         if status != OK:
             return status
-    leave_unverified(context)
     if count > 0:
         _reduce_slots(context, call, count)
     return OK
@@ -297,6 +295,5 @@ def reduction_loop(context, call):
         status = _together(context, call)
         if status != OK:
             return status
-    signal_done(context)
     close_record(context)
     return OK

@@ -251,7 +251,7 @@ def start_from(comm, sequence, cases):
     ]
     for address in words:
         ctypes.c_int32.from_address(address).value = sequence
-    for field in (Context.SEQUENCE, Context.KNOWN_DONE, Context.CHUNK):
+    for field in (Context.SEQUENCE, Context.VERIFIED, Context.CHUNK):
         group.context[field] = sequence
     elsewhere.barrier()
     elsewhere.close()

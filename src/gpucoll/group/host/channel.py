@@ -31,7 +31,6 @@ from gpucoll.transport.shared.steps import (
     close_record,
     payload_of,
     post,
-    signal_done,
     wait_all_arrived,
 )
 from gpucoll.transport.shared.words import Context, Path
@@ -62,7 +61,6 @@ def exchange_loop(context, call):
             payload = payload_of(context, sequence, rank, size_bytes)
             call_copy(copy, get(call, DESTINATION) + rank * size_bytes, payload, size_bytes, 0)
     put(context, PATH, _ONE_SHOT)
-    signal_done(context)
     close_record(context)
     return OK
 

@@ -89,7 +89,7 @@ def mismatch_error(group: Inside, sequence: int) -> MismatchError:
         calls = disagreement(group.members, sequence) or calls
     elif len({called for called, _ in by_call}) < len(groups):
         calls += f" (they differ in what is not shown here: {_not_shown(groups[0][0][0])})"
-    early = ("broadcast(", "scatter(")  # small ones: see `leave_unverified`
+    early = ("broadcast(", "scatter(")  # small ones: see `steps.wait_arrived`
     is_early = any(called.startswith(early) for called, _ in by_call)
     written = "Outputs are undefined" if is_early else "Nothing was written"
     return MismatchError(

@@ -85,7 +85,7 @@ class HostGroup:
             Context.RANK: self.rank,
             Context.WORLD_SIZE: self.world_size,
             Context.SEQUENCE: start,
-            Context.KNOWN_DONE: start,
+            Context.VERIFIED: start,
             Context.CHUNK: start,
             Context.SPINS: waiting[0],
             Context.YIELDS: waiting[1],

@@ -76,9 +76,8 @@ def recover(group: Inside, timeout_s: float) -> None:
     ahead = max(difference(number, mine) for number in numbers)
     sequence = difference(mine + ahead + layout.RING, 0)
     group.context[Context.SEQUENCE] = sequence
-    group.context[Context.KNOWN_DONE] = sequence
+    group.context[Context.VERIFIED] = sequence
     group.context[Context.CHUNK] = max(chunks) + layout.STAGES
-    group.context[Context.UNVERIFIED_COUNT] = 0
     group.context[Context.STATE] = State.IDLE
 
 

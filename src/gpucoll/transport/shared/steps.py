@@ -1,8 +1,9 @@
-"""What every compiled collective does first and last: sequence, credit, record, header, arrivals.
+"""What every compiled collective does first and last: sequence, record, header, arrivals.
 
 A call takes the next sequence number. Its slot in the ring is free when every rank has finished the
-call ``RING`` numbers before: a call in which each rank waits for each other proves that by itself
-(`KNOWN_DONE`), otherwise the done words are waited for (credit).
+call ``RING`` numbers before. That needs no look of its own: whoever has posted a call has finished
+the one before, and within each ``RING - 1`` calls a rank sees every header, in a call in which all
+wait for all or in `verify` (docs/decisions/0028, and as a model docs/models/calls.pml).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put, store64, take_line
+from gpucoll.kernels.cpu.memory import get, load64, put, store32_release, store64, take_line
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import (
     behind,
@@ -41,8 +42,7 @@ OK, EVENT, MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
 STARTED, DONE = int(RecordState.STARTED), int(RecordState.DONE)
 
 RANK, WORLD_SIZE, SEQUENCE = int(Context.RANK), int(Context.WORLD_SIZE), int(Context.SEQUENCE)
-KNOWN_DONE, START_NS, PATH = int(Context.KNOWN_DONE), int(Context.START_NS), int(Context.PATH)
-UNVERIFIED, UNVERIFIED_COUNT = int(Context.UNVERIFIED), int(Context.UNVERIFIED_COUNT)
+VERIFIED, START_NS, PATH = int(Context.VERIFIED), int(Context.START_NS), int(Context.PATH)
 MISMATCHED = int(Context.MISMATCHED)
 STATUS_LINES, RECORD_LINES = int(Context.STATUS_LINES), int(Context.RECORDS)
 SLOTS, SLOT_STRIDE = int(Context.SLOTS), int(Context.SLOT_STRIDE)
@@ -133,31 +133,26 @@ def wait_all_done(context, sequence):
     """Wait until every rank has finished the call numbered `sequence`; return a status."""
     lines = get(context, STATUS_LINES)
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    known = np.int64(np.int32(sequence + RING))
     for step in range(1, world_size):
         rank = (me + step) % world_size
-        done = lines + rank * LINE + STATUS_DONE
-        status = wait(context, done, sequence, rank)
+        status = wait(context, lines + rank * LINE + STATUS_DONE, sequence, rank)
         if status != OK:
             return status
-        seen = np.int64(load32_acquire(done))  # often further: the next calls need not look
-        if behind(seen, known):
-            known = seen
-    put(context, KNOWN_DONE, known)
     return OK
 
 
 @inline
 def verify(context):
-    """Compare the signatures of the calls that this rank left without waiting for everyone.
+    """Compare the signatures of the earlier calls that this rank left without seeing all of them.
 
     Every rank has posted its header of the last of them when this is called from a call in which
     all have arrived; otherwise it is waited for.
     """
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
-    first, count = get(context, UNVERIFIED), get(context, UNVERIFIED_COUNT)
-    for place in range(count):
-        sequence = first + place
+    verified = get(context, VERIFIED)
+    calls = np.int64(np.int32(get(context, SEQUENCE) - verified))
+    for place in range(1, calls):
+        sequence = verified + place
         word = load64(slot_of(context, sequence, me))
         for step in range(1, world_size):
             rank = (me + step) % world_size
@@ -165,27 +160,24 @@ def verify(context):
             if status != OK:
                 put(context, MISMATCHED, sequence)
                 return status
-    put(context, UNVERIFIED_COUNT, 0)
+    put(context, VERIFIED, get(context, SEQUENCE) - 1)
     return OK
 
 
 @inline
 def begin(context, call):
-    """Take the next sequence number, with credit for its slot, and record the call."""
+    """Take the next sequence number and record the call; wait until its slot is free.
+
+    One call later would be too late: of a rank that has posted a call only the one before is over.
+    """
     if event_pending(context):
         return EVENT
     sequence = np.int64(np.int32(get(context, SEQUENCE) + 1))
     put(context, SEQUENCE, sequence)
     put(context, START_NS, 0)
     fill_record(record_of(context, sequence), call, sequence)
-    if get(context, UNVERIFIED_COUNT) >= RING - 1:
-        status = verify(context)
-        if status != OK:
-            return status
-    if behind(get(context, KNOWN_DONE), sequence - RING):
-        status = wait_all_done(context, sequence - RING)
-        if status != OK:
-            return status
+    if behind(get(context, VERIFIED), sequence - (RING - 1)):
+        return verify(context)
     return OK
 
 
@@ -214,10 +206,10 @@ def wait_all_arrived(context, call):
             status = seen  # go on: the error names every odd rank, so all must have arrived
         elif seen != OK:
             return seen
-    if status == OK and get(context, UNVERIFIED_COUNT) > 0:
+    if status == OK and get(context, VERIFIED) != sequence - 1:
         status = verify(context)
     if status == OK:
-        put(context, KNOWN_DONE, sequence - 1)
+        put(context, VERIFIED, sequence)
     return status
 
 
@@ -225,6 +217,7 @@ def wait_all_arrived(context, call):
 def wait_arrived(context, call, rank):
     """Wait for one rank's header and compare its signature; return a status.
 
+    A call that waits for none but these leaves the others' signatures to `verify` in a later one.
     After a mismatch all must have arrived: the error names every odd rank.
     """
     sequence = get(context, SEQUENCE)
@@ -234,28 +227,26 @@ def wait_arrived(context, call, rank):
 
 
 @inline
-def leave_unverified(context):
-    """Note that this call ends without having seen every rank's signature."""
-    if get(context, UNVERIFIED_COUNT) == 0:
-        put(context, UNVERIFIED, get(context, SEQUENCE))
-    put(context, UNVERIFIED_COUNT, get(context, UNVERIFIED_COUNT) + 1)
-
-
-@inline
 def signal_done(context):
-    """Tell every rank that this one touches nobody's memory for this call any more."""
+    """Tell every rank that this one touches nobody's memory for this call any more.
+
+    For calls that read or write others' arrays where they lie, before `wait_all_done`.
+    """
     line = get(context, STATUS_LINES) + get(context, RANK) * LINE
     signal(line + STATUS_DONE, get(context, SEQUENCE))
 
 
 @inline
 def close_record(context):
-    """Write the end of the call into its record; take the line of the next call's header.
+    """Say that the call is over; take the line of the next call's header.
 
     Others have read that one: without this the next call waits for it (of a barrier's time a
-    quarter).
+    quarter). Nobody waits for the done word of a call that has not signalled it (`signal_done`): it
+    tells who was late, and would look as if ahead if it were left behind.
     """
     sequence = get(context, SEQUENCE)
+    line = get(context, STATUS_LINES) + get(context, RANK) * LINE
+    store32_release(line + STATUS_DONE, np.int32(sequence))
     put(record_of(context, sequence), _R_STATE, DONE)
     take_line(slot_of(context, sequence + 1, get(context, RANK)))
 

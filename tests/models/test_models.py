@@ -1,0 +1,85 @@
+"""The models of `docs/models`, by Spin: the protocol holds, and each way to break it is caught."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+MODELS = Path(__file__).parents[2] / "docs" / "models"
+LIMIT_S = 150
+COMPILER = next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("spin") is None, reason="spin is missing: apt install spin"),
+    pytest.mark.skipif(COMPILER is None, reason="a C compiler is missing"),
+]
+
+HOLDS = [
+    ("calls", "-DKINDS=127 -DODDS=0 -DTURNS=2"),
+    ("calls", "-DKINDS=2"),
+    ("calls", "-DKINDS=1 -DMESSAGES"),
+    ("mailbox", ""),
+    ("waiting", ""),
+]
+KILLED = [("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL")]
+CAUGHT = [
+    ("calls", "-DKINDS=3 -DNO_VERIFY"),
+    ("calls", "-DKINDS=3 -DNO_VERIFY -DUNCHECKED"),
+    ("calls", "-DKINDS=3 -DLATE_VERIFY"),
+    ("calls", "-DKINDS=2 -DODDS=0 -DLATE_VERIFY -DUNCHECKED -DIN_LINE"),
+    ("calls", "-DKINDS=3 -DEARLY_POST"),
+    ("calls", "-DKINDS=65 -DODDS=0 -DNO_WAIT_ALL_DONE"),
+    ("calls", "-DKINDS=3 -DNO_WAIT_FOR_ANSWERS"),
+    ("calls", "-DKINDS=3 -DOWN_SEQUENCE"),
+    ("calls", "-DKINDS=3 -DP=3 -DOWN_SLOTS"),
+    ("calls", "-DKINDS=2 -DP=3 -DODDS=2 -DTURNS=6 -DONE_ANSWER"),
+    ("mailbox", "-DNO_RING"),
+    ("mailbox", "-DPLAIN_NUMBER"),
+    ("mailbox", "-DLATE_ANNOUNCEMENT"),
+    ("mailbox", "-DNO_SECOND_LOOK"),
+    ("mailbox", "-DNUMBER_FIRST"),
+    ("mailbox", "-DEARLY_TAIL"),
+    ("mailbox", "-DEARLY_REUSE"),
+    ("waiting", "-DPLAIN_STORE"),
+    ("waiting", "-DSLEEP_WITHOUT_COMPARING"),
+]
+
+
+def check(folder, model, switches, *options, is_long=True):
+    """Explore a model; return how many errors Spin found, and whether it looked everywhere."""
+    commands = [
+        ["spin", "-a", *switches.split(), str(MODELS / f"{model}.pml")],
+        [COMPILER, "-O1" if is_long else "-O0", "-w", "-DSAFETY", "-o", "pan", "pan.c"],
+        ["./pan", "-w22" if is_long else "-w18", *options],
+    ]
+    for command in commands:
+        ended = subprocess.run(
+            command, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = re.search(r"errors: (\d+)", ended.stdout)
+    assert found, ended.stdout + ended.stderr
+    return int(found[1]), "search depth too small" not in ended.stdout
+
+
+@pytest.mark.parametrize(("model", "switches"), HOLDS)
+def test_the_protocol_holds(tmp_path, model, switches):
+    assert check(tmp_path, model, switches, "-m2000000") == (0, True)
+
+
+@pytest.mark.parametrize(("model", "switches"), KILLED)
+def test_nobody_waits_for_ever_for_a_rank_that_is_gone(tmp_path, model, switches):
+    # -E: the dead stand where they died, which is no deadlock.
+    assert check(tmp_path, model, switches, "-m2000000", "-E") == (0, True)
+
+
+@pytest.mark.parametrize(("model", "switches"), CAUGHT)
+def test_what_breaks_it_is_caught(tmp_path, model, switches):
+    depth = "-m500" if "-DP=3" in switches else "-m200000"  # short ways to the error come first
+    errors, _ = check(tmp_path, model, switches, depth, is_long=False)
+
+    assert errors == 1
