@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from gpucoll.kernels.cpu import cache
 
@@ -36,10 +38,10 @@ def load() -> None:
     cache.import_compiled(MODULES, _compile_elsewhere)
 
 
-def _compile_elsewhere() -> subprocess.Popen[bytes]:
-    """Start a process that compiles the last modules."""
+def _compile_elsewhere(folder: Path) -> subprocess.Popen[bytes]:
+    """Start a process that compiles the last modules into a folder."""
     return subprocess.Popen(
-        [sys.executable, "-m", _NAME, *MODULES[-cache.N_ELSEWHERE :]],
+        [sys.executable, "-m", _NAME, str(folder), *MODULES[-cache.N_ELSEWHERE :]],
         env=_environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -50,7 +52,7 @@ def _compile_elsewhere() -> subprocess.Popen[bytes]:
 def _environment() -> dict[str, str]:
     """Return an environment in which another Python finds this very package."""
     path = os.pathsep.join(entry for entry in sys.path if entry)  # as here, installed or not
-    return {**os.environ, "PYTHONPATH": path}
+    return {**os.environ, **cache.environment(), "PYTHONPATH": path}
 
 
 def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
@@ -62,18 +64,35 @@ def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
     Parameters
     ----------
     report : callable, optional
-        Gets one line of text before anything is compiled.
+        Gets one line of text before anything is compiled, and one after it: from the process that
+        compiles. Nothing comes while another job compiles, for which this one then waits.
+
+    Raises
+    ------
+    subprocess.CalledProcessError
+        They could not be compiled.
     """
     if cache.is_complete():
         return False
-    if report is not None:
-        report("gpucoll: compiling the CPU kernels once for this machine (about 15 s) ...")
-    subprocess.run([sys.executable, "-m", _NAME], check=True, env=_environment())
+    # With an end that it can pass on after a Ctrl-C to this process alone.
+    command = [sys.executable, "-m", _NAME]
+    with subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, text=True) as child:
+        try:
+            for line in child.stderr or ():
+                if report is not None:
+                    report(line.rstrip("\n"))
+        except BaseException:
+            child.send_signal(signal.SIGINT)  # so that it removes what it has begun
+            raise
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
     return True
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        importlib.import_module(name)
-    if not sys.argv[1:]:
+    if sys.argv[1:]:
+        cache.build_into(Path(sys.argv[1]))
+        for name in sys.argv[2:]:
+            importlib.import_module(name)
+    else:
         load()

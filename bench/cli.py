@@ -196,7 +196,7 @@ def compile_kernels() -> None:
 
     try:
         ensure_compiled(report=lambda line: print(f"# {line}", file=sys.stderr, flush=True))
-    except subprocess.CalledProcessError as error:
+    except (subprocess.CalledProcessError, GpucollError) as error:
         raise CannotMeasureError(f"the kernels do not compile here: {error}") from error
 
 

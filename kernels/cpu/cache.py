@@ -1,96 +1,268 @@
 """Where compiled loops are kept, and who compiles them. Imports no compiler.
 
 Numba's cache sees an edit of the cached function only, not of one that it calls in another module;
-so the folder is named after a hash of every source that takes part, and of what compiles it. A
-stamp in it says that everything is there; while it is not, one process of the host compiles and the
-others wait for it.
+so the folder is named after a hash of every source that takes part, of the versions of what
+compiles it, and of the processor. One process of the host compiles what is missing or damaged, and
+the others wait for it. Since the loops are code, they are loaded only from a folder that nobody
+else can write to.
 """
 
 from __future__ import annotations
 
-import fcntl
+import contextlib
 import functools
-import hashlib
 import importlib
 import os
-import platform
+import shutil
 import subprocess
-import tempfile
+import sys
+import threading
+import time
 from collections.abc import Callable, Iterable, Sequence
-from importlib import metadata
 from pathlib import Path
 
 from gpucoll import config
+from gpucoll.errors import ArgumentError, BackendUnavailableError
+from gpucoll.kernels.cpu import loop_files
+from gpucoll.kernels.cpu.cache_key import key
+from gpucoll.kernels.cpu.own_folders import PrivateFolder, UnsafeFolderError, own_folder
 
-_PACKAGE = Path(config.__file__).parent
-_COMPILED_FOLDERS = (
-    "kernels/cpu",
-    "transport/shared",
-    "memory",
-    "entries",
-    "group/host",
-    "backends/cpu/host",
-    "backends/gpu",
-)
-_FURTHER_SOURCES = ("types.py", "arrays/numpy_struct.py")
-_STAMP = "complete"
 N_ELSEWHERE = 3
 """The last modules take as long to compile as all others: a second process does these."""
 
 
-def _source_files() -> list[Path]:
-    files = [file for name in _COMPILED_FOLDERS for file in (_PACKAGE / name).glob("*.py")]
-    return sorted(files) + [_PACKAGE / name for name in _FURTHER_SOURCES]
+# --- which folder ---------------------------------------------------------------------------------
+
+
+_private: PrivateFolder | None = None
+_why_private = ""
 
 
 @functools.cache
 def cache_folder() -> Path:
-    """Return the folder of the loops compiled from exactly these sources, made if need be."""
-    digest = hashlib.sha256()
-    for file in _source_files():
-        digest.update(file.read_bytes())
-    versions = [metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
-    for text in (*versions, platform.python_version(), platform.machine(), str(_PACKAGE)):
-        digest.update(text.encode() + b"\0")
-    folder = config.cache_root() / f"loops-{digest.hexdigest()[:16]}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:  # no home, or a read-only one: compile again in the next boot, but work
-        folder = Path(tempfile.gettempdir()) / f"gpucoll-{os.getuid()}" / folder.name
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    """Return the folder of the loops compiled from exactly these sources, made if need be.
+
+    Raises
+    ------
+    ArgumentError
+        The user named a folder that cannot serve.
+    BackendUnavailableError
+        There is no folder at all that nobody else can write to.
+    """
+    if (named := config.cache_dir()) is not None:
+        try:
+            return _folder_in(named)
+        except OSError as error:
+            raise ArgumentError(_refusal(named, error)) from None
+    problems = []
+    for root in config.usual_cache_dirs():
+        try:
+            return _folder_in(root)
+        except OSError as error:
+            problems.append(_text(error))
+    return _private_folder("; ".join(problems) or "there is no home folder")
+
+
+def _folder_in(root: Path) -> Path:
+    folder = own_folder(root) / key()
+    if not folder.exists():
+        folder.mkdir(mode=0o700, exist_ok=True)
     return folder
 
 
+def _private_folder(why: str) -> Path:
+    """Return a folder of this process's own, or of the launcher that has started it."""
+    global _private, _why_private
+    _why_private = why
+    if (given := config.launcher_cache()) is not None:
+        with contextlib.suppress(OSError):
+            return _folder_in(given)
+    try:
+        _private = PrivateFolder()
+        return _folder_in(_private.path)
+    except OSError as error:
+        raise BackendUnavailableError(
+            f"there is no folder for the compiled CPU kernels: {why}; {_text(error)}. They are "
+            f"code, so it must be one that nobody else can write to: name one by {config.CACHE_DIR}"
+        ) from None
+
+
+def _refusal(named: Path, error: OSError) -> str:
+    return (
+        f"{config.CACHE_DIR}={named} cannot hold the compiled CPU kernels: {_text(error)}. They "
+        "are code that this process runs, so the folder must belong to the user who runs it, and "
+        "neither it nor a folder above it may be open to others (but for sticky ones, as /tmp): "
+        f"chmod go-w, name another folder, or unset {config.CACHE_DIR}"
+    )
+
+
+def _text(error: OSError) -> str:
+    if isinstance(error, UnsafeFolderError) or error.strerror is None:
+        return str(error)
+    return f"{error.filename}: {error.strerror}"
+
+
+def environment() -> dict[str, str]:
+    """Return what processes that this one starts need, to use its folder where it is private."""
+    return {} if _private is None else {config.LAUNCHER_CACHE: str(_private.path)}
+
+
+# --- loading and compiling ------------------------------------------------------------------------
+
+_lock = threading.Lock()  # several threads may call init
+_imported = False
+_building: Path | None = None
+_verified: Path | None = None
+_not_kept = ""
+
+
 def is_complete() -> bool:
-    """Return whether every loop is in the cache."""
-    return (cache_folder() / _STAMP).exists()
+    """Return whether every loop is in the cache, as it was written."""
+    return loop_files.look(cache_folder()).is_complete
 
 
 def import_compiled(
-    modules: Sequence[str], compile_elsewhere: Callable[[], subprocess.Popen[bytes]]
+    modules: Sequence[str], compile_elsewhere: Callable[[Path], subprocess.Popen[bytes]]
 ) -> None:
     """Import modules with compiled loops; while the cache is incomplete, one process at a time.
+
+    That process says so on stderr, in one line before and one after.
 
     Parameters
     ----------
     modules : sequence of str
         All of them.
     compile_elsewhere : callable
-        Starts a process that compiles the last ones, while this one does the others.
+        Starts a process that compiles the last ones into a folder, while this one does the others.
     """
-    if is_complete():
+    global _imported, _verified
+    with _lock:
+        if _imported:
+            return
+        folder = cache_folder()
+        with loop_files.FolderLock(folder) as lock:
+            lock.take(alone=False)
+            found = loop_files.look(folder)
+            if not found.is_complete:
+                lock.take(alone=True)
+                found = loop_files.look(folder)
+            if found.is_complete:
+                lock.take(alone=False)  # let others that have waited load at the same time
+                _verified = folder
+                _import(modules)
+                loop_files.touch(folder)
+            else:
+                _build(folder, found.damage, modules, compile_elsewhere)
+        _imported = True
+
+
+def _build(
+    folder: Path,
+    damage: str,
+    modules: Sequence[str],
+    compile_elsewhere: Callable[[Path], subprocess.Popen[bytes]],
+) -> None:
+    """Compile all loops, and keep them in the folder if that can be."""
+    global _building
+    start = time.monotonic()
+    say(_beginning(folder, damage))
+    made = None
+    try:
+        made = _building = loop_files.begin(folder)
+    except OSError as error:
+        cannot_keep(error)
+    try:
+        if made is not None and len(os.sched_getaffinity(0)) > 1:
+            _import_in_two_processes(modules, compile_elsewhere(made))
         _import(modules)
+        if made is not None:
+            _keep(made, folder)
+    finally:
+        _building = None
+        if made is not None:
+            shutil.rmtree(made, ignore_errors=True)
+    kept = f"but cannot keep them: {_not_kept}" if _not_kept else f"into {folder}"
+    say(f"gpucoll: compiled the CPU kernels in {time.monotonic() - start:.0f} s, {kept}")
+
+
+def _keep(made: Path, folder: Path) -> None:
+    if _building is None:  # a loop could not be written
         return
-    with open(cache_folder() / "lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not is_complete() and len(os.sched_getaffinity(0)) > 1:
-            with compile_elsewhere() as helper:
-                _import(modules[:-N_ELSEWHERE])
-                helper.wait()  # what it could not do is done below
-        _import(modules)
-        (cache_folder() / _STAMP).touch()
+    try:
+        loop_files.publish(made, folder)
+    except OSError as error:
+        cannot_keep(error)
+    else:
+        loop_files.remove_old(folder)
+
+
+def _beginning(folder: Path, damage: str) -> str:
+    compiling, time_needed = "gpucoll: compiling the CPU kernels", "(15 s to a minute)"
+    if damage:
+        return f"{compiling} again {time_needed}: those in {folder} cannot be used, {damage} ..."
+    if _why_private:
+        return (
+            f"{compiling} for this run alone {time_needed}, since there is no folder to keep them "
+            f"in, {_why_private}; {config.CACHE_DIR} can name one ..."
+        )
+    return f"{compiling} once for this machine {time_needed} ..."
+
+
+def _import_in_two_processes(modules: Sequence[str], helper: subprocess.Popen[bytes]) -> None:
+    with helper:
+        try:
+            _import(modules[:-N_ELSEWHERE])
+            helper.wait()  # what it could not do is done afterwards
+        except BaseException:
+            helper.kill()
+            raise
 
 
 def _import(modules: Iterable[str]) -> None:
     for name in modules:
         importlib.import_module(name)
+
+
+def build_into(folder: Path) -> None:
+    """Keep the loops that this process compiles in a folder that another process fills."""
+    global _building
+    _building = own_folder(folder)
+
+
+def building() -> Path | None:
+    """Return the folder that loops are to be written to, if this process makes them."""
+    return _building
+
+
+def cannot_keep(error: OSError) -> None:
+    """Take note that the loops cannot be written: they serve this process all the same."""
+    global _building, _not_kept
+    _building, _not_kept = None, _text(error)
+
+
+def folder_to_load_from() -> Path | None:
+    """Return the folder with the loops, if they are all there and as they were written."""
+    return _verified or _folder_found_complete()
+
+
+@functools.cache
+def _folder_found_complete() -> Path | None:
+    folder = cache_folder()
+    return folder if loop_files.look(folder).is_complete else None
+
+
+def say(line: str) -> None:
+    """Write a line to stderr, in one piece; what is started without one needs no words."""
+    try:
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
+    except (AttributeError, OSError, ValueError):
+        return
+
+
+def _renew_in_child() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

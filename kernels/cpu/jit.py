@@ -8,9 +8,9 @@ from typing import Any
 
 import numba
 from numba import types
-from numba.core import config as numba_config
+from numba.core import sigutils
 
-from gpucoll.kernels.cpu.cache import cache_folder
+from gpucoll.kernels.cpu.loop_cache import CachedLoop
 
 CompiledLoop = Any  # numba.core.ccallback.CFunc: has .address and, for calls from Python, .ctypes
 
@@ -37,18 +37,13 @@ def inline(function: Callable[..., Any]) -> Any:
 
 
 def compiled(signature: Any) -> Callable[[Callable[..., Any]], CompiledLoop]:
-    """Compile the decorated function to a C function of `signature`, or load it from the cache.
-
-    Numba reads the place of its cache when a function is decorated; it is set for that moment only,
-    so that the user's own Numba functions keep theirs.
-    """
+    """Compile the decorated function to a C function of `signature`, or load it from the cache."""
 
     def decorate(function: Callable[..., Any]) -> CompiledLoop:
-        before = numba_config.CACHE_DIR
-        numba_config.CACHE_DIR = str(cache_folder())
-        try:
-            return numba.cfunc(signature, cache=True, error_model="numpy")(function)
-        finally:
-            numba_config.CACHE_DIR = before
+        options = {"error_model": "numpy"}
+        loop = CachedLoop(function, sigutils.normalize_signature(signature), {}, options)
+        loop.enable_caching()
+        loop.compile()
+        return loop
 
     return decorate

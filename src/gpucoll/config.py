@@ -9,7 +9,7 @@ import math
 import numbers
 import os
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 
@@ -20,6 +20,8 @@ LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
 LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
 JOB: Final = "GPUCOLL_JOB"
 """Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+LAUNCHER_CACHE: Final = "GPUCOLL_LAUNCHER_CACHE"
+"""The launcher's own folder for compiled kernels, where there is no other; gone when it ends."""
 TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
 
 # --- of MPIs and Slurm: read, never set (which says what: rendezvous/launchers.py) ----------------
@@ -80,7 +82,8 @@ GRACE_S: Final = "GPUCOLL_GRACE_S"
 HOST_ID: Final = "GPUCOLL_HOST_ID"
 """Overrides the host's identity (boot id, network and UTS namespace)."""
 CACHE_DIR: Final = "GPUCOLL_CACHE_DIR"
-"""Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``)."""
+"""Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``). They are
+code: it must be a folder of this user's that nobody else can write to."""
 ARENA_BYTES: Final = "GPUCOLL_ARENA_BYTES"
 """Address space of one rank's arena for `Communicator.empty` (default: the machine's memory)."""
 CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
@@ -101,11 +104,25 @@ HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
 CUDA_VISIBLE_DEVICES: Final = "CUDA_VISIBLE_DEVICES"
 HIP_VISIBLE_DEVICES: Final = "HIP_VISIBLE_DEVICES"
 ROCR_VISIBLE_DEVICES: Final = "ROCR_VISIBLE_DEVICES"
+_NUMBA_CODE: Final = (
+    "GPUCOLL_TEST_MACHINE",
+    "NUMBA_BOUNDSCHECK",
+    "NUMBA_CPU_FEATURES",
+    "NUMBA_CPU_NAME",
+    "NUMBA_DEBUGINFO",
+    "NUMBA_ENABLE_AVX",
+    "NUMBA_LOOP_VECTORIZE",
+    "NUMBA_OPT",
+    "NUMBA_SLP_VECTORIZE",
+)
+"""What other machine code is made for (the first one in tests only)."""
 NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
 """A topology in NCCL's XML, which the vendor's library reads instead of sysfs."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
+LONGEST_TIMEOUT_S: Final = 1e6
+"""Eleven days: every wait has a deadline that somebody may live to see."""
 
 
 def _number(name: str, default: float) -> float:
@@ -124,17 +141,44 @@ def _number(name: str, default: float) -> float:
 
 def timeout_s() -> float:
     """Return the default deadline of a communicator's waits, in seconds."""
-    return _number(TIMEOUT_S, DEFAULT_TIMEOUT_S)
+    limit = _number(TIMEOUT_S, DEFAULT_TIMEOUT_S)
+    if limit > LONGEST_TIMEOUT_S:
+        raise ArgumentError(f"{TIMEOUT_S} {_TOO_LONG}; got {os.environ[TIMEOUT_S]!r}")
+    return limit
 
 
-def check_timeout_s(given: object, where: str = "") -> None:
-    """Raise unless `given`, what a user passed as ``timeout_s``, is a number above zero or None."""
+_TOO_LONG: Final = (
+    f"must be {LONGEST_TIMEOUT_S:.0f} s at most (eleven days), since every wait has a deadline"
+)
+
+
+def check_timeout_s(given: object, where: str = "", *, may_be_endless: bool = False) -> None:
+    """Raise unless `given`, what a user passed as ``timeout_s``, is a number above zero or None.
+
+    Parameters
+    ----------
+    where : str
+        What the message begins with.
+    may_be_endless : bool
+        It limits something that ends otherwise, too: any number will do, infinity as well.
+    """
     if given is None:
         return
     if not isinstance(given, numbers.Real):
         raise ArgumentTypeError(f"{where}timeout_s must be a number of seconds; got {given!r}")
-    if not float(given) > 0:
-        raise ArgumentError(f"{where}timeout_s must be positive; got {given}")
+    number: Any = given  # not every whole number is a float
+    if not number > 0:
+        raise ArgumentError(f"{where}timeout_s must be positive; got {_short(given)}")
+    if number > LONGEST_TIMEOUT_S and not may_be_endless:
+        raise ArgumentError(f"{where}timeout_s {_TOO_LONG}; got {_short(given)}")
+
+
+def _short(given: object) -> str:
+    try:
+        text = str(given)
+    except ValueError:  # more digits than Python writes
+        return "a number of thousands of digits"
+    return text if len(text) < 40 else f"{text[:20]}..."
 
 
 def grace_s() -> float:
@@ -144,8 +188,10 @@ def grace_s() -> float:
         value = float(text)
     except ValueError:
         value = math.nan
-    if not value >= 0:
-        raise ArgumentError(f"{GRACE_S} must be a number of seconds, but is {text!r}")
+    if not 0 <= value <= LONGEST_TIMEOUT_S:
+        raise ArgumentError(
+            f"{GRACE_S} must be a number of seconds, {LONGEST_TIMEOUT_S:.0f} at most; got {text!r}"
+        )
     return value
 
 
@@ -177,12 +223,40 @@ def binding_allowed() -> bool:
     return os.environ.get(BIND, "auto").lower() != "none"
 
 
-def cache_root() -> Path:
-    """Return the folder under which compiled kernels are kept."""
-    if configured := os.environ.get(CACHE_DIR):
-        return Path(configured)
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    return Path(base) / "gpucoll"
+def cache_dir() -> Path | None:
+    """Return the folder for compiled kernels that the user named, if any."""
+    named = os.environ.get(CACHE_DIR)
+    return Path(named).absolute() if named else None
+
+
+def usual_cache_dirs() -> list[Path]:
+    """Return where compiled kernels are kept if the user names no folder, the best one first.
+
+    None of it need be there. Where there is no home, or none that can be written to, what the
+    system makes for a user who is logged in: it lasts until the user logs out.
+    """
+    found = []
+    home = os.path.expanduser("~")
+    xdg = os.environ.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(xdg):  # anything else is to be ignored, by its specification
+        found.append(Path(xdg))
+    elif os.path.isabs(home) and os.path.isdir(home):
+        found.append(Path(home) / ".cache")
+    running = os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{os.geteuid()}"
+    if os.path.isabs(running) and os.path.isdir(running):
+        found.append(Path(running))
+    return [folder / "gpucoll" for folder in found]
+
+
+def launcher_cache() -> Path | None:
+    """Return the launcher's own folder for compiled kernels, where this process has one."""
+    given = os.environ.get(LAUNCHER_CACHE, "")
+    return Path(given) if os.path.isabs(given) and os.path.isdir(given) else None
+
+
+def code_settings() -> str:
+    """Return the settings that Numba makes other machine code for, those that are set."""
+    return ",".join(f"{name}={os.environ[name]}" for name in _NUMBA_CODE if name in os.environ)
 
 
 def arena_bytes() -> int:

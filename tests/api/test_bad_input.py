@@ -229,6 +229,46 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         "all_gather_object on rank . of 2: this function cannot be pickled",
     ),
     "deadline": (lambda c: c.barrier(timeout_s=0), ArgumentError, "timeout_s must be positive"),
+    "deadline that never comes": (
+        lambda c: c.all_reduce(x(), timeout_s=float("inf")),
+        ArgumentError,
+        "timeout_s must be 1000000 s at most",
+    ),
+    "deadline beyond numbers": (
+        lambda c: c.barrier(timeout_s=10**5000),
+        ArgumentError,
+        "since every wait has a deadline; got a number of thousands of digits",
+    ),
+    "deadline beyond clocks": (
+        lambda c: c.recv(x(), timeout_s=1e300),
+        ArgumentError,
+        re.escape("at most (eleven days)"),
+    ),
+    "rows beyond words": (
+        lambda c: c.plan_all_to_all(x(), send_counts=[2**63, 0]),
+        ArgumentError,
+        "send_counts add up to 9223372036854775808 rows, more than any array has",
+    ),
+    "rows beyond words together": (
+        lambda c: c.all_to_all(x(), send_counts=[2, 2], recv_counts=[2**62, 2**62]),
+        ArgumentError,
+        "recv_counts add up to 9223372036854775808 rows",
+    ),
+    "rows beyond words in a gather": (
+        lambda c: c.all_gather(x(), counts=[4, 2**64]),
+        ArgumentError,
+        "more than any array has",
+    ),
+    "more bytes than addresses": (
+        lambda c: c.plan_all_to_all(x(), send_counts=[2, 2], recv_counts=[2**62, 2**61]),
+        ArgumentError,
+        "a result of shape .* cannot be",
+    ),
+    "recv of a shape beyond words": (
+        lambda c: c.recv(shape=(2**40, 2**40), dtype="f4"),
+        ArgumentError,
+        "no array has so many elements",
+    ),
     "deadline in words": (
         lambda c: c.all_reduce(x(), timeout_s="1"),
         ArgumentTypeError,

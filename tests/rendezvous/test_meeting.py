@@ -141,6 +141,18 @@ WRONG = {
     "odd chunk": ("GPUCOLL_CPU_TUNING", "chunk_bytes=5000", "multiple of 4096"),
     "no chunk": ("GPUCOLL_CPU_TUNING", "chunk_bytes=0", "multiple of 4096"),
     "huge slot": ("GPUCOLL_CPU_TUNING", "one_shot_bytes=2097152", "one_shot_bytes"),
+    "huge chunk": ("GPUCOLL_CPU_TUNING", f"chunk_bytes={1 << 40}", f"in 0..{64 << 20}"),
+    "chunk of no word": (
+        "GPUCOLL_CPU_TUNING",
+        f"chunk_bytes={1 << 64}",
+        "got 18446744073709551616",
+    ),
+    "size of no word": ("GPUCOLL_CPU_TUNING", f"symmetric_min_bytes={1 << 63}", "in 0..46116860"),
+    "negative": ("GPUCOLL_CPU_TUNING", f"single_copy_min_bytes={-1 << 70}", "single_copy_min"),
+    "prefetch": ("GPUCOLL_CPU_TUNING", f"prefetch_bytes={1 << 32}", "prefetch_bytes must be in"),
+    "a billion records": ("GPUCOLL_CPU_TUNING", f"enqueued_records={1 << 30}", "in 0..65536"),
+    "no power of two": ("GPUCOLL_CPU_TUNING", "enqueued_records=3", "power of two"),
+    "sequence": ("GPUCOLL_CPU_TUNING", f"initial_sequence={1 << 31}", "initial_sequence must be"),
 }
 
 
@@ -162,7 +174,7 @@ def join_by_environment(seat):
 
 
 @pytest.mark.parametrize("name", ["GPUCOLL_TIMEOUT_S", "GPUCOLL_ARENA_BYTES"])
-@pytest.mark.parametrize("value", ["soon", "-5", ""])
+@pytest.mark.parametrize("value", ["soon", "-5", "", "nan", "inf", "1e300"])
 def test_wrong_numbers(fresh, name, value):
     (error,) = fresh(1, join_by_environment, environment={name: value})
 

@@ -8,8 +8,9 @@ from textwrap import dedent
 import pytest
 
 from gpucoll import config
+from gpucoll.kernels.cpu.cache import cache_folder
 
-CACHE = config.cache_root()  # before pytester gives the test a home of its own
+CACHE = cache_folder().parent  # before pytester gives the test a home of its own
 
 
 @pytest.fixture

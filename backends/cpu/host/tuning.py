@@ -5,7 +5,7 @@ Measured on two cores (`docs/performance.md`); what decides is whether ranks sha
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from gpucoll import config
 from gpucoll.backends.choice import KINDS
@@ -18,6 +18,23 @@ WISH = "the backend asked for"
 """In an introduction: what the user asked for."""
 LANE_BYTES = 256
 """The least part of a chunk for each rank."""
+
+
+MOST: Final = {
+    "chunk_bytes": 64 << 20,
+    "prefetch_bytes": 1 << 20,
+    # Flags start at 0, which must lie behind it, also those of the last slot of the ring.
+    "initial_sequence": 2**31 - RING - 1,
+    "enqueued_records": 1 << 16,  # 16 MiB for each rank
+}
+"""The largest values; of the others, which are sizes of arrays, `NEVER`."""
+
+
+def _check_range(name: str, value: int) -> None:
+    """Raise unless a value from the environment can serve: the segment is made by these."""
+    most = MOST.get(name, NEVER)
+    if not 0 <= value <= most:
+        raise ArgumentError(f"{config.CPU_TUNING}: {name} must be in 0..{most}; got {value}")
 
 
 def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
@@ -58,6 +75,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
                 f"{config.CPU_TUNING} names {name!r}; there are {', '.join(values)}"
             )
         values[name] = value
+        _check_range(name, value)
     values["rooted_bytes"] = max(values["rooted_bytes"], values["one_shot_bytes"])
     least_chunk_bytes = round_up(max(4096, LANE_BYTES * world_size), 4096)
     if values["chunk_bytes"] % 4096 or values["chunk_bytes"] < least_chunk_bytes:
@@ -70,13 +88,8 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
             raise ArgumentError(
                 f"{config.CPU_TUNING}: {name} must be a multiple of 64 in 64..{1 << 20}"
             )
-    # Flags start at 0, which must lie behind it, also those of the last slot of the ring.
-    if not 0 <= values["initial_sequence"] < 2**31 - RING:
-        raise ArgumentError(
-            f"{config.CPU_TUNING}: initial_sequence must be in 0..{2**31 - RING - 1}"
-        )
     records = values["enqueued_records"]
-    if records < 0 or records & (records - 1):
+    if records & (records - 1):
         raise ArgumentError(f"{config.CPU_TUNING}: enqueued_records must be a power of two")
     return Tuning(**values)
 

@@ -104,7 +104,10 @@ def pack(x: Any, template: Template) -> View:
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
     """Make a new array, or a number if the template is one and the shape has no dimensions."""
-    result = np.empty(shape, template.native)
+    try:
+        result = np.empty(shape, template.native)
+    except ValueError as error:  # more bytes than there are addresses
+        raise ArgumentError(f"a result of shape {shape} cannot be: {error}") from None
     buffer = Buffer(address_of(result), shape, template.dtype, template.item_bytes, result)
     if template.number is None or shape:
         return Destination(buffer, lambda: result, result)

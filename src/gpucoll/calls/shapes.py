@@ -13,6 +13,8 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import Collective
 
 GATHERING = (Collective.ALL_GATHER, Collective.GATHER)
+MOST_ROWS = 2**63 - 1
+"""What fits into a word, and so into an array's length."""
 SCATTERING = (Collective.SCATTER, Collective.REDUCE_SCATTER)
 
 
@@ -43,7 +45,10 @@ def parse_shape(shape: object) -> tuple[int, ...]:
             raise ArgumentTypeError(f"shape must be an int or a sequence of them; got {shape!r}")
         if length < 0:
             raise ArgumentError(f"shape must not have negative lengths; got {shape!r}")
-    return tuple(int(length) for length in lengths)
+    whole = tuple(int(length) for length in lengths)
+    if max(whole, default=0) > MOST_ROWS or math.prod(whole) > MOST_ROWS:
+        raise ArgumentError(f"shape cannot be: no array has so many elements; got {shape!r}")
+    return whole
 
 
 def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple[int, ...]:
@@ -60,6 +65,10 @@ def parse_counts(counts: object, world_size: int, name: str = "counts") -> tuple
         raise ArgumentError(f"{name} must have one entry per rank, {world_size}; got {len(rows)}")
     if min(rows) < 0:
         raise ArgumentError(f"{name} must not be negative; got {list(rows)}")
+    if sum(rows) > MOST_ROWS:
+        raise ArgumentError(
+            f"{name} add up to {sum(rows)} rows, more than any array has; got {list(rows)}"
+        )
     return rows
 
 

@@ -44,7 +44,7 @@ class Work(Generic[_R]):
         if os.getpid() != self._process and not self._finished.is_set():
             raise StateError(f"{self._name} belongs to the process that this one was forked from")
         if timeout_s != 0:  # which only looks
-            check_timeout_s(timeout_s)
+            check_timeout_s(timeout_s, may_be_endless=True)  # the call has its own deadline
         limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
         if not self._finished.wait(limit_s):
             raise DeadlineError(

@@ -26,7 +26,7 @@ SECTIONS = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "topol
 """Probes whose answer is the section of the same name."""
 
 COMPILE_S = 150.0
-"""What the self-test may take longer where the kernels must be compiled first (about 15 s)."""
+"""What the self-test may take longer where the kernels must be compiled first."""
 
 
 class Limits(NamedTuple):
@@ -68,7 +68,7 @@ def examine(
 
 def _tested(kernels: Answer, timeout_s: float, progress: Callable[[str], None]) -> Answer:
     if kernels.found is not None and not kernels.found["compiled"]:
-        progress("compiling the CPU kernels once for this machine (about 15 s) ...")
+        progress("compiling the CPU kernels once for this machine (15 s to a minute) ...")
         timeout_s += COMPILE_S
     # The ranks are ended first, so that their launcher can tell.
     question = Question("self_test", (f"{timeout_s:g}",), timeout_s + 10)

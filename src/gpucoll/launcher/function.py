@@ -107,7 +107,7 @@ def check_arguments(
         raise ArgumentTypeError(
             f"gpucoll.launch: kwargs must be a mapping, not a {type(kwargs).__name__}"
         )
-    config.check_timeout_s(timeout_s, "gpucoll.launch: ")
+    config.check_timeout_s(timeout_s, "gpucoll.launch: ", may_be_endless=True)
     if bind not in BIND_MODES:
         raise ArgumentError(
             f"gpucoll.launch: bind must be one of {', '.join(BIND_MODES)}, not {bind!r}"

@@ -54,11 +54,14 @@ def rank_environments(ranks: int, bind: str) -> list[dict[str, str]]:
     ``OMP_NUM_THREADS`` and its kin are left alone: a rank that is bound to CPUs already has as many
     threads as CPUs, and one that is not may be the only one that computes.
     """
+    from gpucoll.kernels.cpu import cache
+
     job = secrets.token_hex(16)
     common = {
         # A rank that is killed would otherwise take the last lines that it printed with it.
         "PYTHONUNBUFFERED": "1",
         **os.environ,
+        **cache.environment(),
         config.WORLD_SIZE: str(ranks),
         config.LOCAL_WORLD_SIZE: str(ranks),
         config.JOB: job,

@@ -22,9 +22,13 @@ def test_avg_over_more_ranks_than_the_dtype_can_count(dtype):
         BlockMaker(0, 128).plain(Collective.ALL_REDUCE, dtype, 1, ReduceOp.AVG)
 
 
-def test_compiling_is_shared_by_two_processes_also_where_the_module_is_a_script(monkeypatch):
+def test_compiling_is_shared_by_two_processes_also_where_the_module_is_a_script(
+    monkeypatch, tmp_path
+):
     name, started = precompile.__name__, []
     monkeypatch.setattr(precompile, "__name__", "__main__")
     monkeypatch.setattr(subprocess, "Popen", lambda line, **_: started.append(line))
-    precompile._compile_elsewhere()
-    assert started == [[sys.executable, "-m", name, *precompile.MODULES[-cache.N_ELSEWHERE :]]]
+    precompile._compile_elsewhere(tmp_path)
+    assert started == [
+        [sys.executable, "-m", name, str(tmp_path), *precompile.MODULES[-cache.N_ELSEWHERE :]]
+    ]

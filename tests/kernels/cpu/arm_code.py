@@ -15,21 +15,19 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from gpucoll.kernels.cpu.cache_key import COMPILED_FOLDERS
+
 ORDERING = (
     "add32", "compare_exchange64", "exchange32", "exchange64", "fence_acquire", "fence_full",
-    "load32_acquire", "load32_ordered", "load64_acquire", "load64_ordered", "store64_release",
+    "load32_acquire", "load32_ordered", "load64_acquire", "load64_ordered", "store32_release",
+    "store64_release",
 )  # fmt: skip
 """What in `gpucoll.kernels.cpu.memory` orders what is loaded and stored."""
 
 
-FOLDERS = (
-    "transport.shared", "memory", "entries", "group.host", "backends.cpu.host", "backends.gpu",
-)  # fmt: skip
-
-
 def modules() -> Iterator[Any]:
     """Import every module that may have compiled functions of the CPU's."""
-    for folder in FOLDERS:
+    for folder in (name.replace("/", ".") for name in COMPILED_FOLDERS if name != "kernels/cpu"):
         package = importlib.import_module(f"gpucoll.{folder}")
         for found in pkgutil.iter_modules(package.__path__):
             yield importlib.import_module(f"gpucoll.{folder}.{found.name}")

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gpucoll.errors import ArgumentError
 from gpucoll.group.host.introduction import check_introduction, introduction_of
+from gpucoll.group.host.segment_room import check_room
 from gpucoll.group.host.shared_words import SharedWords
 from gpucoll.memory.arena import Arena, process_arena
 from gpucoll.rendezvous import frames
@@ -291,8 +292,9 @@ def join(
 
     def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
         tuning: Tuning = tune(introductions)
-        size_bytes = SegmentLayout(job.world_size, tuning).size_bytes
-        fd = mapping.create("gpucoll-segment", size_bytes, reserve=True)
+        place = SegmentLayout(job.world_size, tuning)
+        check_room(place)
+        fd = mapping.create("gpucoll-segment", place.size_bytes, reserve=True)
         return {"tuning": tuning.words()}, [fd]
 
     with held_signals():

@@ -1,0 +1,222 @@
+"""The files of compiled loops: complete and as they were written, or made anew.
+
+A folder of loops is filled under another name and then renamed, so that it is whole or not there;
+what it holds, with checksums, is in its list, and nothing is loaded that differs from that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, is_own_file, own_folder
+
+__all__ = ["Contents", "FolderLock", "begin", "look", "publish", "remove_old", "touch"]
+
+_LIST = "complete"
+_SUFFIXES = (".nbi", ".nbc")
+_LOOPS = re.compile(r"loops-[0-9a-f]{16}")
+_DAY_S = 86400.0
+KEPT_DAYS = 30
+KEPT_FOLDERS = 8
+LOCK_WAIT_S = 600.0
+"""How long to wait for a process that compiles; then this one compiles, too, which does no harm."""
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a folder of loops has.
+
+    Attributes
+    ----------
+    is_complete : bool
+        Whether it may be loaded from.
+    damage : str
+        What is wrong with a folder that was complete.
+    """
+
+    is_complete: bool
+    damage: str = ""
+
+
+def look(folder: Path) -> Contents:
+    """Read a folder of loops whole, and return whether it is as it was written (about 2 ms)."""
+    try:
+        own_folder(folder)
+        listed = json.loads(_read(folder / _LIST))
+        for name, checksum in listed.items():
+            data = _read(folder / name)
+            if _checksum(data) != checksum:
+                return Contents(False, f"{name} is {'empty' if not data else 'damaged'}")
+    except FileNotFoundError as error:
+        name = Path(error.filename).name
+        return Contents(False, "" if name == _LIST else f"{name} is missing")
+    except (AttributeError, ValueError):
+        return Contents(False, f"the list of its files ({_LIST}) is damaged")
+    except OSError as error:
+        return Contents(False, str(error))
+    return Contents(True)
+
+
+def _read(path: Path) -> bytes:
+    with open(path, "rb", opener=_open_without_waiting) as file:
+        if not is_own_file(os.fstat(file.fileno())):
+            raise UnsafeFolderError(f"{path.name} is no file that this user alone can write to")
+        return file.read()
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)  # it might be a pipe
+
+
+def _checksum(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def touch(folder: Path) -> None:
+    """Take note that the loops were used today."""
+    with contextlib.suppress(OSError):
+        if time.time() - os.stat(folder / _LIST).st_mtime > _DAY_S:
+            os.utime(folder / _LIST)
+
+
+# --- making ---------------------------------------------------------------------------------------
+
+
+def begin(folder: Path) -> Path:
+    """Return a new, empty folder, which `publish` puts in the place of `folder`."""
+    return Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+
+
+def publish(made: Path, folder: Path) -> None:
+    """Put a filled folder in the place of an empty or damaged one.
+
+    Of two processes that do so at once one succeeds, and both have what they need.
+    """
+    _write_list(made)
+    for _ in range(10):
+        try:
+            os.rename(made, folder)
+        except OSError:
+            if look(folder).is_complete:
+                shutil.rmtree(made, ignore_errors=True)
+                return
+            away = begin(folder)
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, away / "old")  # whatever it is
+            shutil.rmtree(away, ignore_errors=True)
+        else:
+            return
+    raise OSError(f"{folder} cannot be replaced")
+
+
+def _write_list(made: Path) -> None:
+    checksums = {}
+    for entry in sorted(made.iterdir()):
+        if entry.suffix in _SUFFIXES:
+            entry.chmod(0o600)
+            checksums[entry.name] = _checksum(entry.read_bytes())
+        else:
+            entry.unlink()
+    (made / _LIST).write_text(json.dumps(checksums))
+    (made / _LIST).chmod(0o600)
+
+
+# --- ending ---------------------------------------------------------------------------------------
+
+
+def remove_old(used: Path) -> None:
+    """Remove the loops of other sources, versions or processors beside `used` that are old.
+
+    What was not used for 30 days, and all but the eight used last; what a process loads or
+    compiles just now stays.
+    """
+    folders = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(used.parent):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                folders.append(Path(entry.path))
+    for folder in folders:
+        is_begun = folder.name.startswith(".") and _LOOPS.match(folder.name[1:])
+        if is_begun and _age_s(folder) > _DAY_S:  # left by a process that was killed
+            shutil.rmtree(folder, ignore_errors=True)
+    loops = [folder for folder in folders if _LOOPS.fullmatch(folder.name) and folder != used]
+    for place, folder in enumerate(sorted(loops, key=_age_s), start=1):
+        if place >= KEPT_FOLDERS or _age_s(folder) > KEPT_DAYS * _DAY_S:
+            with FolderLock(folder) as lock:
+                if lock.take_at_once():
+                    shutil.rmtree(folder, ignore_errors=True)
+                    lock.remove()
+
+
+def _age_s(folder: Path) -> float:
+    """Return how long ago the folder's loops were used; for ever, where it is gone."""
+    for path in (folder / _LIST, folder):
+        with contextlib.suppress(OSError):
+            return time.time() - os.stat(path).st_mtime
+    return float("inf")
+
+
+class FolderLock:
+    """Keeps a folder as it is while processes load from it, and lets one at a time make it.
+
+    Where the file system has no locks, or the folder cannot be written to, it keeps nobody out:
+    then several processes may do the same work.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder.with_name(f"{folder.name}.lock")
+        self._descriptor = -1
+
+    def __enter__(self) -> FolderLock:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()
+
+    def take(self, *, alone: bool) -> None:
+        """Wait until no other process makes the folder; with `alone`, until none loads either."""
+        kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
+        deadline = time.monotonic() + LOCK_WAIT_S
+        while self._try(kind) is False and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def take_at_once(self) -> bool:
+        """Return whether nobody else uses the folder, and now nobody else can."""
+        return self._try(fcntl.LOCK_EX) is True
+
+    def remove(self) -> None:
+        """Remove the lock with the folder."""
+        self._path.unlink(missing_ok=True)
+
+    def _try(self, kind: int) -> bool | None:
+        """Return whether it was had; None where there are no locks."""
+        try:
+            if self._descriptor < 0:
+                flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+                self._descriptor = os.open(self._path, flags, 0o600)
+            fcntl.flock(self._descriptor, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            if os.path.samestat(os.fstat(self._descriptor), os.stat(self._path)):
+                return True
+        self._close()  # it was removed with its folder while this process waited
+        return False
+
+    def _close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1

@@ -1,0 +1,444 @@
+"""Where compiled loops are kept, under which name, and who compiles them when."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from gpucoll import config
+from gpucoll.backends import precompile
+from gpucoll.kernels.cpu import cache_key
+from gpucoll.kernels.cpu.cache_key import COMPILED_FOLDERS
+
+CPUINFO = """\
+processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: 25
+model\t\t: 1
+model name\t: A Processor
+cpu MHz\t\t: {mhz}
+core id\t\t: {core}
+flags\t\t: fpu sse2 {flag}
+bogomips\t: 5000.0{core}
+
+processor\t: 1
+flags\t\t: fpu sse2 other
+"""
+
+
+class TestKey:
+    NAME = "from gpucoll.kernels.cpu.cache_key import key; print(key())"
+
+    def name(self, path, **environment):
+        done = subprocess.run(
+            [sys.executable, "-c", self.NAME],
+            env={**os.environ, "PYTHONPATH": str(path), **environment},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        return done.stdout.strip()
+
+    @pytest.fixture
+    def copy(self, tmp_path):
+        """Copy what takes part to another place, with files of another age: another environment."""
+        package = Path(config.__file__).parent
+        for name in (
+            "__init__",
+            "config",
+            "errors",
+            "function_digest",
+            "types",
+            "version",
+            "wording",
+        ):
+            (tmp_path / "gpucoll").mkdir(exist_ok=True)
+            shutil.copyfile(package / f"{name}.py", tmp_path / "gpucoll" / f"{name}.py")
+        for name in {folder.partition("/")[0] for folder in (*COMPILED_FOLDERS, "arrays")}:
+            ignored = shutil.ignore_patterns("__pycache__", "nccl", "rccl")
+            shutil.copytree(package / name, tmp_path / "gpucoll" / name, ignore=ignored)
+        for path in tmp_path.rglob("*.py"):
+            os.utime(path, (1, 1))
+        return tmp_path
+
+    def test_every_module_with_compiled_functions_counts(self):
+        folders = {name.rpartition(".")[0].removeprefix("gpucoll.") for name in precompile.MODULES}
+        assert {folder.replace(".", "/") for folder in folders} <= {*COMPILED_FOLDERS}
+        assert all((Path(config.__file__).parent / name).is_dir() for name in COMPILED_FOLDERS)
+
+    def test_environments_share_what_is_the_same(self, copy):
+        assert self.name(copy) == cache_key.key()
+
+    @pytest.mark.parametrize("file", ["types.py", "entries/collectives.py", "kernels/cpu/jit.py"])
+    def test_sources_count(self, copy, file):
+        with open(copy / "gpucoll" / file, "a") as source:
+            source.write("\n")
+        assert self.name(copy) != cache_key.key()
+
+    @pytest.mark.parametrize("variable", ["NUMBA_CPU_NAME", "NUMBA_CPU_FEATURES", "NUMBA_OPT"])
+    def test_settings_that_make_other_code(self, copy, variable):
+        assert self.name(copy, **{variable: "1"}) != self.name(copy)
+        assert self.name(copy, NUMBA_CACHE_DIR="/elsewhere") == self.name(copy)
+
+    def test_the_processor_counts(self, monkeypatch):
+        usual = cache_key.key.__wrapped__()
+        assert usual == cache_key.key()
+        monkeypatch.setattr(cache_key, "processor", lambda: "another one")
+        assert cache_key.key.__wrapped__() != usual
+
+    @pytest.mark.parametrize("name", ["numba", "llvmlite", "numpy"])
+    def test_versions_count(self, monkeypatch, name):
+        usual, version = cache_key.key.__wrapped__(), metadata.version
+        monkeypatch.setattr(metadata, "version", lambda of: "0.1" if of == name else version(of))
+        assert cache_key.key.__wrapped__() != usual
+
+
+class TestProcessor:
+    def text(self, tmp_path, **values):
+        path = tmp_path / "cpuinfo"
+        path.write_text(CPUINFO.format(**{"mhz": 2000, "core": 0, "flag": "avx2", **values}))
+        return cache_key.processor(path)
+
+    def test_its_features_count(self, tmp_path):
+        assert self.text(tmp_path) != self.text(tmp_path, flag="avx512f")
+        assert "avx2" in self.text(tmp_path)
+
+    def test_nothing_that_changes_by_the_hour_does(self, tmp_path):
+        assert self.text(tmp_path) == self.text(tmp_path, mhz=3123.4, core=7)
+
+    def test_of_an_arm(self, tmp_path):
+        path = tmp_path / "cpuinfo"
+        path.write_text("processor\t: 0\nFeatures\t: fp asimd sve\nCPU part\t: 0xd40\n\n")
+        assert "sve" in cache_key.processor(path)
+        assert "0xd40" in cache_key.processor(path)
+
+    def test_without_proc(self, tmp_path):
+        assert os.uname().machine in cache_key.processor(tmp_path / "none")
+
+
+# A module whose "compiled loops" are one file each.
+LOOPS = """\
+import os, sys, time
+from gpucoll.kernels.cpu import cache
+folder = cache.building()
+if os.environ.get("KILLED_IN") == __name__:
+    os.kill(os.getpid(), 9)
+if folder is not None:
+    (folder / f"{__name__}.nbi").write_bytes(b"machine code" * 100)
+    print("compiled", flush=True)
+elif cache.folder_to_load_from() is not None:
+    print("loaded", flush=True)
+else:
+    print("for itself", flush=True)
+"""
+LOAD = """\
+import subprocess, sys
+from gpucoll.kernels.cpu import cache
+names = ["loops_a", "loops_b", "loops_c", "loops_d"]
+cache.import_compiled(names, lambda folder: subprocess.Popen(["true"]))
+print(cache.cache_folder())
+"""
+
+
+class Machine:
+    """Processes with a home, or none, and modules with loops."""
+
+    def __init__(self, path):
+        self.home, self.temporary = path / "home", path / "temporary"
+        for folder in (self.home, self.temporary, path / "modules"):
+            folder.mkdir(mode=0o700)
+        for name in "abcd":
+            (path / "modules" / f"loops_{name}.py").write_text(LOOPS)
+        hidden = (config.CACHE_DIR, config.LAUNCHER_CACHE, "XDG_CACHE_HOME")
+        self.environment = {
+            **{name: text for name, text in os.environ.items() if name not in hidden},
+            "PYTHONPATH": os.pathsep.join([str(path / "modules"), *filter(None, sys.path)]),
+            "HOME": str(self.home),
+            "TMPDIR": str(self.temporary),
+            "XDG_RUNTIME_DIR": str(path / "none"),
+        }
+
+    def start(self, code=LOAD, **environment):
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            env={**self.environment, **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, code=LOAD, **environment):
+        """Return what was done with the four modules, the folder, and what was said."""
+        with self.start(code, **environment) as process:
+            out, err = process.communicate(timeout=60)
+        lines = out.splitlines()
+        assert process.returncode == 0, err
+        return lines[:-1], Path(lines[-1]), err.splitlines()
+
+
+@pytest.fixture
+def machine(tmp_path):
+    return Machine(tmp_path)
+
+
+class TestPlace:
+    def test_home(self, machine):
+        done, folder, said = machine.run()
+        assert done == ["compiled"] * 4
+        assert folder.parent == machine.home / ".cache" / "gpucoll"
+        assert [folder.stat().st_mode & 0o777 for folder in (folder, folder.parent)] == [0o700] * 2
+        assert len(said) == 2
+        assert said[0].startswith("gpucoll: compiling the CPU kernels once for this machine")
+        assert said[1].startswith("gpucoll: compiled the CPU kernels in ")
+        assert said[1].endswith(f"into {folder}")
+        assert machine.run() == (["loaded"] * 4, folder, [])
+
+    def test_xdg(self, machine, tmp_path):
+        _, folder, _ = machine.run(XDG_CACHE_HOME=str(tmp_path / "xdg"))
+        assert folder.parent == tmp_path / "xdg" / "gpucoll"
+        _, folder, _ = machine.run(XDG_CACHE_HOME="relative")
+        assert folder.parent == machine.home / ".cache" / "gpucoll"
+
+    def test_of_a_user_who_is_logged_in_without_a_home(self, machine, tmp_path):
+        (tmp_path / "run").mkdir(mode=0o700)
+        _, folder, _ = machine.run(HOME="/none", XDG_RUNTIME_DIR=str(tmp_path / "run"))
+        assert folder.parent == tmp_path / "run" / "gpucoll"
+
+    def test_without_a_home(self, machine):
+        done, folder, said = machine.run(HOME="/none")
+        assert done == ["compiled"] * 4
+        assert folder.parent.parent == machine.temporary
+        assert "for this run alone" in said[0]
+        assert not list(machine.temporary.iterdir())
+        assert not Path("/none").exists()
+
+    @pytest.mark.parametrize("shared", [".cache", ".cache/gpucoll"])
+    def test_a_home_that_others_can_write_to(self, machine, shared):
+        """What lies there is neither loaded nor touched."""
+        _, folder, _ = machine.run()
+        (machine.home / shared).chmod(0o777)
+        done, other, said = machine.run()
+        assert done == ["compiled"] * 4
+        assert other.parent.parent == machine.temporary
+        assert f"{machine.home / shared} (owner " in said[0]
+        assert "mode 0777) can be written to by other users" in said[0]
+        assert folder.exists()
+
+    def test_a_folder_of_loops_that_others_can_write_to_is_replaced(self, machine):
+        _, folder, _ = machine.run()
+        folder.chmod(0o777)
+        done, same, said = machine.run()
+        assert (done, same) == (["compiled"] * 4, folder)
+        assert "mode 0777) can be written to by other users" in said[0]
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert machine.run()[0] == ["loaded"] * 4
+
+    def test_an_older_place_that_anybody_could_take_is_not_looked_at(self, machine):
+        taken = machine.temporary / f"gpucoll-{os.geteuid()}"
+        taken.mkdir(mode=0o777)
+        _, folder, _ = machine.run(HOME="/none")
+        assert folder.parent != taken
+        assert not list(taken.iterdir())
+
+    def refused(self, machine, named):
+        with machine.start(LOAD, GPUCOLL_CACHE_DIR=str(named)) as process:
+            out, err = process.communicate(timeout=60)
+        assert (process.returncode, out) == (1, "")
+        message = err.splitlines()[-1]
+        assert message.startswith(f"gpucoll.errors.ArgumentError: {config.CACHE_DIR}={named}")
+        return message
+
+    def test_named(self, machine, tmp_path):
+        _, folder, _ = machine.run(GPUCOLL_CACHE_DIR=str(tmp_path / "named" / "below"))
+        assert folder.parent == tmp_path / "named" / "below"
+
+    @pytest.mark.parametrize("mode", [0o777, 0o1777, 0o702])
+    def test_named_but_open_to_others(self, machine, tmp_path, mode):
+        (tmp_path / "named").mkdir()
+        (tmp_path / "named").chmod(mode)
+        message = self.refused(machine, tmp_path / "named")
+        assert "named (owner " in message
+        assert f"mode {mode:04o}) can be written to by other users" in message
+        assert "chmod go-w, name another folder, or unset" in message
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+    def test_named_but_another_users(self, machine, tmp_path):
+        (tmp_path / "named").mkdir()
+        os.chown(tmp_path / "named", 65534, -1)
+        message = self.refused(machine, tmp_path / "named")
+        assert "65534" in message
+        assert "does not belong to user" in message
+
+    def test_named_but_impossible(self, machine):
+        message = self.refused(machine, Path("/proc/none"))
+        assert "/proc/none: No such file or directory" in message
+
+    def test_a_launcher_hands_its_own_on(self, machine):
+        code = (
+            "import subprocess, sys\n"
+            "from gpucoll.kernels.cpu import cache\n"
+            "from gpucoll.launcher.job import rank_environments\n"
+            f"code = {LOAD!r}\n"
+            "cache.cache_folder()\n"
+            "for environment in rank_environments(2, 'none'):\n"
+            "    subprocess.run([sys.executable, '-c', code], env=environment, check=True)\n"
+            "print(cache.cache_folder())\n"
+        )
+        lines, folder, said = machine.run(code, HOME="/none")
+        first, second = lines[:5], lines[5:]
+        assert first == ["compiled"] * 4 + [str(folder)]
+        assert second == ["loaded"] * 4 + [str(folder)]
+        assert len(said) == 2
+        assert not list(machine.temporary.iterdir())
+
+
+class TestCompiling:
+    def test_many_at_once(self, machine):
+        processes = [machine.start() for _ in range(6)]
+        answers = [process.communicate(timeout=60) for process in processes]
+        done = sorted(out.splitlines()[0] for out, _ in answers)
+        assert done == ["compiled"] + ["loaded"] * 5
+        assert len([line for _, err in answers for line in err.splitlines()]) == 2
+
+    @pytest.mark.parametrize("size", [0, 7])
+    def test_many_at_once_find_it_damaged(self, machine, size):
+        _, folder, _ = machine.run()
+        for path in folder.glob("*.nbi"):
+            os.truncate(path, size)
+        processes = [machine.start() for _ in range(4)]
+        answers = [process.communicate(timeout=60) for process in processes]
+        done = sorted(out.splitlines()[0] for out, _ in answers)
+        assert done == ["compiled"] + ["loaded"] * 3
+        said = [line for _, err in answers for line in err.splitlines()]
+        assert len(said) == 2
+        assert said[0].startswith("gpucoll: compiling the CPU kernels again")
+        assert str(folder) in said[0]
+        assert "loops_a.nbi is " + ("damaged" if size else "empty") in said[0]
+
+    def test_two_at_once_without_locks(self, machine):
+        code = (
+            "import fcntl\n"
+            "def flock(*_): raise OSError(38, 'Function not implemented')\n"
+            "fcntl.flock = flock\n" + LOAD
+        )
+        processes = [machine.start(code) for _ in range(4)]
+        for process in processes:
+            out, _ = process.communicate(timeout=60)
+            assert (process.returncode, len(out.splitlines())) == (0, 5)
+        done, folder, said = machine.run()
+        assert (done, said) == (["loaded"] * 4, [])
+        assert sorted(path.name for path in folder.parent.iterdir()) == [
+            folder.name,
+            f"{folder.name}.lock",
+        ]
+
+    def test_a_module_that_fails(self, machine):
+        """Nothing is left that looks complete, and nothing else either."""
+        code = "import sys, types\nsys.modules['loops_d'] = None\n" + LOAD
+        with machine.start(code) as process:
+            _, err = process.communicate(timeout=60)
+        assert "ModuleNotFoundError" in err
+        done, folder, _ = machine.run()
+        assert done == ["compiled"] * 4
+        names = {path.name for path in folder.parent.iterdir()}
+        assert names == {folder.name, f"{folder.name}.lock"}
+
+    def test_a_process_that_is_killed(self, machine):
+        """Another one takes over at once; what the first had begun is never looked at."""
+        with machine.start(KILLED_IN="loops_c") as killed:
+            waiting = [machine.start() for _ in range(2)]
+            killed.communicate(timeout=60)
+        answers = [process.communicate(timeout=60) for process in waiting]
+        assert [process.returncode for process in (killed, *waiting)] == [-9, 0, 0]
+        done = sorted(out.splitlines()[0] for out, _ in answers)
+        assert done[-1] == "loaded"
+        assert machine.run()[0] == ["loaded"] * 4
+
+    def test_no_room_to_write(self, machine):
+        code = (
+            "from gpucoll.kernels.cpu import loop_files\n"
+            "def begin(folder): raise OSError(28, 'No space left on device', str(folder))\n"
+            "loop_files.begin = begin\n" + LOAD
+        )
+        done, _, said = machine.run(code)
+        assert done == ["for itself"] * 4
+        assert said[1].endswith("No space left on device")
+        assert "but cannot keep them" in said[1]
+
+    def test_without_standard_error(self, machine):
+        done, _, said = machine.run("import os\nos.close(2)\n" + LOAD)
+        assert (done, said) == (["compiled"] * 4, [])
+
+    def test_a_second_init_looks_at_nothing(self, machine):
+        code = LOAD + (
+            "import shutil; shutil.rmtree(cache.cache_folder().parent)\n"
+            "cache.import_compiled(names, None)\n"
+            "print('again'); print(cache.cache_folder())\n"
+        )
+        assert machine.run(code)[0][-1] == "again"
+
+
+# One real loop, compiled by Numba.
+LOOP = """\
+from numba import types
+from gpucoll.kernels.cpu.jit import compiled
+@compiled(types.int64(types.int64))
+def add_one(x):
+    return x + 1
+print(add_one.ctypes(41), add_one.cache_hits, flush=True)
+"""
+
+
+class TestNumba:
+    @pytest.fixture
+    def machine(self, tmp_path):
+        machine = Machine(tmp_path)
+        for name in "bcd":
+            (tmp_path / "modules" / f"loops_{name}.py").write_text("")
+        (tmp_path / "modules" / "loops_a.py").write_text(LOOP)
+        return machine
+
+    def test_is_loaded_from_there_and_nowhere_else(self, machine, tmp_path):
+        numba_dir = tmp_path / "numba"
+        done, folder, _ = machine.run(NUMBA_CACHE_DIR=str(numba_dir))
+        assert done == ["42 0"]
+        assert not numba_dir.exists()
+        names = sorted(path.name.partition("-")[0] for path in folder.glob("*.nb?"))
+        assert names == ["add_one", "add_one"]
+        modules = tmp_path / "modules"
+        os.rename(modules, tmp_path / "moved")  # another place, and another age
+        os.utime(tmp_path / "moved" / "loops_a.py", (1, 1))
+        path = machine.environment["PYTHONPATH"].replace(str(modules), str(tmp_path / "moved"))
+        assert machine.run(PYTHONPATH=path) == (["42 1"], folder, [])
+
+    @pytest.mark.parametrize("suffix", ["nbi", "nbc"])
+    def test_is_compiled_where_a_file_is_damaged_while_it_is_loaded(self, machine, suffix):
+        machine.run()
+        code = (
+            "import os\nfrom gpucoll.kernels.cpu import loop_files\n"
+            "look = loop_files.look\n"
+            "def damage(folder):\n"
+            "    found = look(folder)\n"
+            f"    for path in folder.glob('*.{suffix}'): os.truncate(path, 3)\n"
+            "    return found\n"
+            "loop_files.look = damage\n" + LOAD
+        )
+        done, _, said = machine.run(code)
+        assert done == ["42 0"]
+        assert len(said) == 1
+        assert "was changed just now" in said[0]
+
+    def test_a_module_that_is_imported_by_itself_serves(self, machine):
+        """It neither writes what nobody would look for, nor loads what was not looked at."""
+        code = "import loops_a\nfrom gpucoll.kernels.cpu import cache\nprint(cache.cache_folder())"
+        done, folder, _ = machine.run(code)
+        assert (done, list(folder.iterdir())) == (["42 0"], [])
+        _, folder, _ = machine.run()
+        assert machine.run(code) == (["42 1"], folder, [])
