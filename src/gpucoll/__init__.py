@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from gpucoll.version import __version__
@@ -88,6 +89,9 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     """Import a public name when it is first asked for: ``import gpucoll`` loads next to nothing."""
     if name not in __all__:
+        if name.startswith("_") or importlib.util.find_spec(f"gpucoll.{name}") is not None:
+            # `from gpucoll import module` asks first, then imports it.
+            raise AttributeError(f"module 'gpucoll' has no attribute {name!r}")
         from gpucoll.api.names_elsewhere import missing_from_package
 
         raise AttributeError(missing_from_package(name, __all__))

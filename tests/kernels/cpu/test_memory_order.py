@@ -44,7 +44,7 @@ ORDERS = {
     "transport.shared.flags.event_pending_since": "L",
     "memory.heap.lock": "X+",
     "memory.heap.unlock": "X",
-    "transport.shared.steps.wait_all_done": "A+",
+    "transport.shared.steps.close_record": "S",
     "backends.gpu.enqueue_entry._step": "X",
     "backends.gpu.enqueue_entry._is_gone": "O+",
     "group.host.enqueued._is_full": "A",
