@@ -9,7 +9,6 @@ import secrets
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import numpy as np
 from gpucoll import backends
 from gpucoll.api.collectives import ArrayCollectives
 from gpucoll.api.description import Description
+from gpucoll.api.groups import Groups
 from gpucoll.api.memory import Memory
 from gpucoll.api.messages import Messages
 from gpucoll.api.objects import Objects
@@ -29,13 +29,12 @@ from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.gpu.work import GpuWork
-from gpucoll.calls.groups import collected
 from gpucoll.calls.messages import MessageQueue
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work, WorkQueue
-from gpucoll.errors import ArgumentTypeError, GpucollError, MismatchError, StateError
+from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
 from gpucoll.group.division import Division
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.rendezvous.held_signals import held_signals
@@ -46,7 +45,7 @@ from gpucoll.types import Collective
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
+class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
     Every rank makes the same calls in the same order. One thread at a time; for a second thread,
@@ -91,39 +90,6 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
             self._collectives.raise_status(status)
         barrier = self._runner.channel.barrier
         self._runner.run("barrier", barrier, timeout_s=timeout_s, lasting=None)
-
-    def group(self, *, timeout_s: float | None = None) -> AbstractContextManager[None]:
-        """Collect the calls made inside, and run them together at the end.
-
-        All sends and receives run at once, so that they cannot wait for each other in a circle;
-        then the collectives, in order. A call inside returns its output array, which is filled,
-        and its errors are raised, at the end. When the block raises, nothing is run. Calls on GPU
-        arrays come after those on host arrays, as one group of the vendor's library, which makes
-        them at once, in no order: none may use another's output. They are put on their streams at
-        the end.
-
-        Parameters
-        ----------
-        timeout_s : float, optional
-            Deadline of the sends and receives, in seconds; a shorter one of a call inside counts.
-
-        Raises
-        ------
-        StateError
-            Groups do not nest.
-        ArgumentError
-            Calls on GPU arrays in it use each other's output.
-        ArgumentTypeError
-            Objects, numbers, `probe`, plans, `split` and what asks for counts cannot be inside.
-
-        Examples
-        --------
-        >>> with comm.group():
-        ...     for peer in peers:
-        ...         comm.send(mine[peer], peer)
-        ...         comm.recv(theirs[peer], peer)
-        """
-        return collected(self._runner, self._point_to_point.queue, self._gpu, timeout_s)
 
     # --- more communicators -----------------------------------------------------------------------
 
@@ -297,21 +263,6 @@ class Communicator(ArrayCollectives, Messages, Plans, Memory, Objects):
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")
 
-    def _raise_unreceived(self) -> None:
-        """Raise where messages were left behind; called at close."""
-        if self._group.failure is not None:
-            return  # what broke the communicator was raised, and is why they are there
-        who = f"rank {self.rank} of {self.world_size}"
-        if left := self._backend.messages.unreceived():
-            listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])
-            more = f" and {len(left) - 5} more" if len(left) > 5 else ""
-            raise MismatchError(f"{who} closed without receiving messages {listed}{more}")
-        if left := self._backend.messages.undelivered():
-            listed = ", ".join(f"to rank {peer} with tag {tag}" for peer, tag in left[:5])
-            raise MismatchError(
-                f"{who} sent messages that nobody received before closing: {listed}"
-            )
-
 
 def create(
     job: Job,
@@ -347,7 +298,7 @@ def _meet(
     from gpucoll.backends.cpu.host import tuning
     from gpucoll.group.host.channel import ControlChannel
     from gpucoll.group.host.group import HostGroup
-    from gpucoll.group.host.members import join
+    from gpucoll.group.host.joining import join
 
     facts = {"gpu": look_for_gpus()}
     same = {tuning.WISH: wish.backend}

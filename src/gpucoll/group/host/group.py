@@ -12,29 +12,20 @@ import weakref
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
 from gpucoll.entries import collectives
 from gpucoll.errors import GpucollError, StateError
 from gpucoll.group.host import diagnosis, reasons, recovery
+from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
-from gpucoll.kernels.cpu.copy import (
-    INTO_SLOT,
-    OUT_OF_PEER,
-    OUT_OF_SLOT,
-    PLAIN,
-    POSTED,
-    copy_kernel,
-    refill_kernel,
-)
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.flags import bell_ring, wait_long
+from gpucoll.transport.shared.flags import bell_ring
 from gpucoll.transport.shared.layout import Abort
-from gpucoll.transport.shared.words import CONTEXT_WORDS, Call, Context, State, Status
+from gpucoll.transport.shared.words import Call, Context, State, Status
 from gpucoll.wording import another_thread
 
 SLICE_S = 0.02
@@ -69,65 +60,9 @@ class HostGroup:
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._tables = np.zeros((2, self.world_size), np.int64)
-        # Not NumPy's memory: that may be shared with a forked child, who writes here.
-        words = bytearray(8 * CONTEXT_WORDS)
-        self.context: npt.NDArray[np.int64] = np.frombuffer(words, np.int64)
-        for field, value in self._context_values(waiting).items():
-            self.context[field] = value
+        self.context = new_context(members, self._tables, waiting)
         self._set_timeout(timeout_s)
         _groups.add(self)
-
-    def _context_values(self, waiting: tuple[int, int]) -> dict[Context, int]:
-        members, tuning, place = self.members, self.members.tuning, self.members.layout
-        base = members.segment.address
-        start = tuning.initial_sequence
-        return {
-            Context.RANK: self.rank,
-            Context.WORLD_SIZE: self.world_size,
-            Context.SEQUENCE: start,
-            Context.VERIFIED: start,
-            Context.CHUNK: start,
-            Context.SPINS: waiting[0],
-            Context.YIELDS: waiting[1],
-            Context.EVENT_LINE: base,
-            Context.STATUS_LINES: base + place.status_lines,
-            Context.FILLED: base + place.filled,
-            Context.READ: base + place.read,
-            Context.RECORDS: base + place.records,
-            Context.ENQUEUED_LINES: base + place.enqueued_lines,
-            Context.ENQUEUED: base + place.enqueued,
-            Context.ENQUEUED_COUNT: tuning.enqueued_records,
-            Context.SLOTS: base + place.slots,
-            Context.SLOT_STRIDE: place.slot_stride,
-            Context.ONE_SHOT_BYTES: tuning.one_shot_bytes,
-            Context.STAGES: base + place.stages,
-            Context.CHUNK_BYTES: tuning.chunk_bytes,
-            Context.SYMMETRIC_MIN_BYTES: tuning.symmetric_min_bytes,
-            Context.PREFETCH_BYTES: tuning.prefetch_bytes,
-            Context.ARENAS: members.arena_addresses.ctypes.data,
-            Context.ARENA_BASE: int(members.arena_addresses[self.rank]),
-            Context.ARENA_BYTES: members.arena_bytes,
-            Context.SOURCES: self._tables[0].ctypes.data,
-            Context.DESTINATIONS: self._tables[1].ctypes.data,
-            Context.BELLS: base + place.bells,
-            Context.MAILBOXES: base + place.mailboxes,
-            Context.MAILBOX_STRIDE: place.mailbox_stride,
-            Context.POST_BYTES: place.post_bytes,
-            Context.EAGER_BYTES: place.eager_bytes,
-            Context.PIDS: members.pid_table.ctypes.data,
-            Context.ROOTED_BYTES: tuning.rooted_bytes,
-            Context.SINGLE_COPY_MIN_BYTES: tuning.single_copy_min_bytes,
-            Context.SINGLE_COPY_MAX_BYTES: tuning.single_copy_max_bytes,
-            Context.GATHER_COPY_MAX_BYTES: tuning.gather_copy_max_bytes,
-            Context.POLL_FDS: members.poll_table.ctypes.data,
-            Context.WAIT_LONG: wait_long.address,
-            Context.COPY_PLAIN: copy_kernel(PLAIN),
-            Context.COPY_POSTED: copy_kernel(POSTED),
-            Context.COPY_IN: copy_kernel(INTO_SLOT),
-            Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
-            Context.REFILL: refill_kernel(),
-            Context.COPY_TAKE: copy_kernel(OUT_OF_PEER),
-        }
 
     def _set_timeout(self, timeout_s: float) -> None:
         self.context[Context.TIMEOUT_NS] = int(min(timeout_s, 1e9) * 1e9)

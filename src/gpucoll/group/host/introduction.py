@@ -17,7 +17,7 @@ _MOST = 1 << 63
 def introduction_of(
     job: Job, arena: Arena, facts: dict[str, Any], same: dict[str, Any], version: str = __version__
 ) -> dict[str, Any]:
-    """Return this process's introduction; see `members.join` for its parts."""
+    """Return this process's introduction; see `joining.join` for its parts."""
     return {
         "rank": job.rank,
         "pid": os.getpid(),

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
+from gpucoll.group.host.members import Members
 from gpucoll.transport.shared.layout import REASON_BYTES
-
-if TYPE_CHECKING:
-    from gpucoll.group.host.members import Members
 
 __all__ = ["read", "shown", "write"]
 

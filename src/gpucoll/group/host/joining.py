@@ -1,0 +1,157 @@
+"""From a job to its members: the ranks of one host meet, and map what they share."""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import Any
+
+import numpy as np
+
+from gpucoll.errors import ArgumentError
+from gpucoll.group.host.introduction import check_introduction, introduction_of
+from gpucoll.group.host.members import NO_DESCRIPTOR, Members
+from gpucoll.group.host.segment_room import check_room
+from gpucoll.memory.arena import Arena, process_arena
+from gpucoll.memory.peer_arenas import map_arena
+from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.held_signals import held_signals
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.unix import Meeting, Watch, meet
+from gpucoll.transport.shared import layout, mapping, peer_memory
+from gpucoll.transport.shared.layout import SegmentLayout, Tuning
+from gpucoll.version import __version__
+
+
+def life_line() -> int:
+    """Return a descriptor that peers can poll for the end of this process.
+
+    A pidfd where the kernel has them (5.3); else the reading end of a pipe whose other end stays
+    open here until the process is gone.
+    """
+    try:
+        return os.pidfd_open(os.getpid())
+    except (AttributeError, OSError):
+        reading, writing = os.pipe()
+        _held_life_lines.append(writing)
+        return reading
+
+
+_held_life_lines: list[int] = []
+
+
+def join(
+    job: Job,
+    tune: Any,
+    timeout_s: float,
+    facts: dict[str, Any] | None = None,
+    same: dict[str, Any] | None = None,
+    watch: Watch | None = None,
+) -> Members:
+    """Meet the ranks of `job` and map what they share.
+
+    Parameters
+    ----------
+    job : Job
+        Who this rank is, and where to meet.
+    tune : callable
+        Called on rank 0 with all introductions; returns the `Tuning` for all.
+    timeout_s : float
+        How long to wait for the others.
+    facts : dict, optional
+        What every rank is to know of this one, as JSON: into its introduction.
+    same : dict, optional
+        What must be equal on all ranks, by what errors call it.
+    watch : Watch, optional
+        What else than the meeting itself knows of ranks that can never come.
+
+    Raises
+    ------
+    RendezvousError
+        A rank did not come, or another version of gpucoll did.
+    PeerLostError, AbortedError
+        A rank is gone, or gave up.
+    MemoryError
+        There is no memory for the segment.
+    """
+    if job.world_size > layout.MAX_RANKS:
+        raise ArgumentError(
+            f"world_size is {job.world_size}, but the segment of one host allows "
+            f"{layout.MAX_RANKS} ranks"
+        )
+    facts = facts or {}
+
+    def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
+        tuning: Tuning = tune(introductions)
+        place = SegmentLayout(job.world_size, tuning)
+        check_room(place)
+        fd = mapping.create("gpucoll-segment", place.size_bytes, reserve=True)
+        return {"tuning": tuning.words()}, [fd]
+
+    with held_signals():
+        arena = process_arena()
+        introduction = introduction_of(job, arena, facts, same or {}, __version__)
+        life = life_line()
+        try:
+            return meet(
+                job,
+                introduction,
+                [arena.fd, life],
+                check=lambda other, fds: check_introduction(other, fds, facts),
+                decide=decide,
+                settle=lambda meeting: _settle(meeting, arena),
+                undo=lambda members: members.leave(),
+                timeout_s=timeout_s,
+                watch=watch,
+            )
+        finally:
+            os.close(life)
+
+
+def _settle(meeting: Meeting, arena: Arena) -> Members:
+    """Map what the ranks share; close the descriptors that are not kept."""
+    kept: list[int] = []
+    try:
+        return _map_members(meeting, arena, kept)
+    finally:
+        frames.close_all([fd for fd in meeting.fds if fd not in kept])
+
+
+def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
+    job, tuning = meeting.job, Tuning(*meeting.decision["tuning"])
+    place = SegmentLayout(job.world_size, tuning)
+    segment = mapping.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment")
+    try:
+        members = Members(
+            job=job,
+            tuning=tuning,
+            layout=place,
+            segment=segment,
+            arena=arena,
+            arena_addresses=np.zeros(job.world_size, np.int64),
+            arena_bytes=arena.size_bytes,
+            poll_table=np.full(job.world_size, NO_DESCRIPTOR, np.int64),
+            pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
+            introductions=meeting.introductions,
+        )
+    except BaseException:
+        segment.unmap()
+        raise
+    members.arena_addresses[job.rank] = arena.mapping.address
+    try:
+        for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):
+            if rank != job.rank:
+                size_bytes = meeting.introductions[rank]["arena_bytes"]
+                members.arena_addresses[rank] = map_arena(arena_fd, size_bytes)
+                members.poll_table[rank] = life_fd | (select.POLLIN << 32)
+                kept.append(life_fd)
+        # Whoever does without single copies does so in every call, in messages too.
+        can_copy = members.tuning.single_copy_min_bytes < layout.NEVER and all(
+            peer_memory.is_readable(member["pid"], *member["probe"])
+            for member in meeting.introductions
+        )
+        members.store(members.status_offset(job.rank) + layout.STATUS_COPIES, can_copy)
+    except BaseException:
+        members.close()
+        raise
+    return members
