@@ -61,7 +61,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "one_shot_bytes": (16 if crowded else 64 if world_size == 2 else 32) * KIB,
         "chunk_bytes": max(64, 4 * world_size) * KIB if world_size > 2 else 128 * KIB,
         "symmetric_min_bytes": (8 if crowded else 2) * KIB,
-        "rooted_bytes": min(64 * KIB, max(16 * KIB, 4096 * KIB // world_size)),
+        "rooted_bytes": min(64 * KIB, max(16 * KIB, 4096 * KIB // world_size // 64 * 64)),
         "single_copy_min_bytes": 64 * KIB,
         "single_copy_max_bytes": 0 if crowded else 1024 * KIB,
         "gather_copy_max_bytes": NEVER if crowded else 512 * KIB,
