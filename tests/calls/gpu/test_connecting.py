@@ -216,7 +216,7 @@ def mix_host_and_gpu(rank):
 def test_host_arrays_on_one_rank_and_gpu_arrays_on_another(gpus):
     for error in errors(gpus.replies(2, mix_host_and_gpu)):
         assert isinstance(error, MismatchError)
-        assert "rank 1 called connect(" in str(error)
+        assert "rank 1 called a collective on GPU arrays (it connects" in str(error)
 
 
 def see_no_gpu(rank):

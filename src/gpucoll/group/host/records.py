@@ -86,6 +86,6 @@ _AS_CALLED = {
 
 _INTERNAL: dict[Collective, Callable[[list[int]], str]] = {
     Collective.COUNTS: _describe_counts,
-    Collective.CONNECT: lambda _: "a call on GPU arrays, connecting the GPUs",
+    Collective.CONNECT: lambda _: "a collective on GPU arrays (it connects the GPUs first)",
 }
 """Parts of calls that are no methods of their own."""
