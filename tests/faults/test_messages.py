@@ -176,6 +176,27 @@ def test_ctrl_c(ranks, name):
     assert took_s < SOON_S
 
 
+def be_interrupted_between_steps(comm):
+    """Ctrl-C while Python, and no compiled loop, has a message: nobody waits for that rank."""
+    if comm.rank == 1:
+        with pytest.raises(AbortedError, match="rank 0 was interrupted"):
+            comm.recv(np.zeros(3), 0, 4)
+        return
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    comm._backend.messages._serve_held = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        comm.send(np.zeros(3), 1, 5, timeout_s=10)
+    with pytest.raises(AbortedError):
+        comm.check()
+
+
+def test_ctrl_c_between_two_steps(ranks):
+    ranks.call(2, be_interrupted_between_steps)
+
+
 # --- mismatches beside messages -----------------------------------------------------------------
 
 

@@ -17,10 +17,11 @@ from gpucoll.backends.cpu.host.message_loop import message_loop
 from gpucoll.backends.cpu.host.transfers import KEPT_ASIDE, LAST_SENDER
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.entries import messages
+from gpucoll.errors import GpucollError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import Envelope, SentNumber
+from gpucoll.transport.shared.layout import Abort, Envelope, SentNumber
 from gpucoll.transport.shared.words import (
     TRANSFER_WORDS,
     Call,
@@ -91,21 +92,7 @@ class MessageTable:
         more: Callable[[], Sequence[MessageRequest]] | None,
         due: Callable[[], tuple[int, float | None]],
     ) -> None:
-        """Do all of them at once; return when the last is done.
-
-        Parameters
-        ----------
-        requests : sequence of MessageRequest
-            In the order in which they were made.
-        on_done : callable
-            Called for each when it is done, with what was found filled in.
-        more : callable, optional
-            Returns requests that have been added meanwhile. Without it nothing is reported before
-            all are done.
-        due : callable
-            Returns since when (``time.monotonic_ns``) and how long, in seconds, the request whose
-            deadline comes first may wait; None: the communicator's default.
-        """
+        """Do all of them at once; return when the last is done: `HostMessages.run`."""
         self._run_rows(list(requests), _rows(requests), on_done, more, due)
 
     @property
@@ -122,6 +109,23 @@ class MessageTable:
         self._run_rows(list(requests), table, lambda _: None, None, lambda: (begun_ns, None))
 
     def _run_rows(
+        self,
+        pending: list[MessageRequest],
+        table: npt.NDArray[np.int64],
+        on_done: Callable[[MessageRequest], None],
+        more: Callable[[], Sequence[MessageRequest]] | None,
+        due: Callable[[], tuple[int, float | None]],
+    ) -> None:
+        """Run operations until all are done; where this rank leaves in the middle, all learn it."""
+        try:
+            self._run_until_done(pending, table, on_done, more, due)
+        except GpucollError:
+            raise
+        except BaseException:  # Ctrl-C, no memory: between two steps nobody else sees it
+            self._group.abort(Abort.INTERRUPTED)
+            raise
+
+    def _run_until_done(
         self,
         pending: list[MessageRequest],
         table: npt.NDArray[np.int64],
