@@ -203,14 +203,12 @@ class HostBackend(Protocol):
     """
 
     name: str
+    last_status: Callable[[], int]
+    """Returns the `Status` with which a compiled entry has left a call to Python."""
 
     @property
     def messages(self) -> HostMessages:
         """What moves messages."""
-
-    @property
-    def last_status(self) -> int:
-        """The `Status` with which a compiled entry has left a call to Python."""
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""

@@ -55,6 +55,7 @@ class CpuBackend:
 
     def __init__(self, group: HostGroup) -> None:
         self._group = group
+        self.last_status = group.last_status
         self._blocks = BlockMaker(group.rank, group.world_size)
         self._entries: dict[Collective, EntryTable] = {}
         self.messages = MessageTable(group)
@@ -92,11 +93,6 @@ class CpuBackend:
     def shared_arrays(self) -> AbstractContextManager[None]:
         """Return a context in which every new NumPy array is like one of `empty`."""
         return self._group.members.arena.shared_arrays()
-
-    @property
-    def last_status(self) -> int:
-        """The `Status` with which a compiled entry has left a call to Python."""
-        return self._group.last_status
 
     def last_path(self) -> Path:
         """Return which way this rank's last call took."""

@@ -263,7 +263,7 @@ class Messages(Front):
             result = self._quick_send_recv(x, dest, source, out, tag)
             if result is not None:
                 return result
-            if self._backend.last_status in (Status.ASIDE, Status.MISFIT):
+            if self._backend.last_status() in (Status.ASIDE, Status.MISFIT):
                 return self._point_to_point.finish_send_recv(x, dest, source, out, tag)
             self._raise_left()
         return self._point_to_point.send_recv(

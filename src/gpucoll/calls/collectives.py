@@ -73,11 +73,13 @@ class Collectives:
         self.rank = runner.group.rank
         self.world_size = runner.group.world_size
         self._gpu = gpu
+        self._last_status = host.last_status
         self._call_again = call_again
 
     def raise_left(self) -> None:
         """Raise what a compiled entry met, unless it only left the call to Python."""
-        self.raise_status(self.host.last_status)
+        if (status := self._last_status()) not in _LEFT_TO_PYTHON:
+            self.runner.group.raise_for(status)
 
     def raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""
