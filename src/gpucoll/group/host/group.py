@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from operator import getitem
+from typing import Any
 
 import numpy as np
 
@@ -64,9 +65,8 @@ class HostGroup:
         self._tables = np.zeros((2, self.world_size), np.int64)
         self.context = new_context(members, self._tables, waiting)
         # Asked at every call on GPU arrays: as an item of a memoryview in a tenth of NumPy's time.
-        self.last_status: Callable[[], int] = partial(
-            getitem, self.context.data, int(Context.STATUS)
-        )
+        asked: Any = partial(getitem, self.context.data, int(Context.STATUS))
+        self.last_status: Callable[[], int] = asked
         """Returns the `Status` with which this rank's last compiled entry ended."""
         self._set_timeout(timeout_s)
         _groups.add(self)
