@@ -80,7 +80,7 @@ BIND: Final = "GPUCOLL_BIND"
 GRACE_S: Final = "GPUCOLL_GRACE_S"
 """After a rank failed, how long a launcher lets the others end by themselves, in seconds (5)."""
 HOST_ID: Final = "GPUCOLL_HOST_ID"
-"""Overrides the host's identity (boot id, network and UTS namespace)."""
+"""Will override the host's identity (boot id, network and UTS namespace): nothing reads it yet."""
 CACHE_DIR: Final = "GPUCOLL_CACHE_DIR"
 """Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``). They are
 code: it must be a folder of this user's that nobody else can write to."""
