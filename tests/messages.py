@@ -51,12 +51,13 @@ def until(condition, limit_s=15.0):
 
 def is_broken(comm):
     """Return whether somebody has given the communicator up."""
-    return bool(comm._group.members.event_words()[layout.EVENT_ABORT // 8])
+    return comm._group.is_aborted
 
 
 def posted(comm, receiver, sender):
     """Return how many posts a rank has written for another."""
-    return int(comm._group.members.mailbox_words(receiver, sender)[layout.MAILBOX_HEAD // 8])
+    members = comm._group.members
+    return members.load(members._mailbox(receiver, sender) + layout.MAILBOX_HEAD)
 
 
 def sleeps(comm, rank):

@@ -24,7 +24,6 @@ from gpucoll.errors import (
     MismatchError,
     StateError,
 )
-from gpucoll.transport.shared.layout import EVENT_ABORT
 
 
 def until(condition, limit_s=15.0):
@@ -36,7 +35,7 @@ def until(condition, limit_s=15.0):
 
 
 def is_broken(comm):
-    return bool(comm._group.members.event_words()[EVENT_ABORT // 8])
+    return comm._group.is_aborted
 
 
 # --- bad input ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from tests.ranks import Ended, Reply
 
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
-from gpucoll.transport.shared.layout import EVENT_ABORT, Record, RecordState
+from gpucoll.transport.shared.layout import Record, RecordState
 from gpucoll.transport.shared.words import Context
 
 SOON_S = 5.0
@@ -33,7 +33,7 @@ def has_begun(comm, rank, ahead=1):
 
 
 def is_broken(comm):
-    return bool(comm._group.members.event_words()[EVENT_ABORT // 8])
+    return comm._group.is_aborted
 
 
 def errors(replies):

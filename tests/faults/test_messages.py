@@ -247,7 +247,7 @@ def keep_what_came(comm):
     if comm.rank == 1:
         until(lambda: sleeps(comm, 2))
         comm.send(x + 3, 2, 3)
-        until(lambda: not comm._group.members.has_message(2, 1))
+        until(lambda: comm._group.members.peek(2, 1) is None)
     with pytest.raises(MismatchError):
         comm.broadcast(np.zeros(3), 2)
     return comm.all_reduce(1)

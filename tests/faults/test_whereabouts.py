@@ -314,7 +314,7 @@ def test_lists_are_lists_of_all_reduce(ranks):
 
 
 def again(*shapes):
-    """Call twice: the second call takes the compiled road."""
+    """Call twice: the second call takes the compiled entry."""
 
     def call(comm):
         lists(1)(comm)

@@ -329,7 +329,7 @@ def stop_before_the_meeting(comm, folder):
         original = communicator.create
 
         def late(*args, **kwargs):
-            until(lambda: comm._group.members.event_words()[0])
+            until(lambda: comm._group.is_aborted)
             return original(*args, **kwargs)
 
         communicator.create = late

@@ -197,8 +197,8 @@ def use_everything_after_close(rank):
         lambda: issuer.calls.has_uncompared,
         issuer.calls.failed_ranks,
         comm._group.raise_if_aborted,
-        comm._group.members.event_words,
-        lambda: comm._group.members.has_message(0, 0),
+        comm._group.members.abort_word,
+        lambda: comm._group.members.peek(0, 0),
         lambda: comm._group.ring_bell(0),
         comm._group.abort,
     ):

@@ -6,6 +6,7 @@ import numpy as np
 from tests.faults.test_ends import until
 
 from gpucoll.group.host import diagnosis
+from gpucoll.group.host.members import words_at
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context, Status
@@ -29,7 +30,8 @@ def exchange(comm, start):
     calls = comm._group.enqueued_calls()
     comm._group.context[Context.ENQUEUED_SEQUENCE] = start
     comm._group.context[Context.ENQUEUED_SEEN] = start
-    comm._group.members.enqueued_line(comm.rank).view(np.int32)[0] = start
+    members = comm._group.members
+    words_at(members.at(members.enqueued_offset(comm.rank)), 1).view(np.int32)[0] = start
     comm.barrier()
     posts = [poster(comm, calls, count) for count in range(3)]
     full = 0
@@ -67,7 +69,7 @@ def differ(comm):
     comm.barrier()
     comm._group.abort(Abort.ENQUEUED_MISMATCH, comm.rank, 3)
     assert same() == Status.EVENT
-    word = int(comm._group.members.event_words()[0])
+    word = comm._group.members.abort_word()
     return str(diagnosis.abort_error(comm._group, word))
 
 

@@ -133,11 +133,6 @@ def late_ranks(group: Inside, gave_up: int, sequence: int) -> str:
     return f"all had arrived, but {list_ranks(late)} had not finished{found}"
 
 
-def _done_word(members: Members, rank: int) -> int:
-    """Return {the last call that a rank has finished, its waiters}."""
-    return members.load(members.status_offset(rank) + layout.STATUS_DONE)
-
-
 def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
     """Say which rank gave up, in which call, and who was late."""
     called = describe_call(group.members, gave_up, sequence) or "a call"

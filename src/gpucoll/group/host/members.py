@@ -52,17 +52,9 @@ class Members(SharedWords):
         """Process numbers, by rank."""
         return [int(pid) for pid in self.pid_table]
 
-    def status_address(self, rank: int) -> int:
-        """Return the address of a rank's status line."""
-        return self.at(self.status_offset(rank))
-
     def status_words(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's status line, as words."""
-        return words_at(self.status_address(rank), layout.LINE_BYTES // 8)
-
-    def event_words(self) -> npt.NDArray[np.int64]:
-        """Return the event line, as words."""
-        return words_at(self.at(0), layout.LINE_BYTES // 8)
+        return words_at(self.at(self.status_offset(rank)), layout.LINE_BYTES // 8)
 
     def record_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return the record that a rank has, or had, of a call."""
@@ -96,24 +88,16 @@ class Members(SharedWords):
         """Return the {sequence, digest} word in such a record: written behind all else in it."""
         return self.load(self._enqueued_record(rank, sequence) + 8 * Record.HEADER)
 
-    def enqueued_line(self, rank: int) -> npt.NDArray[np.int64]:
-        """Return a rank's line of words about calls on GPU arrays."""
-        return words_at(self.at(self.enqueued_offset(rank)), layout.LINE_BYTES // 8)
-
     def pieces_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
-        """Return what a rank has posted of an all_to_all with counts, see `cpu.pieces`.
+        """Return what a rank has posted of an all_to_all with counts.
 
-        That is bytes to each rank, then bytes from each, in the slot that `payload_slot_of` says.
+        That is bytes to each rank, then bytes from each, in the slot that `steps.payload_slot_of`
+        says; written by `gpucoll.backends.cpu.host.pieces`.
         """
         turn = (sequence & 0x7FFFFFFF) // layout.RING
         place = (sequence & (layout.RING - 1)) * self.world_size + (rank + turn) % self.world_size
         address = self.at(self.layout.slots + place * self.layout.slot_stride)
         return words_at(address + layout.HEADER_BYTES, 2 * self.world_size)
-
-    def mailbox_words(self, receiver: int, sender: int) -> npt.NDArray[np.int64]:
-        """Return the mailbox between two ranks, as words."""
-        address = self.at(self._mailbox(receiver, sender))
-        return words_at(address, self.layout.mailbox_stride // 8)
 
     def _mailbox(self, receiver: int, sender: int) -> int:
         place = receiver * self.world_size + sender
@@ -122,10 +106,6 @@ class Members(SharedWords):
     def taken(self, receiver: int, sender: int) -> int:
         """Return how many posts between two ranks were taken, after all that was read before."""
         return self.load_after(self._mailbox(receiver, sender) + layout.MAILBOX_TAIL)
-
-    def has_message(self, receiver: int, sender: int) -> bool:
-        """Return whether there is a message that the receiver has not taken."""
-        return self.peek(receiver, sender) is not None
 
     def peek(self, receiver: int, sender: int) -> npt.NDArray[np.int64] | None:
         """Return the envelope of the next message between two ranks; None where there is none."""
