@@ -7,11 +7,9 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 
-class Entry(NamedTuple):
+class KnownBackend(NamedTuple):
     """What is known of a backend before anything of it is imported."""
 
-    moves: str
-    """What it moves, for people."""
     module: str
     """Where its ``create`` (host arrays) or ``connect`` and ``adopt`` (GPU arrays) are."""
     enqueues: bool
@@ -20,17 +18,11 @@ class Entry(NamedTuple):
 
 BACKENDS = MappingProxyType(
     {
-        "cpu": Entry(
-            "host arrays of one host, through shared memory",
-            "gpucoll.backends.cpu.host.backend",
-            enqueues=False,
-        ),
-        "nccl": Entry(
-            "arrays on NVIDIA GPUs, through NCCL", "gpucoll.backends.nccl.connected", enqueues=True
-        ),
-        "rccl": Entry(
-            "arrays on AMD GPUs, through RCCL", "gpucoll.backends.nccl.connected", enqueues=True
-        ),
+        # Host arrays of one host, through shared memory.
+        "cpu": KnownBackend("gpucoll.backends.cpu.host.backend", enqueues=False),
+        # Arrays on GPUs, through their vendor's library.
+        "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
+        "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
     }
 )
 """Backends of this version, by name. Nothing is imported before it is asked for."""
@@ -40,5 +32,8 @@ PLANNED = ("mpi", "direct")
 
 
 def load(name: str) -> Any:
-    """Return the module of a backend: a `HostBackends` or a `GpuBackends` of `protocol`."""
+    """Return the module of a backend.
+
+    A `gpucoll.backends.protocol.HostBackends` or a `gpucoll.backends.gpu.protocol.GpuBackends`.
+    """
     return importlib.import_module(BACKENDS[name].module)

@@ -10,9 +10,7 @@ from typing import Any, Protocol
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
-from gpucoll.types import Collective, ReduceOp
-
-NO_ROOT = -1
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 
 @dataclass(frozen=True)
@@ -230,3 +228,10 @@ class HostBackend(Protocol):
 
     def describe(self) -> Mapping[str, str]:
         """Return what is worth knowing: name -> sentence."""
+
+
+class HostBackends(Protocol):
+    """The module of a backend of host arrays (`gpucoll.backends.load`)."""
+
+    def create(self, group: Any) -> HostBackend:
+        """Return the backend for a group: of the kind that it moves arrays for."""

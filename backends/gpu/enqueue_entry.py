@@ -173,9 +173,8 @@ def _put_on_stream(enqueue_block, stream, leader, start, end):
             get(given, 7),
         )
     )
-    if code == get(
-        enqueue_block, _IN_PROGRESS
-    ):  # an event must not come onto the stream before the work
+    # An event must not come onto the stream before the work.
+    if code == get(enqueue_block, _IN_PROGRESS):
         code = _settled(
             enqueue_block, get(given + 8 * (_SETTINGS_AT + get(enqueue_block, _N_SETTINGS)), 0)
         )

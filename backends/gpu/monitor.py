@@ -22,6 +22,7 @@ from gpucoll.group.protocol import EnqueuedCalls, Group
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
+from gpucoll.wording import rank_of
 
 LOST_AFTER_S = 0.03
 """How long a call may go on after a rank has ended: it may have done its part."""
@@ -146,7 +147,7 @@ class Monitor:
                 self._set_gone(Gone.NO)
 
     def _word(self, word: DriverTable) -> int:
-        """Load a word of the driver_table, after all that this thread has stored before."""
+        """Load a word of the driver table, after all that this thread has stored before."""
         return ordering.load_after(self.driver_table.ctypes.data + 8 * word)
 
     def _set_gone(self, gone: Gone) -> None:
@@ -239,7 +240,7 @@ class Monitor:
             self.give_up(code, rank, issued.sequence, None, issued.timeout_s)
 
     def _message_deadline(self, issued: IssuedCall) -> DeadlineError:
-        who = f"rank {self.group.rank} of {self.group.world_size}"
+        who = rank_of(self.group.rank, self.group.world_size)
         return DeadlineError(
             f"{who} waited {issued.timeout_s:g} s in {issued.name} on the GPU: the other rank did "
             "not make the matching call, or another size. The communicator is broken: close it"

@@ -33,6 +33,13 @@ class Registration(Protocol):
         """Make the backend forget it; the GPU is current, and the issuer's lock is held."""
 
 
+class Divided(Protocol):
+    """What `GpuBackend.split` made, until `GpuBackends.adopt` takes it over."""
+
+    def abort(self) -> object:
+        """Let go of it, where no communicator comes of it."""
+
+
 class GpuBackend(Protocol):
     """Moves GPU arrays of one rank's GPU: enqueues and returns, and is watched from beside."""
 
@@ -86,8 +93,10 @@ class GpuBackend(Protocol):
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def split(self, channel: Channel, color: int | None, key: int, timeout_s: float | None) -> Any:
-        """Divide it, as the ranks are; every rank calls it. What comes back is for `adopt`."""
+    def split(
+        self, channel: Channel, color: int | None, key: int, timeout_s: float | None
+    ) -> Divided | None:
+        """Divide it, as the ranks are; every rank calls it. None for no color."""
 
     def describe(self) -> Mapping[str, str]:
         """Return what is worth knowing: name -> sentence."""

@@ -82,7 +82,7 @@ def connect(
             mine[_ID_KEY] = finding.load(backend).unique_id().hex()
         except BackendUnavailableError as problem:
             mine[_FOUND_KEY] = found._replace(problem=str(problem))
-    everyone = _exchange(channel, mine, timeout_s)
+    everyone = exchange(channel, mine, timeout_s)
     all_found = [Found(*item[_FOUND_KEY]) for item in everyone]
     all_found = [item._replace(version=tuple(item.version)) for item in all_found]
     if reason := obstacle(backend, all_found):
@@ -116,7 +116,7 @@ def agree(
 ) -> None:
     """Raise on every rank where one could not be connected."""
     try:
-        everyone = _exchange(channel, {_ERROR_KEY: error}, timeout_s)
+        everyone = exchange(channel, {_ERROR_KEY: error}, timeout_s)
     except BaseException:
         if connection is not None:
             connection.abort()
@@ -166,9 +166,8 @@ def watch_of(
     return watch
 
 
-def _exchange(
-    channel: Channel, mine: dict[str, Any], timeout_s: float | None
-) -> list[dict[str, Any]]:
+def exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
+    """Return what every rank says, by rank, as JSON can carry it."""
     data = json.dumps(mine).encode()
     everyone = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
     return [json.loads(part) for part in everyone]

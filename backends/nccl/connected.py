@@ -10,6 +10,7 @@ from gpucoll.backends.gpu.enqueue_words import MOST_ARGUMENTS
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.monitor_thread import MonitorThread
+from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.nccl import bootstrap, windows
 from gpucoll.backends.nccl.abandoned import GpuResources, end_all, watch_over
@@ -260,12 +261,12 @@ def connect(
     timeout_s: float | None,
     *,
     exits: bool,
-) -> Connected:
+) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
     made = bootstrap.connect(group, channel, calls, name, number, timeout_s)
     return Connected(group, calls, made, exits)
 
 
-def adopt(group: Group, calls: EnqueuedCalls, made: NcclCommunicator, *, exits: bool) -> Connected:
+def adopt(group: Group, calls: EnqueuedCalls, made: NcclCommunicator, *, exits: bool) -> GpuBackend:
     """Take over what `Connected.split` of the communicator before returned."""
     return Connected(group, calls, made, exits)

@@ -11,9 +11,6 @@ ranks end windows together, before they make the next one, and only those that a
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.nccl import bootstrap
 from gpucoll.backends.nccl.backend import NcclBackend
@@ -21,7 +18,6 @@ from gpucoll.backends.nccl.memory import Memory
 from gpucoll.errors import BackendError, MismatchError
 from gpucoll.group.protocol import Channel
 from gpucoll.transport.shared.layout import Abort
-from gpucoll.types import Collective
 
 __all__ = ["allocate"]
 
@@ -75,9 +71,7 @@ def allocate(
 
 def _dead_on_all(channel: Channel, mine: list[int], timeout_s: float | None) -> frozenset[int]:
     """Return the windows that no rank has any use for."""
-    data = json.dumps(mine).encode()
-    parts = channel.all_gather_bytes(data, Collective.CONNECT, timeout_s=timeout_s)
-    return frozenset(mine).intersection(*(json.loads(part) for part in parts))
+    return frozenset(mine).intersection(*bootstrap.exchange(channel, mine, timeout_s))
 
 
 def _agree(
@@ -88,9 +82,7 @@ def _agree(
     timeout_s: float | None,
 ) -> bool:
     """Return whether every rank has windows; raise on all what stands against it on one."""
-    mine = json.dumps([size_bytes, problem, has_windows]).encode()
-    parts = channel.all_gather_bytes(mine, Collective.CONNECT, timeout_s=timeout_s)
-    everyone: list[Any] = [json.loads(part) for part in parts]
+    everyone = bootstrap.exchange(channel, [size_bytes, problem, has_windows], timeout_s)
     sizes = [size for size, _, _ in everyone]
     if len(set(sizes)) > 1:
         asked = ", ".join(f"rank {rank} {size}" for rank, size in enumerate(sizes))

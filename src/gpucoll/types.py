@@ -84,6 +84,8 @@ class Collective(IntEnum):
         return self.name.lower()
 
 
+NO_ROOT: Final = -1
+"""In place of a root, where the collective has none."""
 ANY_SOURCE: Final = -1
 """As the source of a receive: whoever has sent something."""
 ANY_TAG: Final = -1

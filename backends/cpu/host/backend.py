@@ -12,12 +12,12 @@ from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name, dtype_of
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable, ListEntryTable
 from gpucoll.backends.cpu.host.message_table import MessageTable
-from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.errors import ArgumentError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Path
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 PROMISES = {
     "same bits on every rank": "yes: ranks are combined in order 0..P-1",
@@ -114,6 +114,6 @@ class CpuBackend:
         }
 
 
-def create(group: HostGroup) -> CpuBackend:
-    """Return this backend for a group."""
+def create(group: HostGroup) -> HostBackend:
+    """Return this backend for a group: `gpucoll.backends.protocol.HostBackends`."""
     return CpuBackend(group)

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from gpucoll.backends.cpu.host.movements import movement_loop
 from gpucoll.backends.cpu.host.reductions import reduction_loop
-from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.backends.protocol import Request
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.custom import custom_kernel
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
@@ -17,7 +17,7 @@ from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_
 from gpucoll.kernels.cpu.scan import scan_kernel
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Flow
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 INT8_MAX = 127
 

@@ -24,7 +24,7 @@ from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.backends.protocol import HostBackend
+from gpucoll.backends.protocol import HostBackend, HostBackends
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.runner import GpuRunner
@@ -40,7 +40,7 @@ from gpucoll.group.protocol import Channel, Group
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.unix import Watch
-from gpucoll.types import Collective
+from gpucoll.types import NO_ROOT, Collective
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
@@ -129,7 +129,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects):
                 either = "an int or None" if name == "color" else "an int"
                 raise ArgumentTypeError(f"split: {name} must be {either}; got {number!r}")
         mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
-        parts = self._runner.exchange_bytes(mine, collective, -1, timeout_s)
+        parts = self._runner.exchange_bytes(mine, collective, NO_ROOT, timeout_s)
         with Division(self._group, collective.spelled) as division:
             return self._come_together(parts, color, timeout_s, division)
 
@@ -308,8 +308,8 @@ def _meet(
         seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
         choice = choose(wish.backend, seen)
         # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
-        host = backends.load(choice.host.backend or "cpu").create(group)
-        return Communicator(group, ControlChannel(group), host, choice, wish)
+        module: HostBackends = backends.load(choice.host.backend or "cpu")
+        return Communicator(group, ControlChannel(group), module.create(group), choice, wish)
     except BaseException:
         group.close()
         raise

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from gpucoll.api.front import Front
 from gpucoll.calls.groups import collected
 from gpucoll.errors import MismatchError
+from gpucoll.wording import rank_of
 
 
 class Groups(Front):
@@ -49,7 +50,7 @@ class Groups(Front):
         """Raise where messages were left behind; called at close."""
         if self._group.failure is not None:
             return  # what broke the communicator was raised, and is why they are there
-        who = f"rank {self.rank} of {self.world_size}"
+        who = rank_of(self.rank, self.world_size)
         if left := self._backend.messages.unreceived():
             listed = ", ".join(f"from rank {peer} with tag {tag}" for peer, tag in left[:5])
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpucoll.api.front import Front
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective
+from gpucoll.types import NO_ROOT, Collective
 
 if TYPE_CHECKING:
     from gpucoll.api.call_types import V
@@ -35,7 +35,7 @@ class Objects(Front):
     def all_gather_object(self, value: V, *, timeout_s: float | None = None) -> list[V]:
         """Return the picklable objects of all ranks, in rank order."""
         data = self._pickled("all_gather_object", value)
-        parts = self._runner.exchange_bytes(data, Collective.ALL_GATHER_OBJECT, -1, timeout_s)
+        parts = self._runner.exchange_bytes(data, Collective.ALL_GATHER_OBJECT, NO_ROOT, timeout_s)
         return [pickle.loads(part) for part in parts]
 
     def gather_object(
@@ -73,7 +73,7 @@ class Objects(Front):
     ) -> V:
         """Combine the objects of all ranks with ``function(left, right)``, in rank order."""
         data = self._pickled("all_reduce_object", value)
-        parts = self._runner.exchange_bytes(data, Collective.ALL_REDUCE_OBJECT, -1, timeout_s)
+        parts = self._runner.exchange_bytes(data, Collective.ALL_REDUCE_OBJECT, NO_ROOT, timeout_s)
         result: V = pickle.loads(parts[0])
         for part in parts[1:]:
             result = function(result, pickle.loads(part))

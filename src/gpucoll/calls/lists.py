@@ -91,10 +91,8 @@ def shared_by(users: Sequence[tuple[Sequence[Buffer], Sequence[Buffer]]]) -> tup
                 if buffer.size_bytes:
                     pieces.append((buffer.address, buffer.size_bytes, place, is_output))
     pieces.sort()
-    furthest: dict[bool, dict[int, int]] = {
-        False: {},
-        True: {},
-    }  # the two users' that reach furthest
+    # The two users' that reach furthest.
+    furthest: dict[bool, dict[int, int]] = {False: {}, True: {}}
     for address, size_bytes, place, is_output in pieces:
         for other_is_output, ends in furthest.items():
             for other, end in ends.items():

@@ -95,7 +95,7 @@ class _Batch:
     def _due(self) -> tuple[int, float]:
         """Return the begin and the length of the deadline that comes first."""
         first = min(self._unfinished, key=lambda delivery: delivery.deadline_ns, default=None)
-        if first is None:  # the messages only puts aside what it has begun to take
+        if first is None:  # only what was begun to be taken is still put aside
             return time.monotonic_ns(), self._host_messages.timeout_s
         return first.begun_ns, first.timeout_s
 
@@ -113,7 +113,7 @@ class MessageQueue:
 
     Parameters
     ----------
-    messages : object
+    messages : HostMessages
         The backend's: moves messages.
     queue : WorkQueue
         Of the communicator.
@@ -182,7 +182,7 @@ class MessageQueue:
 
 
 def _from_now(timeout_s: float | None) -> Callable[[], tuple[int, float | None]]:
-    """Return a deadline for the messages that counts from now."""
+    """Return the deadline of `HostMessages.run` that counts from now."""
     now_ns = time.monotonic_ns()
     return lambda: (now_ns, timeout_s)
 

@@ -11,11 +11,11 @@ import numpy as np
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import Operands, destination_of, ensure_served, source_of, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
-from gpucoll.backends.protocol import NO_ROOT, Request
+from gpucoll.backends.protocol import Request
 from gpucoll.calls.exact_integers import KeptInputs, check_range, is_exact
 from gpucoll.calls.shapes import result_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.types import Collective, ReduceOp
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 NOT_IN_GROUPS: Any = object()
 """Instead of what a call inside a group returns: it cannot be made there."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.operands import Operands
-from gpucoll.backends.protocol import PartOf, Request
+from gpucoll.backends.protocol import HostBackend, PartOf, Request
 from gpucoll.compression.options import Compression
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.types import COMPRESSIONS, Collective, ReduceOp, dtype_code
@@ -70,7 +70,7 @@ def _view(buffer: Buffer) -> Float32s:
     return np.ctypeslib.as_array(memory) if buffer.count else np.empty(0, np.float32)
 
 
-def _memory(backend: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def _memory(backend: HostBackend, shape: tuple[int, ...], dtype: str) -> Any:
     """Return memory that the backend moves without a copy, where it has any left.
 
     It is also kept from call to call: new memory of the system costs as much as quantising into it.
@@ -90,11 +90,11 @@ class Exchange:
 
     Parameters
     ----------
-    backend : Backend
+    backend : HostBackend
         Has all_to_all and all_gather of bytes.
     rank, world_size : int
         Whose, of how many.
-    made : sequence of Arguments
+    made : sequence of Operands
         The arrays, on the host: float32, or what widens to it.
     residuals : list of Buffer, optional
         One for each array, float32.
@@ -106,7 +106,7 @@ class Exchange:
 
     def __init__(
         self,
-        backend: Any,
+        backend: HostBackend,
         rank: int,
         world_size: int,
         made: Sequence[Operands],

@@ -1,1 +1,1 @@
-"""Compiled doors from Python into the loops: CPython built-ins that read arrays themselves."""
+"""Compiled entries from Python into the loops: CPython built-ins that read arrays themselves."""

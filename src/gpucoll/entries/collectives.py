@@ -4,9 +4,10 @@ A ctypes call costs over a microsecond and a Numba dispatch of three arrays half
 whose code reads the arrays itself costs a tenth. Two kinds are made (`gpucoll.kernels.cpu.builtins`
 turns an address into a Python object):
 
-- *prepared*: no arguments, runs the call block in its capsule; returns a `Status`;
-- *direct*: ``(x, out, op, root)``, serves exact NumPy arrays that match an entry of its table
-  (dtype, op and root objects by identity), and returns `out`; everything else, errors too, it
+- without arguments (`prepared_call`, `queued_call`): runs the call block in its capsule; returns a
+  `Status`;
+- ``(x, out, op, root)`` (`collective_entry`): serves exact NumPy arrays that match an entry of its
+  table (dtype, op and root objects by identity), and returns `out`; everything else, errors too, it
   leaves to Python by returning ``None``: `Context.STATUS` then says why.
 
 What a Python signal handler raised in the middle of a wait is raised by either.

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 from gpucoll import backends, devices
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.backends.choice import KINDS, Choice, Wish
-from gpucoll.backends.gpu.protocol import GpuBackend, GpuBackends
+from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
 from gpucoll.calls.gpu.cache import CallCache
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.runner import Runner
@@ -188,13 +187,13 @@ class GpuConnection:
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def split(self, color: int | None, key: int, timeout_s: float | None) -> Any:
+    def split(self, color: int | None, key: int, timeout_s: float | None) -> Divided | None:
         """Divide what is connected, as the ranks are; None where nothing is, or for no color."""
         if self._connected is None:
             return None
         return self._connected.split(self._runner.channel, color, key, timeout_s)
 
-    def adopt(self, connection: Any) -> None:
+    def adopt(self, connection: Divided | None) -> None:
         """Take over what `split` of the communicator that this one comes from returned."""
         if connection is not None:
             calls, exits = self._group.enqueued_calls(), self._wish.exits

@@ -90,7 +90,7 @@ class GpuRunner(GpuConnection):
         stream: int,
         *,
         is_awaited: bool = False,
-    ) -> Any:
+    ) -> IssuedCall:
         """Issue one call on a stream, behind what its memory was made on."""
         if not call.is_own:
             connected.issuer.follow(stream, call.template.stream)

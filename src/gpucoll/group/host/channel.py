@@ -16,7 +16,7 @@ from numba import types
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.jit import compiled
 from gpucoll.kernels.cpu.memory import call_copy, get, put
-from gpucoll.transport.shared.call_block import NO_ROOT, CallBlock
+from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.steps import (
     DESTINATION,
     NOT_SHARED,
@@ -34,7 +34,7 @@ from gpucoll.transport.shared.steps import (
     wait_all_arrived,
 )
 from gpucoll.transport.shared.words import Context, Path
-from gpucoll.types import Collective
+from gpucoll.types import NO_ROOT, Collective
 
 _LENGTH_BYTES = 8
 _FIRST_PIECE_BYTES = 1024

@@ -35,7 +35,7 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context
 from gpucoll.types import WITH_COUNTS, Collective
-from gpucoll.wording import list_ranks
+from gpucoll.wording import list_ranks, rank_of
 
 _BROKEN = "The communicator is broken: close it"
 _UNEVEN = (
@@ -71,7 +71,7 @@ def _own_call(group: Inside) -> str:
 
 
 def _who(group: Inside) -> str:
-    return f"rank {group.rank} of {group.world_size}"
+    return rank_of(group.rank, group.world_size)
 
 
 def mismatch_error(group: Inside, sequence: int) -> MismatchError:

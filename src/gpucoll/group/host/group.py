@@ -29,7 +29,7 @@ from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.flags import bell_ring
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Call, Context, State, Status
-from gpucoll.wording import another_thread
+from gpucoll.wording import another_thread, rank_of
 
 SLICE_S = 0.02
 """How long a wait sleeps before it looks for Ctrl-C, lost peers and its deadline."""
@@ -137,7 +137,7 @@ class HostGroup:
         """Raise where this communicator can never run a call again."""
         if not (self._is_forked or self.is_closed or self.failure is not None):
             return
-        who = f"rank {self.rank} of {self.world_size}"
+        who = rank_of(self.rank, self.world_size)
         if self._is_forked:
             raise StateError(
                 f"this process was forked from {who}: a child cannot use its parent's "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,7 @@ _held_life_lines: list[int] = []
 
 def join(
     job: Job,
-    tune: Any,
+    tune: Callable[[list[dict[str, Any]]], Tuning],
     timeout_s: float,
     facts: dict[str, Any] | None = None,
     same: dict[str, Any] | None = None,
@@ -82,7 +83,7 @@ def join(
     facts = facts or {}
 
     def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
-        tuning: Tuning = tune(introductions)
+        tuning = tune(introductions)
         place = SegmentLayout(job.world_size, tuning)
         check_room(place)
         fd = mapping.create("gpucoll-segment", place.size_bytes, reserve=True)

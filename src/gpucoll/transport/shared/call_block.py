@@ -10,9 +10,7 @@ import numpy as np
 
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.words import CALL_WORDS, Call
-from gpucoll.types import Collective, ReduceOp, digest_of, dtype_code, mix_digest
-
-NO_ROOT = -1
+from gpucoll.types import NO_ROOT, Collective, ReduceOp, digest_of, dtype_code, mix_digest
 
 
 class CallBlock:
@@ -26,8 +24,12 @@ class CallBlock:
         Address of its compiled loop.
     dtype : str
         Name of the elements' dtype; empty without.
+    item_bytes : int
+        Bytes of an element.
     op, root
         Part of the signature where the collective has them.
+    keep : tuple of object
+        What must live as long as the block.
     """
 
     def __init__(
