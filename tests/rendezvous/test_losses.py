@@ -23,7 +23,7 @@ from tests.rendezvous.conftest import held_open
 import gpucoll
 from gpucoll.api import communicator
 from gpucoll.errors import AbortedError, GpucollError, PeerLostError, RendezvousError
-from gpucoll.group.host import members
+from gpucoll.group.host import joining
 from gpucoll.rendezvous import unix
 from gpucoll.rendezvous.host import Host
 
@@ -78,8 +78,8 @@ def replace(owner, name, act, *, after=False, only_if=lambda *_: True):
 STEPS = {
     "host": {
         "when all have come": lambda act: replace(Host, "_settle", act),
-        "when all are answered": lambda act: replace(members, "_map_members", act),
-        "when it has mapped": lambda act: replace(members, "_settle", act, after=True),
+        "when all are answered": lambda act: replace(joining, "_map_members", act),
+        "when it has mapped": lambda act: replace(joining, "_settle", act, after=True),
         "before it says that it is made": lambda act: replace(
             Host, "_tell", act, only_if=lambda host, message: b"made" in message
         ),
@@ -88,8 +88,8 @@ STEPS = {
         "when it has introduced itself": lambda act: replace(
             unix._Guest, "_send", act, after=True, only_if=lambda _, text, *__: "rank" in text
         ),
-        "when it is answered": lambda act: replace(members, "_map_members", act),
-        "when it has mapped": lambda act: replace(members, "_settle", act, after=True),
+        "when it is answered": lambda act: replace(joining, "_map_members", act),
+        "when it has mapped": lambda act: replace(joining, "_settle", act, after=True),
         "when it is ready": lambda act: replace(
             unix._Guest, "_send", act, after=True, only_if=lambda _, text, *__: "ready" in text
         ),
