@@ -200,7 +200,6 @@ class HostBackend(Protocol):
     returns None from every call.
     """
 
-    name: str
     last_status: Callable[[], int]
     """Returns the `Status` with which a compiled entry has left a call to Python."""
 

@@ -1,1 +1,1 @@
-"""The CPU backend of one host: all-reduce through slots, stages or shared arenas."""
+"""Backends of host arrays: `host` moves those of one host's ranks."""

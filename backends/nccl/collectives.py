@@ -19,13 +19,13 @@ from itertools import accumulate
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
-from gpucoll.backends.nccl.launch import Arguments, Copy, Launch, Phase, Place, plain
+from gpucoll.backends.nccl.launch import Copy, FunctionArguments, Launch, Phase, Place, plain
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.nccl.scans import scan
 from gpucoll.backends.protocol import Request
 from gpucoll.types import Collective
 
-_Call = tuple[str, Arguments]
+_Call = tuple[str, FunctionArguments]
 
 
 def launch_of(request: Request, place: Place, library: Library) -> Launch:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-Arguments = tuple[int | None, ...]
+FunctionArguments = tuple[int | None, ...]
 """Of a function of NCCL's, but for the communicator and the stream, which come last."""
 
 
@@ -37,13 +37,13 @@ class Phase(NamedTuple):
 
     Attributes
     ----------
-    calls : sequence of (str, Arguments)
+    calls : sequence of (str, FunctionArguments)
         Functions by name; several are made within one ncclGroupStart and ncclGroupEnd.
     before, after : sequence of Copy or Fill
         What is enqueued before and after them.
     """
 
-    calls: tuple[tuple[str, Arguments], ...] = ()
+    calls: tuple[tuple[str, FunctionArguments], ...] = ()
     before: tuple[Copy | Fill, ...] = ()
     after: tuple[Copy | Fill, ...] = ()
 
@@ -59,17 +59,17 @@ class Launch(NamedTuple):
         How much of that is needed; one with any cannot be part of a group, or be captured.
     factor : (bytes, int), optional
         Of a premultiplied sum: the element and its type; `OPERATION` stands for the op.
-    call : (str, Arguments), optional
+    call : (str, FunctionArguments), optional
         Where one call is all that there is to it: that call. Such a launch is the fastest.
     """
 
     phases: Callable[[int], Iterable[Phase]]
     scratch_bytes: int = 0
     factor: tuple[bytes, int] | None = None
-    call: tuple[str, Arguments] | None = None
+    call: tuple[str, FunctionArguments] | None = None
 
 
-def plain(*calls: tuple[str, Arguments]) -> Launch:
+def plain(*calls: tuple[str, FunctionArguments]) -> Launch:
     """Return a launch of these calls."""
     phases = (Phase(calls),) if calls else ()
     return Launch(lambda _: phases, call=calls[0] if len(calls) == 1 else None)

@@ -5,5 +5,7 @@ Two compilers, one back end (LLVM, through llvmlite):
 - `codegen`, `elements`, `operations`, `reduce`, `copy`, `convert`, `pack`, `quantise_kernels` and
   what these import emit LLVM IR: Numba's language has no vector types, and these loops decide the
   speed (`docs/decisions/0002-llvm-kernels.md`).
-- `jit` and `memory` are what the loops *around* them, written in Numba, stand on.
+- `jit`, `memory` and `builtins` are what the loops *around* them, written in Numba, stand on.
+
+`cache`, and what it imports, keeps the compiled loops on disk.
 """

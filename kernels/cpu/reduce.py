@@ -49,7 +49,7 @@ def element_at(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
 
 
 class ReduceEmitter:
-    """Emits the kernel of one (dtype, op); `fixed_sources` unrolls the walk over the sources."""
+    """Emits the kernel of one (dtype, op)."""
 
     def __init__(self, element: Element, operation: Operation, name: str) -> None:
         self.element = element

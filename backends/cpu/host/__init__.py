@@ -1,1 +1,1 @@
-"""Loops over the shared memory of one host."""
+"""The CPU backend within one host: loops over its shared memory, through slots, stages, arenas."""

@@ -51,8 +51,6 @@ class CpuBackend:
         The ranks, around their segment.
     """
 
-    name = "cpu"
-
     def __init__(self, group: HostGroup) -> None:
         self._group = group
         self.last_status = group.last_status

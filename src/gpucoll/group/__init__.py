@@ -1,5 +1,4 @@
-"""The control channel: every communicator's ranks around one segment, whatever moves its arrays.
+"""What every communicator stands on: a group of ranks, and how it is divided.
 
-Bootstrap, signatures, objects, barriers, abort and the answers to mismatches go through here, for
-communicators of GPU arrays too.
+`protocol.Group` is what all above knows of one; `host` is the ranks of one host around one segment.
 """

@@ -8,5 +8,5 @@ From the top down::
     job                 what both give their ranks: an environment, CPUs, compiled kernels
     rank_set            all ranks of a job: started, watched, ended
     rank_process        one of them; exec_rank is what it runs before its own program
-    output, signals, events
+    output, signals, events, end_notices (which tell waiting ranks who has ended)
 """
