@@ -17,7 +17,7 @@ from gpucoll.errors import (
     RendezvousDeadlineError,
     RendezvousError,
 )
-from gpucoll.group.host import members
+from gpucoll.group.host import introduction
 from gpucoll.rendezvous import frames
 from gpucoll.transport.shared.layout import MAX_RANKS
 
@@ -81,7 +81,7 @@ def test_different_world_sizes(fresh):
 
 def join_as_other(seat, name, value):
     if seat.rank == 1:
-        setattr(members, name, value)
+        setattr(introduction, name, value)
     return join(seat, 1.5)
 
 

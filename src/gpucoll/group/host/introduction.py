@@ -15,7 +15,7 @@ _MOST = 1 << 63
 
 
 def introduction_of(
-    job: Job, arena: Arena, facts: dict[str, Any], same: dict[str, Any], version: str = __version__
+    job: Job, arena: Arena, facts: dict[str, Any], same: dict[str, Any]
 ) -> dict[str, Any]:
     """Return this process's introduction; see `joining.join` for its parts."""
     return {
@@ -26,7 +26,7 @@ def introduction_of(
         "probe": peer_memory.own_probe(),
         "same": {
             "world_size": job.world_size,
-            "the version of gpucoll": version,
+            "the version of gpucoll": __version__,
             "the layout of the segment": layout.LAYOUT_VERSION,
             **same,
         },

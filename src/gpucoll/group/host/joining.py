@@ -21,7 +21,6 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.unix import Meeting, Watch, meet
 from gpucoll.transport.shared import layout, mapping, peer_memory
 from gpucoll.transport.shared.layout import SegmentLayout, Tuning
-from gpucoll.version import __version__
 
 
 def life_line() -> int:
@@ -91,7 +90,7 @@ def join(
 
     with held_signals():
         arena = process_arena()
-        introduction = introduction_of(job, arena, facts, same or {}, __version__)
+        introduction = introduction_of(job, arena, facts, same or {})
         life = life_line()
         try:
             return meet(
