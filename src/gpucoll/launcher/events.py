@@ -6,6 +6,7 @@ Not asyncio: `gpucoll.launch` is called from notebooks, whose thread already run
 from __future__ import annotations
 
 import selectors
+import sys
 import time
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ class EventLoop:
 
     def call_later(self, name: object, delay_s: float, callback: Callback) -> None:
         """Call `callback` once, `delay_s` from now; it replaces what stood under that name."""
+        delay_s = min(delay_s, sys.float_info.max)  # not every whole number is a float
         self._timers[name] = (time.monotonic() + delay_s, callback)
 
     def cancel(self, name: object) -> None:
