@@ -219,6 +219,19 @@ def test_a_launcher_that_says_too_little_leaves_nobody_alone(environment, tables
 
 
 @pytest.mark.parametrize(
+    ("table", "text"),
+    [
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "one of 2 ranks, but not what names their job: "),
+        (PRTERUN, "one of several ranks, but not how many there are, or what names their job: "),
+    ],
+)
+def test_what_a_launcher_has_said_is_not_missed(environment, table, text):
+    environment(table)
+    with pytest.raises(RendezvousError, match=text):
+        find_job()
+
+
+@pytest.mark.parametrize(
     ("table", "changes", "text"),
     [
         (OPEN_MPI_5, {"OMPI_COMM_WORLD_SIZE": "4"}, "has 4 ranks, 2 of them on this host"),

@@ -75,13 +75,16 @@ def check_no_other() -> None:
     RendezvousError
         This process is one of several ranks, and nobody knows of how many.
     """
-    if config.variable(config.PMI_SIZE) == "1":
+    size = config.variable(config.PMI_SIZE)
+    if size == "1":
         return
+    several = f"{size} ranks" if size else "several ranks"
+    unsaid = "" if size else "how many there are, or "
     for name in (config.PMI_RANK, config.PMI_ID, config.PMIX_RANK):
         if name in os.environ:
             raise RendezvousError(
                 f"{name}={os.environ[name]} says that a launcher started this process as one of "
-                "several ranks, but not how many there are, or what names their job: start them "
+                f"{several}, but not {unsaid}what names their job: start them "
                 "with gpucoll-run, with the mpiexec of Open MPI, MPICH or Intel MPI, or with srun; "
                 f"or set {config.RANK}, {config.WORLD_SIZE} and {config.JOB} (a word of the job's "
                 "own) on each; or, for one rank alone, say init(rank=0, world_size=1)"
