@@ -149,7 +149,9 @@ def lost_error(group: Inside, lost: int) -> PeerLostError:
     """Say which rank is gone, and how it went."""
     status = group.members.status_offset(lost)
     last = group.members.load(status + layout.STATUS_CLOSED_SEQUENCE)
-    how = _how_it_went(group, lost, f" after call #{last}")
+    has_called = last != group.members.tuning.initial_sequence
+    when = f" after call #{last}" if has_called else " before its first call"
+    how = _how_it_went(group, lost, when)
     return PeerLostError(
         f"{_who(group)} lost rank {lost} {_own_call(group)}: {how}. "
         "The communicator is broken: close it"
