@@ -9,7 +9,7 @@ import secrets
 import sys
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from gpucoll.api.description import Description
 from gpucoll.api.groups import Groups
 from gpucoll.api.memory import Memory
 from gpucoll.api.messages import Messages
+from gpucoll.api.names_elsewhere import SaysNamesElsewhere
 from gpucoll.api.objects import Objects
 from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
@@ -45,7 +46,7 @@ from gpucoll.types import NO_ROOT, Collective
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 
-class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects):
+class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, SaysNamesElsewhere):
     """A group of ranks that call collectives together; made by `gpucoll.init`.
 
     Every rank makes the same calls in the same order. One thread at a time; for a second thread,
@@ -251,14 +252,6 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects):
     def __repr__(self) -> str:
         state = " closed" if self.is_closed else ""
         return f"<gpucoll.Communicator rank {self.rank} of {self.world_size}{state}>"
-
-    if not TYPE_CHECKING:  # a type checker would take every name
-
-        def __getattr__(self, name: str) -> Any:
-            """Say what is missing, and what it is called here; never called for what is there."""
-            from gpucoll.api.names_elsewhere import missing_from_communicator
-
-            raise AttributeError(missing_from_communicator(name))
 
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a communicator belongs to its process and cannot be pickled")

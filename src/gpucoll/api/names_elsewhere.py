@@ -1,12 +1,12 @@
 """What mpi4py, torch.distributed, Horovod and NCCL's bindings call things: what that is here.
 
-For the AttributeErrors of people who come from there; nothing else imports it.
+For the AttributeErrors of people who come from there.
 """
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
+from typing import NoReturn
 
 _ASYNC = "; the Work that it returns has wait() and done()"
 _MPI, _TORCH, _HOROVOD, _NCCL = "mpi4py", "torch.distributed", "Horovod", "NCCL"
@@ -127,13 +127,8 @@ def is_public(name: str) -> bool:
 
 
 def missing_from_communicator(name: str) -> str:
-    """Return the text of the AttributeError for what a communicator does not have."""
-    start = f"'Communicator' object has no attribute {name!r}"
-    if not is_public(name):
-        return start
-    if name in CALLS:
-        return f"{start}: {_elsewhere(name, CALLS)}"
-    return start + _close_to(name, MEMBERS)
+    """Return the text of the AttributeError for what another library's communicator has."""
+    return f"'Communicator' object has no attribute {name!r}: {_elsewhere(name, CALLS)}"
 
 
 def missing_from_package(name: str, names: Iterable[str]) -> str:
@@ -157,6 +152,40 @@ def _elsewhere(name: str, table: dict[str, tuple[str, str]]) -> str:
 
 
 def _close_to(name: str, names: Iterable[str]) -> str:
+    import difflib
+
     by_short = {each.removeprefix("comm."): each for each in names}
     found = difflib.get_close_matches(name, by_short, n=1, cutoff=0.7)
     return f"; did you mean {by_short[found[0]]}?" if found else ""
+
+
+class _Elsewhere:
+    """A name that is not here: asking for it says what is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise AttributeError(missing_from_communicator(self._name))
+
+
+class _Hidden(type):
+    """A class that does not list these names: `help` and tools see an ordinary one."""
+
+    def __dir__(cls) -> list[str]:
+        return [name for name in super().__dir__() if name not in CALLS]
+
+
+class SaysNamesElsewhere(metaclass=_Hidden):
+    """What a `Communicator` is so that other libraries' names say what they are here.
+
+    Not by ``__getattr__``: for a class that has one, CPython looks every attribute up the slow way,
+    also those that are there (measured: 65 ns of a small scatter's 205).
+    """
+
+    def __dir__(self) -> list[str]:
+        return [name for name in super().__dir__() if name not in CALLS]
+
+
+for _name in CALLS:
+    setattr(SaysNamesElsewhere, _name, _Elsewhere(_name))
