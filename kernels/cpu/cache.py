@@ -197,7 +197,7 @@ def _keep(made: Path, folder: Path) -> None:
 
 
 def _beginning(folder: Path, damage: str) -> str:
-    compiling, time_needed = "gpucoll: compiling the CPU kernels", "(15 s to a minute)"
+    compiling, time_needed = "gpucoll: compiling the CPU kernels", "(10 s to a minute)"
     if damage:
         return f"{compiling} again {time_needed}: those in {folder} cannot be used, {damage} ..."
     if _why_private:

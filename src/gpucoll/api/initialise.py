@@ -74,7 +74,7 @@ def init(
     Notes
     -----
     Collective: every rank of the job calls it, as often as the others do. The first call of a
-    machine compiles the kernels (15 s to a minute; it says so on stderr), later ones load them
+    machine compiles the kernels (10 s to a minute; it says so on stderr), later ones load them
     (about half a second).
 
     Examples

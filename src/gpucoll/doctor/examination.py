@@ -68,7 +68,7 @@ def examine(
 
 def _tested(kernels: Answer, timeout_s: float, progress: Callable[[str], None]) -> Answer:
     if kernels.found is not None and not kernels.found["compiled"]:
-        progress("compiling the CPU kernels once for this machine (15 s to a minute) ...")
+        progress("compiling the CPU kernels once for this machine (10 s to a minute) ...")
         timeout_s += COMPILE_S
     # The ranks are ended first, so that their launcher can tell.
     question = Question("self_test", (f"{timeout_s:g}",), timeout_s + 10)
