@@ -15,6 +15,7 @@ from gpucoll.kernels.cpu import cache
 MODULES = (
     "gpucoll.transport.shared.flags",
     "gpucoll.transport.shared.ordering",
+    "gpucoll.transport.shared.room",
     "gpucoll.memory.heap",
     "gpucoll.memory.numpy_handler",
     "gpucoll.group.host.channel",

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         PeerLostError,
         RendezvousDeadlineError,
         RendezvousError,
+        SharedMemoryError,
         StateError,
         UsageError,
     )
@@ -63,6 +64,7 @@ __all__ = [
     "ReduceOp",
     "RendezvousDeadlineError",
     "RendezvousError",
+    "SharedMemoryError",
     "StateError",
     "UsageError",
     "Work",

@@ -13,6 +13,7 @@
     ├── DeadlineError              a wait ran out (also TimeoutError); broken
     ├── PeerLostError              a rank's process is gone, or it closed; broken
     ├── AbortedError               another rank, or this one, gave the communicator up
+    ├── SharedMemoryError          the host has no memory for what ranks share (also MemoryError)
     ├── RendezvousError            the ranks could not find each other, or do not belong together
     │   ├── AuthenticationError    somebody who may not take part tried to
     │   └── RendezvousDeadlineError   a rank did not come in time (also DeadlineError)
@@ -38,6 +39,7 @@ __all__ = [
     "PeerLostError",
     "RendezvousDeadlineError",
     "RendezvousError",
+    "SharedMemoryError",
     "StateError",
     "UsageError",
 ]
@@ -93,6 +95,13 @@ class PeerLostError(GpucollError):
 
 class AbortedError(GpucollError):
     """The communicator was given up: by `abort`, or by a rank interrupted inside a call."""
+
+
+class SharedMemoryError(GpucollError, MemoryError):
+    """The host has no memory for what the ranks share. The message says how much, and what to do.
+
+    In a call: nothing was moved on this rank, and the communicator is as it was before.
+    """
 
 
 class RendezvousError(GpucollError):

@@ -68,7 +68,7 @@ def init(
         A rank was interrupted, or raised something else, while all were meeting.
     BackendUnavailableError
         The backend, or a GPU that is there, cannot serve, or the job spans several hosts.
-    MemoryError
+    SharedMemoryError
         There is no memory for the segment.
 
     Notes

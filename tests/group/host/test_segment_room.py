@@ -7,7 +7,7 @@ from tests.ranks import Reply
 
 from gpucoll.errors import RendezvousError
 from gpucoll.group.host import segment_room
-from gpucoll.transport.shared.layout import SegmentLayout, Tuning
+from gpucoll.transport.shared.layout import NEVER, SegmentLayout, Tuning
 
 TUNING = Tuning(65536, 131072, 2048, 65536, 65536, 1 << 20, 1 << 19, 1024, 0, 256)
 LAYOUT = SegmentLayout(64, TUNING)
@@ -15,12 +15,12 @@ LAYOUT = SegmentLayout(64, TUNING)
 
 def test_room(monkeypatch):
     monkeypatch.setattr(segment_room, "free_memory_bytes", lambda: 2 * LAYOUT.size_bytes)
-    segment_room.check_room(LAYOUT)
+    assert segment_room.check_room(LAYOUT) == 2 * LAYOUT.size_bytes // 16 // 64
 
 
 def test_where_the_kernel_does_not_say(monkeypatch):
     monkeypatch.setattr(segment_room, "free_memory_bytes", lambda: None)
-    segment_room.check_room(LAYOUT)
+    assert segment_room.check_room(LAYOUT) == NEVER
 
 
 def test_not_all_that_is_free(monkeypatch):

@@ -93,4 +93,6 @@ def _values(
         Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
         Context.REFILL: refill_kernel(),
         Context.COPY_TAKE: copy_kernel(OUT_OF_PEER),
+        Context.SEGMENT_FD: members.segment_fd,
+        Context.ROOM_BYTES: members.room_bytes,
     }

@@ -23,6 +23,7 @@ from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference
+from gpucoll.group.host.segment_room import make_room
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
@@ -115,7 +116,8 @@ class HostGroup:
         if timeout_s is not None:
             self._set_timeout(timeout_s)
         try:
-            status = run()
+            while (status := run()) == Status.NO_ROOM:
+                self.raise_for(status)
             if status != Status.OK and status not in goes_on:
                 self.raise_for(status)
             return status
@@ -150,7 +152,14 @@ class HostGroup:
         raise self.failure.with_traceback(None)  # or it would keep every caller's arrays
 
     def raise_for(self, status: int) -> None:
-        """Raise what a compiled loop's status means."""
+        """Raise what a compiled loop's status means.
+
+        Returns after NO_ROOM where more memory was granted: the call can be made again.
+        """
+        if status == Status.NO_ROOM:
+            self.context[Context.STATE] = State.IDLE  # it had not begun
+            make_room(self.context)
+            return
         if status == Status.NOT_RUN:
             self.check_usable()
             raise StateError("the communicator was used while it was in another call")

@@ -71,7 +71,7 @@ def join(
         A rank did not come, or another version of gpucoll did.
     PeerLostError, AbortedError
         A rank is gone, or gave up.
-    MemoryError
+    SharedMemoryError
         There is no memory for the segment.
     """
     if job.world_size > layout.MAX_RANKS:
@@ -84,9 +84,9 @@ def join(
     def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
         tuning = tune(introductions)
         place = SegmentLayout(job.world_size, tuning)
-        check_room(place)
+        room_bytes = check_room(place)
         fd = mapping.create("gpucoll-segment", place.size_bytes, reserve=True)
-        return {"tuning": tuning.words()}, [fd]
+        return {"tuning": tuning.words(), "room": room_bytes}, [fd]
 
     with held_signals():
         arena = process_arena()
@@ -127,6 +127,8 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
             tuning=tuning,
             layout=place,
             segment=segment,
+            segment_fd=meeting.shared_fds[0],
+            room_bytes=meeting.decision["room"],
             arena=arena,
             arena_addresses=np.zeros(job.world_size, np.int64),
             arena_bytes=arena.size_bytes,
@@ -137,6 +139,7 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
     except BaseException:
         segment.unmap()
         raise
+    kept.append(members.segment_fd)
     members.arena_addresses[job.rank] = arena.mapping.address
     try:
         for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):

@@ -39,6 +39,10 @@ class Members(SharedWords):
     tuning: Tuning
     layout: SegmentLayout
     segment: mapping.Mapping
+    segment_fd: int
+    """Of the same memory: more of it is reserved through this when it is first used."""
+    room_bytes: int
+    """How much that may be before somebody looks what the host has."""
     arena: Arena
     arena_addresses: npt.NDArray[np.int64]
     arena_bytes: int
@@ -164,4 +168,5 @@ class Members(SharedWords):
             if (fd := int(np.int32(word & 0xFFFFFFFF))) >= 0:
                 os.close(fd)
         self.poll_table[:] = NO_DESCRIPTOR
+        os.close(self.segment_fd)
         self.unmap()

@@ -1,24 +1,43 @@
-"""Whether there is room for a segment: asked before the kernel is, which might kill a process."""
+"""Whether there is room for a segment: asked before the kernel is, which might kill a process.
+
+Once when the segment is made, and again when a rank has used up what it was granted then.
+"""
 
 from __future__ import annotations
 
-from gpucoll import config
-from gpucoll.topology.memory import free_memory_bytes
-from gpucoll.transport.shared.layout import SegmentLayout
+import os
 
-__all__ = ["check_room"]
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll import config
+from gpucoll.errors import SharedMemoryError
+from gpucoll.topology.memory import free_memory_bytes
+from gpucoll.transport.shared.layout import NEVER, SegmentLayout
+from gpucoll.transport.shared.words import Context
+from gpucoll.wording import rank_of
+
+__all__ = ["check_room", "make_room"]
 
 _LEFT_OVER = 16
 """One part in so many of what is free is left to others, and to this process itself."""
+_GRANTED = 16
+"""One part in so many of it the ranks together may take before one of them looks again."""
 
 
-def check_room(layout: SegmentLayout) -> None:
-    """Raise MemoryError if a segment takes more memory than is free on this host."""
+def check_room(layout: SegmentLayout) -> int:
+    """Raise SharedMemoryError if a segment takes more memory than is free on this host.
+
+    Returns how much more each rank may take when it uses parts of the segment for the first time,
+    in bytes, before it looks again: see `make_room`.
+    """
     free_bytes = free_memory_bytes()
-    if free_bytes is None or layout.size_bytes <= free_bytes - free_bytes // _LEFT_OVER:
-        return
+    if free_bytes is None:
+        return NEVER
+    if layout.size_bytes <= _most_bytes(free_bytes):
+        return _granted_bytes(free_bytes, layout.world_size)
     tuning = layout.tuning
-    raise MemoryError(
+    raise SharedMemoryError(
         f"no shared memory for gpucoll-segment: {layout.world_size} ranks need "
         f"{_mib(layout.size_bytes)}, but {_mib(free_bytes)} are free on this host (/proc/meminfo, "
         "or the limit of the cgroup). Free memory, raise the limit, use fewer ranks, or smaller "
@@ -26,6 +45,40 @@ def check_room(layout: SegmentLayout) -> None:
         f"{tuning.rooted_bytes}, one_shot_bytes {tuning.one_shot_bytes}, enqueued_records "
         f"{tuning.enqueued_records}"
     )
+
+
+def make_room(context: npt.NDArray[np.int64]) -> None:
+    """Let a rank take more memory, after `Status.NO_ROOM`; it tries again what it was about to do.
+
+    Raises
+    ------
+    SharedMemoryError
+        The kernel has refused, or the host has too little. The communicator is as it was before.
+    """
+    wanted_bytes, number = int(context[Context.REFUSED_BYTES]), int(context[Context.REFUSED_ERROR])
+    rank, world_size = int(context[Context.RANK]), int(context[Context.WORLD_SIZE])
+    who = f"{rank_of(rank, world_size)}: no shared memory for the next part of gpucoll-segment: "
+    remedy = "Free memory, raise the limit of the process or its cgroup, or use fewer ranks"
+    if number:
+        raise SharedMemoryError(
+            f"{who}{_mib(wanted_bytes)} were refused ({os.strerror(number)}). {remedy}"
+        )
+    free_bytes = free_memory_bytes()
+    if free_bytes is not None and wanted_bytes > _most_bytes(free_bytes):
+        raise SharedMemoryError(
+            f"{who}it takes {_mib(wanted_bytes)}, but {_mib(free_bytes)} are free on this host "
+            f"(/proc/meminfo, or the limit of the cgroup). {remedy}"
+        )
+    more_bytes = NEVER if free_bytes is None else _granted_bytes(free_bytes, world_size)
+    context[Context.ROOM_BYTES] = wanted_bytes + more_bytes
+
+
+def _most_bytes(free_bytes: int) -> int:
+    return free_bytes - free_bytes // _LEFT_OVER
+
+
+def _granted_bytes(free_bytes: int, world_size: int) -> int:
+    return free_bytes // _GRANTED // world_size
 
 
 def _mib(size_bytes: int) -> str:

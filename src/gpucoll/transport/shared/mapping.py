@@ -13,6 +13,8 @@ import os
 import tempfile
 from typing import Final
 
+from gpucoll.errors import SharedMemoryError
+
 MAP_NORESERVE: Final = 0x4000
 MADV_REMOVE: Final = 9
 PAGE_BYTES: Final = mmap.PAGESIZE
@@ -50,7 +52,7 @@ def create(name: str, size_bytes: int, *, reserve: bool) -> int:
 
     Raises
     ------
-    MemoryError
+    SharedMemoryError
         There is not enough memory.
     """
     try:
@@ -67,7 +69,7 @@ def create(name: str, size_bytes: int, *, reserve: bool) -> int:
             fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
-        raise MemoryError(_no_memory(name, size_bytes, error)) from error
+        raise SharedMemoryError(_no_memory(name, size_bytes, error)) from error
     return fd
 
 
@@ -99,7 +101,8 @@ class Mapping:
         )
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
-            raise MemoryError(_no_memory(name, size_bytes, OSError(number, os.strerror(number))))
+            error = OSError(number, os.strerror(number))
+            raise SharedMemoryError(_no_memory(name, size_bytes, error))
         self.address: int = address
         self.size_bytes = size_bytes
         self._is_mapped = True

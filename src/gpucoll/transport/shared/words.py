@@ -22,6 +22,7 @@ class Status(IntEnum):
     ASIDE = 7  # a message that nobody asks for yet stands before others: Python takes it aside
     MORE = 8  # operations are done or have been added: Python looks
     MISFIT = 9  # a message has another size or dtype than its receive
+    NO_ROOM = 10  # there is no memory for a part of the segment; nothing has happened
 
 
 class State(IntEnum):
@@ -113,8 +114,14 @@ class Context(IntEnum):
     ENQUEUED_SEEN = 114  # up to where all ranks have compared, when last looked at
     ENQUEUED_LATE = 115  # who has not posted the call that is compared next, or -1
 
+    # Memory of the segment that is taken when it is first used, see `room`.
+    SEGMENT_FD = 116
+    ROOM_BYTES = 117  # that may be taken before somebody looks what the host has
+    REFUSED_BYTES = 118
+    REFUSED_ERROR = 119  # the kernel's number; 0: no more than ROOM_BYTES were granted
 
-CONTEXT_WORDS = 116
+
+CONTEXT_WORDS = 120
 
 
 class Call(IntEnum):
