@@ -16,6 +16,7 @@ MODULES = (
     "gpucoll.transport.shared.flags",
     "gpucoll.transport.shared.ordering",
     "gpucoll.transport.shared.room",
+    "gpucoll.transport.shared.peer_arena",
     "gpucoll.memory.heap",
     "gpucoll.memory.numpy_handler",
     "gpucoll.group.host.channel",

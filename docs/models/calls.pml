@@ -29,7 +29,7 @@
 #define PLUS(a, b) (((a) + (b)) % M)
 #define BEHIND(value, target) (((value) + M - (target)) % M >= M / 2)	/* flags.behind */
 #define SLOT(s, r) (((s) % R) * P + (r))				/* calls.slot_of */
-#define PAYLOAD_SLOT(s, r) (((s) % R) * P + ((r) + (s) / R) % P)	/* calls.payload_slot_of */
+#define PAYLOAD_SLOT(s, r) (((s) % R) * P + ((r) + (s) / R) % P)	/* steps.payload_of */
 #define CONTENT(s, r) ((s) * P + (r) + 1)				/* 0: anything else */
 
 #define SYNC 0		/* all_reduce, all_gather, all_to_all, reduce_scatter, barrier, exchange */

@@ -162,7 +162,7 @@ def test_threads_without_the_interpreters_lock(arena):
 
 
 def test_shared_memory_cannot_be_shrunk_under_a_peer():
-    fd = mapping.create("gpucoll-test", 8192, reserve=True)
+    fd = mapping.create("gpucoll-test", 8192, reserve_bytes=8192)
     try:
         with pytest.raises(OSError, match="not permitted"):
             os.ftruncate(fd, 4096)
@@ -177,7 +177,7 @@ def test_shared_memory_without_memfd(monkeypatch):
 
     before = sorted(Path("/dev/shm").glob("gpucoll*"))
     monkeypatch.setattr(os, "memfd_create", forbidden)
-    fd = mapping.create("gpucoll-test", 8192, reserve=True)
+    fd = mapping.create("gpucoll-test", 8192, reserve_bytes=8192)
     one, other = (mapping.Mapping(fd, 8192) for _ in range(2))
     os.close(fd)
     ctypes.c_int64.from_address(one.address + 4096).value = 42

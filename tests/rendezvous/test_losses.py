@@ -22,7 +22,13 @@ from tests.rendezvous.conftest import held_open
 
 import gpucoll
 from gpucoll.api import communicator
-from gpucoll.errors import AbortedError, GpucollError, PeerLostError, RendezvousError
+from gpucoll.errors import (
+    AbortedError,
+    GpucollError,
+    PeerLostError,
+    RendezvousError,
+    SharedMemoryError,
+)
 from gpucoll.group.host import joining
 from gpucoll.rendezvous import unix
 from gpucoll.rendezvous.host import Host
@@ -304,7 +310,7 @@ def divide_without_memory(seat):
 def test_without_memory_for_the_new_one_the_old_one_works_on(fresh):
     for rank, (outcome, total) in enumerate(fresh(3, divide_without_memory)):
         kind, text, _, left, _ = outcome
-        assert kind is (RendezvousError if rank else MemoryError)
+        assert kind is (RendezvousError if rank else SharedMemoryError)
         assert "no shared memory for gpucoll-segment" in text
         assert left == []
         assert total == 3

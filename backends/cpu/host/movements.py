@@ -22,6 +22,7 @@ from gpucoll.backends.cpu.host.pieces import (
     piece_offset,
     pieces_agree,
     posted_pieces,
+    table_bytes,
 )
 from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged_movement import move_staged
@@ -29,6 +30,9 @@ from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_input
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
+from gpucoll.transport.shared.layout import NEVER
+from gpucoll.transport.shared.peer_arena import arena_of, reach
+from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     DESTINATION,
     EVENT,
@@ -42,6 +46,7 @@ from gpucoll.transport.shared.steps import (
     OK,
     PATH,
     RANK,
+    READY_BYTES,
     ROOT,
     SEQUENCE,
     SIZE_BYTES,
@@ -49,10 +54,10 @@ from gpucoll.transport.shared.steps import (
     STATUS_DONE,
     STATUS_LINES,
     WORLD_SIZE,
-    arena_of,
     arena_offset,
     begin,
     close_record,
+    make_ready,
     payload_of,
     post,
     posted_address,
@@ -187,8 +192,8 @@ def _take(context, call, way):
 @inline
 def _write_pieces(context, call):
     """Put the table of this rank's pieces into its slot."""
-    table, table_bytes = posted_pieces(context, get(context, RANK)), 16 * get(context, WORLD_SIZE)
-    call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), table_bytes, 0)
+    table = posted_pieces(context, get(context, RANK))
+    call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), table_bytes(context), 0)
 
 
 @inline
@@ -285,11 +290,26 @@ def _n_shared(context, call):
 
 
 @inline
+def _reach_inputs(context, call):
+    """Map what this rank reads of the others' arenas; return a status."""
+    me = get(context, RANK)
+    for rank in range(get(context, WORLD_SIZE)):
+        source = posted_source(context, rank)
+        if source != NOT_SHARED:
+            stop = source + piece_offset(context, call, rank, me)
+            if reach(context, rank, stop + piece_bytes(context, call, rank, me)) == 0:
+                return EVENT
+    return OK
+
+
+@inline
 def _take_where_it_lies(context, call, way):
     """Take pieces where they lie; return when nobody reads this rank's input any more."""
     put(context, PATH, way)
     if _receives(context, call):
-        status = _take(context, call, way)
+        status = _reach_inputs(context, call) if way == _SYMMETRIC else OK
+        if status == OK:
+            status = _take(context, call, way)
         if status != OK:
             return status
     signal_done(context)
@@ -351,6 +371,9 @@ def _move(context, call):
         if not is_small and _copies_once(context, call) and can_copy_once(context):
             return _take_where_it_lies(context, call, _SINGLE_COPY)
     put(context, PATH, _STAGED)
+    status = have_stages(context)
+    if status != OK:
+        return status
     return move_staged(context, call, _sends(context, call), _receives(context, call))
 
 
@@ -371,10 +394,30 @@ def _alone(context, call):
     return OK
 
 
+@inline
+def _make_ready(context, call):
+    """Have memory for what this call uses; return a status."""
+    if get(call, PIECES) == 0 and get(call, LARGEST_BYTES) <= get(context, READY_BYTES):
+        return OK
+    most_bytes = get(context, _ONE_SHOT_BYTES if get(call, _FLOW) == _ALL else _ROOTED_BYTES)
+    status = OK
+    if get(context, WORLD_SIZE) == 1:
+        return OK
+    if get(call, PIECES) != 0:
+        status = make_ready(context, table_bytes(context), table_bytes(context))
+        if status == OK:
+            status = make_ready(context, NEVER, 0)  # small pieces go through stages, too
+    elif _sends(context, call):
+        status = make_ready(context, get(call, LARGEST_BYTES), most_bytes)
+    return status
+
+
 @compiled(types.int64(types.int64, types.int64))
 def movement_loop(context, call):
     """Run one movement as the call block says; return a status."""
-    status = begin(context, call)
+    status = _make_ready(context, call)
+    if status == OK:
+        status = begin(context, call)
     if status != OK:
         return status
     is_alone = get(context, WORLD_SIZE) == 1

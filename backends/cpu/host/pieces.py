@@ -12,14 +12,14 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.steps import (
     SEQUENCE,
     WORLD_SIZE,
-    payload_slot_of,
+    payload_of,
 )
 from gpucoll.transport.shared.words import Call
 
 IS_SPREAD, PIECES = int(Call.IS_SPREAD), int(Call.PIECES)
 LANDS_APART, LANDINGS = int(Call.LANDS_APART), int(Call.LANDINGS)
 _BLOCK_BYTES, _OFFSETS = int(Call.BLOCK_BYTES), int(Call.OFFSETS)
-_HEADER_BYTES = layout.HEADER_BYTES
+_MORE_THAN_INLINE = layout.INLINE_BYTES + 1  # there the header says where the input is
 
 
 @inline
@@ -37,9 +37,16 @@ def block_bytes(call, rank):
 
 
 @inline
+def table_bytes(context):
+    """Return the size of the table that a rank posts."""
+    return 16 * get(context, WORLD_SIZE)
+
+
+@inline
 def posted_pieces(context, rank):
     """Return the table that `rank` has posted: bytes to each rank, then bytes from each rank."""
-    return payload_slot_of(context, get(context, SEQUENCE), rank) + _HEADER_BYTES
+    size_bytes = max(table_bytes(context), _MORE_THAN_INLINE)
+    return payload_of(context, get(context, SEQUENCE), rank, size_bytes)
 
 
 @inline

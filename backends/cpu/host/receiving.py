@@ -48,7 +48,8 @@ from gpucoll.backends.cpu.host.transfers import (
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, put
 from gpucoll.transport.shared.flags import is_aborted, is_aborted_since
-from gpucoll.transport.shared.steps import OK, WORLD_SIZE, arena_of
+from gpucoll.transport.shared.peer_arena import reach
+from gpucoll.transport.shared.steps import OK, WORLD_SIZE
 from gpucoll.transport.shared.words import Status
 
 _EVENT, _LOST = int(Status.EVENT), int(Status.LOST)
@@ -104,7 +105,10 @@ def _fetch(context, row, mailbox, post):
     sender, size_bytes, status = get(row, FOUND_PEER), get(row, SIZE_BYTES), OK
     place = get(post, E_PLACE)
     if get(post, E_WAY) == IN_ARENA:
-        copy(context, get(row, ADDRESS), arena_of(context, sender) + place, size_bytes)
+        arena = reach(context, sender, place + size_bytes)
+        if arena == 0:
+            return _EVENT
+        copy(context, get(row, ADDRESS), arena + place, size_bytes)
     else:
         done = 0
         while done < size_bytes and status != _LOST and not is_aborted(context):

@@ -31,6 +31,7 @@ from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
 from gpucoll.kernels.cpu.jit import compiled, inline
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
+from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (
     ARENA_BYTES,
     COLLECTIVE,
@@ -50,6 +51,7 @@ from gpucoll.transport.shared.steps import (
     arena_offset,
     begin,
     close_record,
+    make_ready,
     payload_of,
     post,
     posted_address,
@@ -260,6 +262,9 @@ def _move(context, call, source, destination):
         put(context, PATH, _SINGLE_COPY)
         return _shift(context, call)
     if not staged_ahead:
+        status = have_stages(context)
+        if status != OK:
+            return status
         stage_first_chunk(context, call)
     put(context, PATH, _STAGED)
     return reduce_staged(context, call)
@@ -286,7 +291,9 @@ def _together(context, call):
 @compiled(types.int64(types.int64, types.int64))
 def reduction_loop(context, call):
     """Run one reduction as the call block says; return a status."""
-    status = begin(context, call)
+    status = make_ready(context, get(call, SIZE_BYTES), get(context, _ONE_SHOT_BYTES))
+    if status == OK:
+        status = begin(context, call)
     if status != OK:
         return status
     if get(context, WORLD_SIZE) == 1:

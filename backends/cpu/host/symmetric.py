@@ -10,6 +10,7 @@ from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_for_a
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, store64
 from gpucoll.transport.shared.flags import event_pending_since
+from gpucoll.transport.shared.peer_arena import reach
 from gpucoll.transport.shared.steps import (
     EVENT,
     OK,
@@ -17,7 +18,6 @@ from gpucoll.transport.shared.steps import (
     SEQUENCE,
     SIZE_BYTES,
     WORLD_SIZE,
-    arena_of,
     posted_destination,
     posted_source,
     signal_done,
@@ -51,9 +51,12 @@ def reduce_symmetric(context, call):
     sources, destinations = get(context, SOURCES), get(context, DESTINATIONS)
     if stop > start:
         for rank in range(world_size):
-            base = arena_of(context, rank) + start
-            store64(sources + 8 * rank, base + posted_source(context, rank))
-            store64(destinations + 8 * rank, base + posted_destination(context, rank))
+            source, destination = posted_source(context, rank), posted_destination(context, rank)
+            arena = reach(context, rank, max(source, destination) + size_bytes)
+            if arena == 0:
+                return EVENT
+            store64(sources + 8 * rank, arena + source + start)
+            store64(destinations + 8 * rank, arena + destination + start)
         ahead = get(context, _PREFETCH_BYTES) if stop - start >= PREFETCH_MIN_BYTES else 0
         reduce_for_all(context, call, stop - start, ahead)
     signal_done(context)

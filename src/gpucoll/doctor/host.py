@@ -114,7 +114,7 @@ def _shared_memory_problem() -> str | None:
     from gpucoll.transport.shared import mapping
 
     try:
-        os.close(mapping.create("gpucoll-doctor", 1 << 20, reserve=True))
+        os.close(mapping.create("gpucoll-doctor", 1 << 20, reserve_bytes=1 << 20))
     except (AttributeError, MemoryError, OSError) as error:
         return str(error)
     return None

@@ -53,7 +53,7 @@ class Arena:
 
     def __init__(self, size_bytes: int, kept_bytes: int = KEPT_BYTES) -> None:
         size_bytes = size_bytes // GRANULE_BYTES * GRANULE_BYTES
-        self.fd = mapping.create("gpucoll-arena", size_bytes, reserve=False)
+        self.fd = mapping.create("gpucoll-arena", size_bytes)
         self.mapping = mapping.Mapping(self.fd, size_bytes, "the arena")
         self.size_bytes = size_bytes
         self._records = _records(size_bytes)
@@ -152,7 +152,7 @@ def _records(size_bytes: int) -> mapping.Mapping:
     Anonymous memory of this size would count as used where the system does not overcommit.
     """
     records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.RECORD_BYTES
-    fd = mapping.create("gpucoll-arena-records", records_bytes, reserve=False)
+    fd = mapping.create("gpucoll-arena-records", records_bytes)
     try:
         return mapping.Mapping(fd, records_bytes, "the arena's records")
     finally:

@@ -245,10 +245,7 @@ def start_from(comm, sequence, cases):
     elsewhere.barrier()  # nobody is in a call of `comm` any more
     base = members.segment.address
     words = [base + start + group.rank * layout.LINE_BYTES for start in lines_of(members.layout)]
-    words += [
-        base + members.layout.slots + place * members.layout.slot_stride
-        for place in range(group.rank, layout.RING * group.world_size, group.world_size)
-    ]
+    words += [base + members.layout.header(group.rank, place) for place in range(layout.RING)]
     for address in words:
         ctypes.c_int32.from_address(address).value = sequence
     for field in (Context.SEQUENCE, Context.VERIFIED, Context.CHUNK):

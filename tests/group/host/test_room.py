@@ -23,7 +23,7 @@ class Sparse:
     """A sparse segment, and the context through which parts of it are reserved."""
 
     def __init__(self):
-        self.fd = mapping.create("gpucoll-test", SIZE_BYTES, reserve=False)
+        self.fd = mapping.create("gpucoll-test", SIZE_BYTES)
         self.mapping = mapping.Mapping(self.fd, SIZE_BYTES)
         self.context = np.zeros(CONTEXT_WORDS, np.int64)
         self.context[Context.SEGMENT_FD] = self.fd

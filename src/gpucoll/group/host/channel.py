@@ -29,6 +29,7 @@ from gpucoll.transport.shared.steps import (
     WORLD_SIZE,
     begin,
     close_record,
+    make_ready,
     payload_of,
     post,
     wait_all_arrived,
@@ -44,10 +45,13 @@ _COPY_PLAIN, _ONE_SHOT = int(Context.COPY_PLAIN), int(Path.ONE_SHOT)
 @compiled(types.int64(types.int64, types.int64))
 def exchange_loop(context, call):
     """Gather every rank's payload, in rank order, at the destination; return a status."""
-    status = begin(context, call)
+    size_bytes = get(call, SIZE_BYTES)
+    status = make_ready(context, size_bytes, size_bytes)
+    if status == OK:
+        status = begin(context, call)
     if status != OK:
         return status
-    size_bytes, sequence = get(call, SIZE_BYTES), get(context, SEQUENCE)
+    sequence = get(context, SEQUENCE)
     copy = get(context, _COPY_PLAIN)
     if size_bytes > 0:
         mine = payload_of(context, sequence, get(context, RANK), size_bytes)

@@ -16,6 +16,9 @@ from gpucoll.kernels.cpu.copy import (
     refill_kernel,
 )
 from gpucoll.transport.shared.flags import wait_long
+from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
+from gpucoll.transport.shared.peer_arena import map_more
+from gpucoll.transport.shared.room import take_memory
 from gpucoll.transport.shared.words import CONTEXT_WORDS, Context
 
 
@@ -64,15 +67,15 @@ def _values(
         Context.ENQUEUED: base + place.enqueued,
         Context.ENQUEUED_COUNT: tuning.enqueued_records,
         Context.SLOTS: base + place.slots,
-        Context.SLOT_STRIDE: place.slot_stride,
+        Context.PAYLOAD_STRIDE: place.payload_stride,
         Context.ONE_SHOT_BYTES: tuning.one_shot_bytes,
         Context.STAGES: base + place.stages,
         Context.CHUNK_BYTES: tuning.chunk_bytes,
         Context.SYMMETRIC_MIN_BYTES: tuning.symmetric_min_bytes,
         Context.PREFETCH_BYTES: tuning.prefetch_bytes,
-        Context.ARENAS: members.arena_addresses.ctypes.data,
-        Context.ARENA_BASE: int(members.arena_addresses[members.rank]),
-        Context.ARENA_BYTES: members.arena_bytes,
+        Context.ARENAS: members.arenas.ctypes.data,
+        Context.ARENA_BASE: members.arena.mapping.address,
+        Context.ARENA_BYTES: members.arena.size_bytes,
         Context.SOURCES: tables[0].ctypes.data,
         Context.DESTINATIONS: tables[1].ctypes.data,
         Context.BELLS: base + place.bells,
@@ -95,4 +98,9 @@ def _values(
         Context.COPY_TAKE: copy_kernel(OUT_OF_PEER),
         Context.SEGMENT_FD: members.segment_fd,
         Context.ROOM_BYTES: members.room_bytes,
+        Context.PAYLOADS: base + place.payloads,
+        Context.READY_BYTES: SMALL_BYTES if members.world_size > 1 else NEVER,
+        Context.READY_PAYLOADS: SMALL_BYTES,
+        Context.MAKE_READY: take_memory.address,
+        Context.MAP_MORE: map_more.address,
     }

@@ -12,6 +12,7 @@ from gpucoll.errors import (
     GpucollError,
     MismatchError,
     PeerLostError,
+    SharedMemoryError,
 )
 from gpucoll.group.host import reasons
 from gpucoll.group.host.inside import Inside
@@ -266,6 +267,19 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
             f"{_who(group)}: the communicator was given up: the kernel no longer lets its ranks "
             f"read the memory of rank {rank} (process {group.members.pids[rank]}). Close it; set "
             f"{config.CPU_TUNING}=single_copy_min_bytes={layout.NEVER} to do without"
+        )
+    if code == Abort.NO_ROOM:
+        return SharedMemoryError(
+            f"{_who(group)}: there was no shared memory for the stages of rank {rank} "
+            f"({group.members.tuning.chunk_bytes * layout.STAGES} bytes), which was found when all "
+            "ranks were in the call. The communicator is broken: close it, and free memory or use "
+            "fewer ranks"
+        )
+    if code == Abort.NO_ADDRESSES:
+        return SharedMemoryError(
+            f"{_who(group)}: rank {rank} has no address space for what it needs of another rank's "
+            "arrays of comm.empty (ulimit -v, or /proc/sys/vm/max_map_count). The communicator is "
+            "broken: close it"
         )
     if code in ENQUEUED:
         return enqueued_error(group, Abort(code), rank, sequence, waited_s)

@@ -25,7 +25,7 @@ from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
-from gpucoll.transport.shared import layout, ordering
+from gpucoll.transport.shared import layout, ordering, room
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.flags import bell_ring
 from gpucoll.transport.shared.layout import Abort
@@ -172,6 +172,12 @@ class HostGroup:
         """Wake a rank that sleeps for messages."""
         bell_ring.ctypes(self.members.at(self.members.layout.bells + rank * layout.LINE_BYTES))
 
+    def take_memory(self, offset: int, size_bytes: int) -> None:
+        """Take memory for a part of the segment that is used for the first time."""
+        address = self.members.at(offset)
+        while room.reserve_part.ctypes(self.context_address, address, size_bytes):
+            make_room(self.context)
+
     @property
     def is_forked(self) -> bool:
         """Whether this is a forked child's copy, which can do nothing."""
@@ -193,7 +199,9 @@ class HostGroup:
         return int(self.context[Context.PATH])
 
     def enqueued_calls(self) -> EnqueuedCalls:
-        """Return this rank's ring of calls on GPU arrays."""
+        """Return this rank's ring of calls on GPU arrays; memory for all ranks' is taken here."""
+        place = self.members.layout
+        self.take_memory(place.enqueued, place.size_bytes - place.enqueued)
         return EnqueuedCalls(self.members, self.context)
 
     # --- who is still there ----------------------------------------------------------------------
@@ -264,10 +272,15 @@ class HostGroup:
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing: name -> sentence."""
         members = self.members
+        try:
+            taken = f"{members.segment_bytes / 2**20:.1f} MiB so far, of"
+        except StateError:
+            taken = "closed; had"
         return {
-            "shared segment": f"{members.layout.size_bytes / 2**20:.1f} MiB",
+            "shared segment": f"{taken} at most {members.layout.size_bytes / 2**20:.1f} MiB for "
+            f"{self.world_size} ranks",
             "arena of this rank": f"{members.arena.used_bytes} bytes in use of "
-            f"{members.arena_bytes} of address space",
+            f"{members.arena.size_bytes} of address space",
         }
 
     def note_exception(self, error: BaseException) -> None:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import os
+import resource
 import stat
 from typing import Any
 
+from gpucoll.errors import RendezvousError
 from gpucoll.memory.arena import Arena
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, peer_memory
 from gpucoll.version import __version__
+from gpucoll.wording import rank_of
 
 _MOST = 1 << 63
+_DESCRIPTORS = 3
+"""For each rank: its connection, its arena, and what tells when it ends. Only that stays open."""
+_SPARE_DESCRIPTORS = 8
 
 
 def introduction_of(
@@ -32,6 +38,25 @@ def introduction_of(
         },
         **facts,
     }
+
+
+def check_descriptors(job: Job) -> None:
+    """Raise RendezvousError if this process may not open what it needs to meet so many ranks.
+
+    As rank 0, which needs most: so ranks with one limit all say so, and none waits for another.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        in_use = len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return
+    needed = in_use + _DESCRIPTORS * job.world_size + _SPARE_DESCRIPTORS
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        raise RendezvousError(
+            f"{rank_of(job.rank, job.world_size)}: {job.world_size} ranks take {needed} file "
+            f"descriptors while they meet ({in_use} are open already), and the limit of this "
+            f"process is {limit}: raise it with ulimit -n"
+        )
 
 
 def check_introduction(introduction: dict[str, Any], fds: list[int], facts: dict[str, Any]) -> None:

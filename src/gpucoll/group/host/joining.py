@@ -10,17 +10,22 @@ from typing import Any
 import numpy as np
 
 from gpucoll.errors import ArgumentError
-from gpucoll.group.host.introduction import check_introduction, introduction_of
+from gpucoll.group.host.introduction import (
+    check_descriptors,
+    check_introduction,
+    introduction_of,
+)
 from gpucoll.group.host.members import NO_DESCRIPTOR, Members
 from gpucoll.group.host.segment_room import check_room
+from gpucoll.memory import peer_processes
 from gpucoll.memory.arena import Arena, process_arena
-from gpucoll.memory.peer_arenas import map_arena
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.unix import Meeting, Watch, meet
 from gpucoll.transport.shared import layout, mapping, peer_memory
 from gpucoll.transport.shared.layout import SegmentLayout, Tuning
+from gpucoll.transport.shared.peer_arena import GROWTHS, PeerArena
 
 
 def life_line() -> int:
@@ -68,7 +73,8 @@ def join(
     Raises
     ------
     RendezvousError
-        A rank did not come, or another version of gpucoll did.
+        A rank did not come, or another version of gpucoll did; or the limit of open files is too
+        low for so many.
     PeerLostError, AbortedError
         A rank is gone, or gave up.
     SharedMemoryError
@@ -79,13 +85,14 @@ def join(
             f"world_size is {job.world_size}, but the segment of one host allows "
             f"{layout.MAX_RANKS} ranks"
         )
+    check_descriptors(job)
     facts = facts or {}
 
     def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
         tuning = tune(introductions)
         place = SegmentLayout(job.world_size, tuning)
         room_bytes = check_room(place)
-        fd = mapping.create("gpucoll-segment", place.size_bytes, reserve=True)
+        fd = mapping.create("gpucoll-segment", place.size_bytes, reserve_bytes=place.first_bytes)
         return {"tuning": tuning.words(), "room": room_bytes}, [fd]
 
     with held_signals():
@@ -130,8 +137,9 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
             segment_fd=meeting.shared_fds[0],
             room_bytes=meeting.decision["room"],
             arena=arena,
-            arena_addresses=np.zeros(job.world_size, np.int64),
-            arena_bytes=arena.size_bytes,
+            arenas=np.zeros(job.world_size, np.int64),
+            own_arena=peer_processes.arena_words(arena.size_bytes),
+            peers=[],
             poll_table=np.full(job.world_size, NO_DESCRIPTOR, np.int64),
             pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
             introductions=meeting.introductions,
@@ -140,14 +148,18 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
         segment.unmap()
         raise
     kept.append(members.segment_fd)
-    members.arena_addresses[job.rank] = arena.mapping.address
+    members.own_arena[PeerArena.MAPPED] = GROWTHS
+    members.own_arena[PeerArena.ADDRESS + GROWTHS] = arena.mapping.address
+    members.arenas[job.rank] = members.own_arena.ctypes.data
     try:
         for rank, (arena_fd, life_fd) in enumerate(meeting.rank_fds):
             if rank != job.rank:
                 size_bytes = meeting.introductions[rank]["arena_bytes"]
-                members.arena_addresses[rank] = map_arena(arena_fd, size_bytes)
-                members.poll_table[rank] = life_fd | (select.POLLIN << 32)
+                peer = peer_processes.meet(arena_fd, size_bytes, life_fd)
                 kept.append(life_fd)
+                members.peers.append(peer)
+                members.arenas[rank] = peer.arena_address
+                members.poll_table[rank] = peer.life_fd | (select.POLLIN << 32)
         # Whoever does without single copies does so in every call, in messages too.
         can_copy = members.tuning.single_copy_min_bytes < layout.NEVER and all(
             peer_memory.is_readable(member["pid"], *member["probe"])

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpucoll.group.host.shared_words import SharedWords
 from gpucoll.memory.arena import Arena
-from gpucoll.memory.peer_arenas import release_arena
+from gpucoll.memory.peer_processes import PeerProcess
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, mapping
 from gpucoll.transport.shared.layout import Envelope, Record, SegmentLayout, Tuning
@@ -44,8 +44,11 @@ class Members(SharedWords):
     room_bytes: int
     """How much that may be before somebody looks what the host has."""
     arena: Arena
-    arena_addresses: npt.NDArray[np.int64]
-    arena_bytes: int
+    arenas: npt.NDArray[np.int64]
+    """By rank: address of the words that say where its arena is mapped (`PeerArena`)."""
+    own_arena: npt.NDArray[np.int64]
+    """Those of this rank."""
+    peers: list[PeerProcess]
     poll_table: npt.NDArray[np.int64]
     """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers."""
     pid_table: npt.NDArray[np.int64]
@@ -55,6 +58,12 @@ class Members(SharedWords):
     def pids(self) -> list[int]:
         """Process numbers, by rank."""
         return [int(pid) for pid in self.pid_table]
+
+    @property
+    def segment_bytes(self) -> int:
+        """How much memory the segment takes by now, for all ranks together."""
+        with self.held():
+            return os.fstat(self.segment_fd).st_blocks * 512
 
     def status_words(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's status line, as words."""
@@ -95,13 +104,11 @@ class Members(SharedWords):
     def pieces_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return what a rank has posted of an all_to_all with counts.
 
-        That is bytes to each rank, then bytes from each, in the slot that `steps.payload_slot_of`
-        says; written by `gpucoll.backends.cpu.host.pieces`.
+        That is bytes to each rank, then bytes from each, as a payload; written by
+        `gpucoll.backends.cpu.host.pieces`.
         """
-        turn = (sequence & 0x7FFFFFFF) // layout.RING
-        place = (sequence & (layout.RING - 1)) * self.world_size + (rank + turn) % self.world_size
-        address = self.at(self.layout.slots + place * self.layout.slot_stride)
-        return words_at(address + layout.HEADER_BYTES, 2 * self.world_size)
+        place = self.layout.payload(rank, sequence, 16 * self.world_size)
+        return words_at(self.at(place), 2 * self.world_size)
 
     def _mailbox(self, receiver: int, sender: int) -> int:
         place = receiver * self.world_size + sender
@@ -131,13 +138,12 @@ class Members(SharedWords):
     def ended_ranks(self) -> list[int]:
         """Return the ranks whose process has ended."""
         poll = select.poll()
-        ranks = {}
-        for rank, word in enumerate(self.poll_table):
-            fd = int(np.int32(word & 0xFFFFFFFF))
+        fds = [int(np.int32(word & 0xFFFFFFFF)) for word in self.poll_table]
+        for fd in fds:
             if fd >= 0:
-                ranks[fd] = rank
                 poll.register(fd, select.POLLIN)
-        return sorted(ranks[fd] for fd, _ in poll.poll(0))
+        ended = {fd for fd, _ in poll.poll(0)}
+        return [rank for rank, fd in enumerate(fds) if fd in ended]
 
     def ends_within(self, rank: int, timeout_s: float) -> bool:
         """Return whether a rank's process has ended, or does so within this time."""
@@ -161,12 +167,8 @@ class Members(SharedWords):
 
     def close(self) -> None:
         """Unmap and close everything that belongs to this group alone."""
-        for rank, address in enumerate(self.arena_addresses):
-            if rank != self.rank and address:
-                release_arena(int(address))
-        for word in self.poll_table:
-            if (fd := int(np.int32(word & 0xFFFFFFFF))) >= 0:
-                os.close(fd)
         self.poll_table[:] = NO_DESCRIPTOR
-        os.close(self.segment_fd)
+        while self.peers:
+            self.peers.pop().release()
         self.unmap()
+        os.close(self.segment_fd)

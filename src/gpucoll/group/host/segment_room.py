@@ -34,16 +34,12 @@ def check_room(layout: SegmentLayout) -> int:
     free_bytes = free_memory_bytes()
     if free_bytes is None:
         return NEVER
-    if layout.size_bytes <= _most_bytes(free_bytes):
+    if layout.first_bytes <= _most_bytes(free_bytes):
         return _granted_bytes(free_bytes, layout.world_size)
-    tuning = layout.tuning
     raise SharedMemoryError(
         f"no shared memory for gpucoll-segment: {layout.world_size} ranks need "
-        f"{_mib(layout.size_bytes)}, but {_mib(free_bytes)} are free on this host (/proc/meminfo, "
-        "or the limit of the cgroup). Free memory, raise the limit, use fewer ranks, or smaller "
-        f"values in {config.CPU_TUNING}: chunk_bytes is {tuning.chunk_bytes}, rooted_bytes "
-        f"{tuning.rooted_bytes}, one_shot_bytes {tuning.one_shot_bytes}, enqueued_records "
-        f"{tuning.enqueued_records}"
+        f"{_mib(layout.first_bytes)}, but {_mib(free_bytes)} are free on this host (/proc/meminfo, "
+        "or the limit of the cgroup). Free memory, raise the limit, or use fewer ranks"
     )
 
 
@@ -58,7 +54,10 @@ def make_room(context: npt.NDArray[np.int64]) -> None:
     wanted_bytes, number = int(context[Context.REFUSED_BYTES]), int(context[Context.REFUSED_ERROR])
     rank, world_size = int(context[Context.RANK]), int(context[Context.WORLD_SIZE])
     who = f"{rank_of(rank, world_size)}: no shared memory for the next part of gpucoll-segment: "
-    remedy = "Free memory, raise the limit of the process or its cgroup, or use fewer ranks"
+    remedy = (
+        "Free memory, raise the limit of the process or its cgroup, use fewer ranks, or smaller "
+        f"values in {config.CPU_TUNING} (chunk_bytes, rooted_bytes, one_shot_bytes)"
+    )
     if number:
         raise SharedMemoryError(
             f"{who}{_mib(wanted_bytes)} were refused ({os.strerror(number)}). {remedy}"

@@ -97,8 +97,7 @@ class SharedWords:
 
     def header_word(self, rank: int, sequence: int) -> int:
         """Return the {sequence, digest} word in a rank's slot for a call: behind its record."""
-        place = (sequence & (layout.RING - 1)) * self.world_size + rank
-        return self.load(self.layout.slots + place * self.layout.slot_stride + layout.HEADER_WORD)
+        return self.load(self.layout.header(rank, sequence) + layout.HEADER_WORD)
 
 
 def _renew_in_child() -> None:

@@ -3,17 +3,22 @@
 In this order (P ranks, every rank's lines 128 bytes apart, because processors prefetch
 cache lines in pairs)::
 
-    event line      abort word, event word (mismatch generation)
+    event line      abort word, event word (mismatch generation), which payloads have memory
     status lines    per rank: done word, closed | acknowledgements of events
     chunk flags     per rank: filled word, per rank: read word (counters of staged chunks)
-    records         per rank: ring of RECORDS records, 256 bytes each
-    slots           ring of RING x P slots: a header line, and a payload of up to rooted_bytes
-    stages          ring of 3 x P stages of chunk_bytes each
     bells           per rank: rung when a message or a free place came; what it is waiting for
-    mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
     enqueued lines  per rank: how far it has compared the calls on GPU arrays
-    enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU
     reasons         per rank: the exception that took it out of the communicator, as text
+    records         per rank: ring of RECORDS records, 256 bytes each
+    slots           ring of RING x P slots: a header, and a payload of up to SMALL_BYTES
+    mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
+
+Up to here memory is reserved when the segment is made (`first_bytes`); what follows has none until
+it is first used (`room`)::
+
+    payloads        ring of RING x P larger payloads, of up to rooted_bytes
+    stages          ring of 3 x P stages of chunk_bytes each
+    enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
@@ -22,10 +27,11 @@ sequences may wrap. What a rank keeps for itself is in `words`.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 5
+LAYOUT_VERSION = 6
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -37,11 +43,16 @@ REASON_BYTES = 256
 INLINE_BYTES = 32
 """Payloads of up to this size share the header's cache line: one transfer instead of two."""
 INLINE_OFFSET = 32
+SLOT_BYTES = 512
+SMALL_BYTES = SLOT_BYTES - HEADER_BYTES
+"""Payloads of up to this size lie in the slot, behind a header: there is memory for them always."""
 STAGES = 3
 
 # Offsets in the event line.
 EVENT_ABORT = 0
 EVENT_WORD = 8
+EVENT_PAYLOADS = 16
+"""Up to how many bytes all payloads have memory; below `SMALL_BYTES`: none outside of slots."""
 
 # Offsets in a status line.
 STATUS_DONE = 0
@@ -196,6 +207,8 @@ class Abort(IntEnum):
     ENQUEUED_DEADLINE = 8
     ENQUEUED_LOST = 9
     BACKEND = 10  # the vendor's library or the GPU failed
+    NO_ROOM = 11  # a rank had no memory for its stages when all were in the call
+    NO_ADDRESSES = 12  # a rank could not map what it needed of a peer's arena
 
 
 @dataclass(frozen=True)
@@ -240,74 +253,98 @@ class SegmentLayout:
     world_size: int
     tuning: Tuning
 
-    @property
+    @functools.cached_property
     def status_lines(self) -> int:
         return LINE_BYTES
 
-    @property
+    @functools.cached_property
     def filled(self) -> int:
         return self.status_lines + self.world_size * LINE_BYTES
 
-    @property
+    @functools.cached_property
     def read(self) -> int:
         return self.filled + self.world_size * LINE_BYTES
 
-    @property
-    def records(self) -> int:
+    @functools.cached_property
+    def bells(self) -> int:
         return self.read + self.world_size * LINE_BYTES
 
-    @property
+    @functools.cached_property
+    def enqueued_lines(self) -> int:
+        return self.bells + self.world_size * LINE_BYTES
+
+    @functools.cached_property
+    def reasons(self) -> int:
+        return self.enqueued_lines + self.world_size * LINE_BYTES
+
+    @functools.cached_property
+    def records(self) -> int:
+        return self.reasons + self.world_size * REASON_BYTES
+
+    @functools.cached_property
     def slots(self) -> int:
         return round_up(self.records + self.world_size * RECORDS * RECORD_BYTES, 4096)
 
-    @property
-    def slot_stride(self) -> int:
-        pieces_bytes = 16 * self.world_size  # of all_to_all with counts
-        payload_bytes = max(self.tuning.one_shot_bytes, self.tuning.rooted_bytes, pieces_bytes)
-        return round_up(HEADER_BYTES + payload_bytes, LINE_BYTES)
-
-    @property
-    def stages(self) -> int:
-        return round_up(self.slots + RING * self.world_size * self.slot_stride, 4096)
-
-    @property
-    def bells(self) -> int:
-        return round_up(self.stages + STAGES * self.world_size * self.tuning.chunk_bytes, 4096)
-
-    @property
+    @functools.cached_property
     def mailboxes(self) -> int:
-        return round_up(self.bells + self.world_size * LINE_BYTES, 4096)
+        return round_up(self.slots + RING * self.world_size * SLOT_BYTES, 4096)
 
-    @property
+    @functools.cached_property
     def post_bytes(self) -> int:
         """Bytes of data that one post carries."""
         share = MAILBOXES_BYTES // (self.world_size**2 * POSTS)
         power = 1 << max(share - ENVELOPE_BYTES, 1).bit_length() - 1
         return max(LEAST_POST_BYTES, min(MOST_POST_BYTES, power))
 
-    @property
+    @functools.cached_property
     def eager_bytes(self) -> int:
         """Bytes up to which a message is over for its sender as soon as there is a free post."""
         return min(MOST_EAGER_BYTES, self.post_bytes)
 
-    @property
+    @functools.cached_property
     def mailbox_stride(self) -> int:
         return MAILBOX_POSTS + POSTS * (ENVELOPE_BYTES + self.post_bytes)
 
-    @property
-    def enqueued_lines(self) -> int:
+    @functools.cached_property
+    def first_bytes(self) -> int:
+        """How much of the segment has memory from the beginning."""
         return round_up(self.mailboxes + self.world_size**2 * self.mailbox_stride, 4096)
 
-    @property
+    @functools.cached_property
+    def payloads(self) -> int:
+        return self.first_bytes
+
+    @functools.cached_property
+    def payload_stride(self) -> int:
+        """Bytes between payloads: no power of two, whose lines would compete for the same sets."""
+        pieces_bytes = 16 * self.world_size  # of all_to_all with counts
+        payload_bytes = max(self.tuning.one_shot_bytes, self.tuning.rooted_bytes, pieces_bytes)
+        return round_up(payload_bytes + 1, LINE_BYTES)
+
+    @functools.cached_property
+    def stages(self) -> int:
+        return round_up(self.payloads + RING * self.world_size * self.payload_stride, 4096)
+
+    @functools.cached_property
     def enqueued(self) -> int:
-        return self.enqueued_lines + self.world_size * LINE_BYTES
+        return self.stages + STAGES * self.world_size * self.tuning.chunk_bytes
 
-    @property
-    def reasons(self) -> int:
-        records = self.world_size * self.tuning.enqueued_records
-        return self.enqueued + records * RECORD_BYTES
-
-    @property
+    @functools.cached_property
     def size_bytes(self) -> int:
         """Size of the whole segment, in bytes."""
-        return round_up(self.reasons + self.world_size * REASON_BYTES, 4096)
+        records = self.world_size * self.tuning.enqueued_records
+        return round_up(self.enqueued + records * RECORD_BYTES, 4096)
+
+    def header(self, rank: int, sequence: int) -> int:
+        """Return where a rank's header for a call is: `steps.slot_of`."""
+        place = (sequence & (RING - 1)) * self.world_size + rank
+        return self.slots + place * SLOT_BYTES
+
+    def payload(self, rank: int, sequence: int, size_bytes: int) -> int:
+        """Return where a rank's payload for a call is, one that is not inline."""
+        turn = (sequence & 0x7FFFFFFF) // RING
+        column = (rank + turn) % self.world_size
+        if size_bytes <= SMALL_BYTES:
+            return self.header(column, sequence) + HEADER_BYTES
+        place = (sequence & (RING - 1)) * self.world_size + column
+        return self.payloads + place * self.payload_stride

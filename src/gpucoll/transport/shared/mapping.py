@@ -38,7 +38,7 @@ _F_ADD_SEALS: Final = 1033
 _F_SEAL_SEAL, _F_SEAL_SHRINK, _F_SEAL_GROW = 1, 2, 4
 
 
-def create(name: str, size_bytes: int, *, reserve: bool) -> int:
+def create(name: str, size_bytes: int, *, reserve_bytes: int = 0) -> int:
     """Return a file descriptor of new shared memory, all zero.
 
     Parameters
@@ -47,8 +47,9 @@ def create(name: str, size_bytes: int, *, reserve: bool) -> int:
         Shown in ``/proc/PID/maps``; need not be unique.
     size_bytes : int
         Its size. It is sealed where the kernel can, so that no process can shrink it under another.
-    reserve : bool
-        Take the memory now, so that its lack is an error here and no SIGBUS later.
+    reserve_bytes : int
+        How much of it to take now, from its beginning, so that its lack is an error here and no
+        SIGBUS later. The rest is taken when it is touched, or reserved (`room`).
 
     Raises
     ------
@@ -63,13 +64,13 @@ def create(name: str, size_bytes: int, *, reserve: bool) -> int:
         sealable = False
     try:
         os.ftruncate(fd, size_bytes)
-        if reserve:
-            os.posix_fallocate(fd, 0, size_bytes)
+        if reserve_bytes:
+            os.posix_fallocate(fd, 0, reserve_bytes)
         if sealable:
             fcntl.fcntl(fd, _F_ADD_SEALS, _F_SEAL_SHRINK | _F_SEAL_GROW | _F_SEAL_SEAL)
     except OSError as error:
         os.close(fd)
-        raise SharedMemoryError(_no_memory(name, size_bytes, error)) from error
+        raise SharedMemoryError(_no_memory(name, reserve_bytes, error)) from error
     return fd
 
 
@@ -85,6 +86,11 @@ def _no_memory(name: str, size_bytes: int, error: OSError) -> str:
         f"no shared memory for {name}: {size_bytes} bytes were refused ({error.strerror}). Free "
         "memory, raise the limit of the process or its cgroup, or use fewer ranks"
     )
+
+
+def unmap(address: int, size_bytes: int) -> None:
+    """Take a mapping out of the address space. Nothing may use its addresses afterwards."""
+    _libc.munmap(address, size_bytes)
 
 
 class Mapping:
@@ -116,7 +122,7 @@ class Mapping:
         """Take it out of the address space. Nothing may use its addresses afterwards."""
         if self._is_mapped:
             self._is_mapped = False
-            _libc.munmap(self.address, self.size_bytes)
+            unmap(self.address, self.size_bytes)
 
     def give_back(self, offset: int, size_bytes: int) -> None:
         """Return whole pages to the system; they read as zeros afterwards, in every process."""

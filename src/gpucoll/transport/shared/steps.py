@@ -11,7 +11,15 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, load64, put, store32_release, store64, take_line
+from gpucoll.kernels.cpu.memory import (
+    call_loop,
+    get,
+    load64,
+    put,
+    store32_release,
+    store64,
+    take_line,
+)
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import (
     behind,
@@ -35,6 +43,7 @@ HEADER_BYTES, INLINE_BYTES, INLINE_OFFSET = (
     layout.INLINE_BYTES,
     layout.INLINE_OFFSET,
 )
+_SLOT_BYTES, SMALL_BYTES = layout.SLOT_BYTES, layout.SMALL_BYTES
 HEADER_SOURCE, HEADER_DESTINATION = layout.HEADER_SOURCE, layout.HEADER_DESTINATION
 HEADER_ADDRESS = layout.HEADER_ADDRESS
 NOT_SHARED, STATUS_DONE = layout.NOT_SHARED, layout.STATUS_DONE
@@ -45,12 +54,10 @@ RANK, WORLD_SIZE, SEQUENCE = int(Context.RANK), int(Context.WORLD_SIZE), int(Con
 VERIFIED, START_NS, PATH = int(Context.VERIFIED), int(Context.START_NS), int(Context.PATH)
 MISMATCHED = int(Context.MISMATCHED)
 STATUS_LINES, RECORD_LINES = int(Context.STATUS_LINES), int(Context.RECORDS)
-SLOTS, SLOT_STRIDE = int(Context.SLOTS), int(Context.SLOT_STRIDE)
-ARENAS, ARENA_BASE, ARENA_BYTES = (
-    int(Context.ARENAS),
-    int(Context.ARENA_BASE),
-    int(Context.ARENA_BYTES),
-)
+_SLOTS = int(Context.SLOTS)
+_PAYLOADS, _PAYLOAD_STRIDE = int(Context.PAYLOADS), int(Context.PAYLOAD_STRIDE)
+READY_BYTES, _MAKE_READY = int(Context.READY_BYTES), int(Context.MAKE_READY)
+ARENA_BASE, ARENA_BYTES = int(Context.ARENA_BASE), int(Context.ARENA_BYTES)
 COLLECTIVE, DIGEST, SIZE_BYTES = int(Call.COLLECTIVE), int(Call.DIGEST), int(Call.SIZE_BYTES)
 SOURCE, DESTINATION, ROOT = int(Call.SOURCE), int(Call.DESTINATION), int(Call.ROOT)
 OPERATION, DTYPE, COUNT = int(Call.OPERATION), int(Call.DTYPE), int(Call.COUNT)
@@ -72,12 +79,12 @@ _R_N_COUNTS, _R_COUNTS = int(Record.N_COUNTS), int(Record.COUNTS)
 def slot_of(context, sequence, rank):
     """Return the address of the slot of `rank` for the call numbered `sequence`."""
     place = (sequence & (RING - 1)) * get(context, WORLD_SIZE) + rank
-    return get(context, SLOTS) + place * get(context, SLOT_STRIDE)
+    return get(context, _SLOTS) + place * _SLOT_BYTES
 
 
 @inline
-def payload_slot_of(context, sequence, rank):
-    """Return the slot whose payload is that of `rank`: another rank's each time round the ring.
+def _payload_column(context, sequence, rank):
+    """Return in whose place the payload of `rank` lies: another rank's each time round the ring.
 
     So a rank writes lines that it has read last: an all_reduce of 4 to 32 KiB between two ranks
     takes 15 to 20 % less time. Alike in every call, whatever it is: a rank that makes another call
@@ -85,7 +92,7 @@ def payload_slot_of(context, sequence, rank):
     """
     world_size = np.uint64(get(context, WORLD_SIZE))
     turn = np.uint64((sequence & 0x7FFFFFFF) // RING)
-    return slot_of(context, sequence, np.int64((np.uint64(rank) + turn) % world_size))
+    return np.int64((np.uint64(rank) + turn) % world_size)
 
 
 @inline
@@ -93,7 +100,23 @@ def payload_of(context, sequence, rank, size_bytes):
     """Return where the payload of `rank` lies: a very small one beside its header's word."""
     if size_bytes <= INLINE_BYTES:
         return slot_of(context, sequence, rank) + INLINE_OFFSET
-    return payload_slot_of(context, sequence, rank) + HEADER_BYTES
+    column = _payload_column(context, sequence, rank)
+    if size_bytes <= SMALL_BYTES:
+        return slot_of(context, sequence, column) + HEADER_BYTES
+    place = (sequence & (RING - 1)) * get(context, WORLD_SIZE) + column
+    return get(context, _PAYLOADS) + place * get(context, _PAYLOAD_STRIDE)
+
+
+@inline
+def make_ready(context, size_bytes, most_bytes):
+    """Have memory for what a call of this size uses; return OK, or NO_ROOM and it has not begun.
+
+    Inputs of up to `most_bytes` go through payloads, larger ones through stages.
+    """
+    if size_bytes <= get(context, READY_BYTES):
+        return OK
+    payload_bytes = size_bytes if size_bytes <= most_bytes else 0
+    return call_loop(get(context, _MAKE_READY), context, payload_bytes)
 
 
 @inline
@@ -276,9 +299,3 @@ def posted_address(context, rank):
 def posted_destination(context, rank):
     """Return the arena offset of the output that `rank` has posted for this call."""
     return load64(slot_of(context, get(context, SEQUENCE), rank) + HEADER_DESTINATION)
-
-
-@inline
-def arena_of(context, rank):
-    """Return where the arena of `rank` is mapped in this process."""
-    return load64(get(context, ARENAS) + 8 * rank)

@@ -54,11 +54,11 @@ class Context(IntEnum):
     STATUS_LINES = 13
     RECORDS = 14
     SLOTS = 15
-    SLOT_STRIDE = 16
+    PAYLOAD_STRIDE = 16
     FILLED = 17
     READ = 18
     STAGES = 19
-    ARENAS = 20
+    ARENAS = 20  # for each rank, address of its `PeerArena` words
     ARENA_BASE = 21
     ARENA_BYTES = 22
     SOURCES = 23
@@ -119,9 +119,15 @@ class Context(IntEnum):
     ROOM_BYTES = 117  # that may be taken before somebody looks what the host has
     REFUSED_BYTES = 118
     REFUSED_ERROR = 119  # the kernel's number; 0: no more than ROOM_BYTES were granted
+    PAYLOADS = 120  # address of those that are larger than a slot
+    READY_BYTES = 121  # up to here a call needs no memory that it does not have
+    READY_PAYLOADS = 122  # up to here payloads have memory
+    READY_STAGES = 123  # whether this rank's stages have
+    MAKE_READY = 124  # address of the function that takes it
+    MAP_MORE = 125  # address of the function that maps more of a peer's arena
 
 
-CONTEXT_WORDS = 120
+CONTEXT_WORDS = 126
 
 
 class Call(IntEnum):

@@ -1,0 +1,117 @@
+"""A peer's arena in this process: mapped as far as it is used, and further when that is needed.
+
+An arena has as much address space as the machine has memory: all of it, of every rank, would be
+more than a process may have. So its beginning is mapped when the ranks meet, and four times as much
+whenever a call needs what lies beyond. A new piece begins at the beginning again; the old one stays
+until the last communicator with this peer is closed, because another thread may be reading there.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+from numba import types
+
+from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.memory import (
+    call_reach,
+    compare_exchange64,
+    get,
+    load64,
+    load64_acquire,
+)
+from gpucoll.transport.shared.flags import give_up
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Context
+
+__all__ = ["ARENA_WORDS", "FIRST_BYTES", "GROWTHS", "PeerArena", "arena_of", "map_more", "reach"]
+
+FIRST_BYTES = 1 << 20
+GROWTHS = 20
+_GROWTH_BITS = 2
+
+
+class PeerArena(IntEnum):
+    """Words of an arena, one block for all communicators of this process."""
+
+    MAPPED = 0  # how often it has grown
+    SIZE_BYTES = 1
+    ADDRESS = 2  # for each growth: where the arena's beginning is mapped, so far
+
+
+ARENA_WORDS = PeerArena.ADDRESS + GROWTHS + 1
+
+_MAPPED, _SIZE_BYTES, _ADDRESS = (
+    int(PeerArena.MAPPED),
+    int(PeerArena.SIZE_BYTES),
+    int(PeerArena.ADDRESS),
+)
+_ARENAS, _RANK, _MAP_MORE = int(Context.ARENAS), int(Context.RANK), int(Context.MAP_MORE)
+_ABORT_NO_ADDRESSES = int(Abort.NO_ADDRESSES)
+_MAY_MOVE = 1
+
+_i64, _i32 = types.int64, types.int32
+_mremap = types.ExternalFunction("mremap", _i64(_i64, _i64, _i64, _i32))
+_munmap = types.ExternalFunction("munmap", _i32(_i64, _i64))
+
+
+@inline
+def _reaches(growth, stop):
+    """Return whether what is mapped after so many growths holds all before `stop`."""
+    return stop <= FIRST_BYTES << (_GROWTH_BITS * growth)
+
+
+@inline
+def arena_of(context, rank):
+    """Return where the arena of `rank` is mapped, as far as `reach` has found it to be."""
+    arena = load64(get(context, _ARENAS) + 8 * rank)
+    return load64(arena + 8 * (_ADDRESS + load64_acquire(arena + 8 * _MAPPED)))
+
+
+@inline
+def reach(context, rank, stop):
+    """Return where the arena of `rank` is, mapped up to the offset `stop`; 0: it was given up."""
+    arena = load64(get(context, _ARENAS) + 8 * rank)
+    growth = load64_acquire(arena + 8 * _MAPPED)
+    if _reaches(growth, stop):
+        return load64(arena + 8 * (_ADDRESS + growth))
+    return call_reach(get(context, _MAP_MORE), context, rank, stop)
+
+
+@inline
+def _map_growth(arena, growth):
+    """Map the arena's beginning once more, so far; return the address, or 0."""
+    place = arena + 8 * (_ADDRESS + growth)
+    address = load64_acquire(place)
+    if address != 0:
+        return address
+    size_bytes = min(FIRST_BYTES << (_GROWTH_BITS * growth), load64(arena + 8 * _SIZE_BYTES))
+    # With an old size of 0 the kernel maps the same memory a second time: mremap(2).
+    address = _mremap(load64(arena + 8 * _ADDRESS), 0, size_bytes, np.int32(_MAY_MOVE))
+    if address == -1:
+        return 0
+    before = compare_exchange64(place, 0, address)
+    if before == 0:
+        return address
+    _munmap(address, size_bytes)
+    return before
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def map_more(context, rank, stop):
+    """Map the arena of `rank` up to `stop`; return its address, or give up and return 0."""
+    arena = load64(get(context, _ARENAS) + 8 * rank)
+    growth = load64_acquire(arena + 8 * _MAPPED)
+    while not _reaches(growth, stop):
+        growth += 1
+    address = 0
+    if stop <= load64(arena + 8 * _SIZE_BYTES):
+        address = _map_growth(arena, growth)
+    if address == 0:
+        give_up(context, _ABORT_NO_ADDRESSES, get(context, _RANK))
+        return 0
+    before = load64_acquire(arena + 8 * _MAPPED)
+    while before < growth:  # another thread may have gone further
+        before = compare_exchange64(arena + 8 * _MAPPED, before, growth)
+    return address
