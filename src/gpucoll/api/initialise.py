@@ -27,6 +27,7 @@ def init(
     device: Any = None,
     timeout_s: float | None = None,
     on_async_error: str | None = None,
+    bind: bool = False,
 ) -> Communicator:
     """Join the job that this process was started in, and return its communicator.
 
@@ -53,6 +54,12 @@ def init(
         What a failure on the GPU does that is found beside the program: be raised by its next call,
         or also end the process, with the reason on stderr, where it has not asked within 2 s.
         Default: ``"exit"`` under a launcher, whose job then ends; else ``"raise"``.
+    bind : bool
+        Whether to bind each rank to CPUs of its own, as gpucoll-run does: an equal part of those
+        that the ranks may use, where there are enough. For launchers that bind nothing (torchrun,
+        mpiexec, systemd); ranks that have CPUs of their own stay as they are, and so does
+        everything with ``GPUCOLL_BIND=none``. All threads of the process are bound, until it ends;
+        `Communicator.describe` says to what.
 
     Raises
     ------
@@ -101,7 +108,10 @@ def init(
     meeting = Job(job.rank, job.world_size, f"{job.token}#{number_of_call}", job.origin)
     exits = job.is_launched if on_async_error is None else on_async_error == "exit"
     watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
-    return create(meeting, limit, limit, Wish(backend, number, exits), watch)
+    made = create(meeting, limit, limit, Wish(backend, number, exits), watch)
+    if bind:
+        made._group.bind_cpus()
+    return made
 
 
 def _check_backend(backend: object) -> None:

@@ -157,6 +157,9 @@ class Group(Protocol):
     def set_pending(self, count: int) -> None:
         """Say how many asynchronous calls are queued, or have failed without anybody knowing."""
 
+    def bind_cpus(self) -> None:
+        """Bind this process to CPUs of its own, where the ranks share enough of them."""
+
     def describe(self) -> Mapping[str, str]:
         """Return what is worth knowing: name -> sentence."""
 

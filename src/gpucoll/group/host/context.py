@@ -57,6 +57,8 @@ def _values(
         Context.VERIFIED: start,
         Context.CHUNK: start,
         Context.SPINS: waiting[0],
+        Context.FULL_SPINS: waiting[0],
+        Context.CPUS: base + place.cpus,
         Context.YIELDS: waiting[1],
         Context.EVENT_LINE: base,
         Context.STATUS_LINES: base + place.status_lines,

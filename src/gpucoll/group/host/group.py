@@ -18,7 +18,7 @@ import numpy as np
 
 from gpucoll.entries import collectives
 from gpucoll.errors import GpucollError, StateError
-from gpucoll.group.host import diagnosis, reasons, recovery
+from gpucoll.group.host import binding, diagnosis, reasons, recovery
 from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
@@ -63,6 +63,7 @@ class HostGroup:
         self._is_forked = False
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
+        self._cpus = ""
         self._tables = np.zeros((2, self.world_size), np.int64)
         self.context = new_context(members, self._tables, waiting)
         # Asked at every call on GPU arrays: as an item of a memoryview in a tenth of NumPy's time.
@@ -269,6 +270,10 @@ class HostGroup:
 
     # --- description, the end --------------------------------------------------------------------
 
+    def bind_cpus(self) -> None:
+        """Bind this process to CPUs of its own, where the ranks share enough of them."""
+        self._cpus = binding.bind(self.members.allowed_cpus, self.rank)
+
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing: name -> sentence."""
         members = self.members
@@ -279,6 +284,7 @@ class HostGroup:
         return {
             "shared segment": f"{taken} at most {members.layout.size_bytes / 2**20:.1f} MiB for "
             f"{self.world_size} ranks",
+            "CPUs": self._cpus or binding.describe(members.allowed_cpus, self.rank),
             "arena of this rank": f"{members.arena.used_bytes} bytes in use of "
             f"{members.arena.size_bytes} of address space",
         }

@@ -60,6 +60,11 @@ class Members(SharedWords):
         return [int(pid) for pid in self.pid_table]
 
     @property
+    def allowed_cpus(self) -> list[frozenset[int]]:
+        """The CPUs that each rank could use when the ranks met, by rank."""
+        return [frozenset(member["cpus"]) for member in self.introductions]
+
+    @property
     def segment_bytes(self) -> int:
         """How much memory the segment takes by now, for all ranks together."""
         with self.held():

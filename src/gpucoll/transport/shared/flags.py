@@ -28,8 +28,10 @@ from gpucoll.kernels.cpu.memory import (
     load64_acquire,
     pause,
     put,
+    store64,
 )
 from gpucoll.transport.shared.layout import (
+    CPUS,
     EVENT_ABORT,
     EVENT_WORD,
     HEADER_WAITERS,
@@ -52,6 +54,8 @@ FUTEX_WAIT = 0
 FUTEX_WAKE = 1
 EVERYBODY = 2**31 - 1
 CLOCK_MONOTONIC = 1
+LEAST_SLICE_NS = 50_000
+"""The last sleep before a deadline ends with it, and is not shorter than this."""
 TIME_SLICE_NS = 500_000
 """A yield that takes longer gave a whole time slice away."""
 SLEEPY_WAITS = 1000
@@ -59,10 +63,15 @@ SLEEPY_WAITS = 1000
 NANOSECONDS = 1_000_000_000
 FIRST_SPINS = 64
 """So often a wait looks before it lets other Python threads run: about 3 us."""
+SHARING_SPINS, SHARING_YIELDS = 20, 20
+"""How often a rank spins and yields that has another rank on its CPU."""
+SHARING_SLEEPS = 64
+"""One in so many waits of such a rank sleeps at once: who is woken is moved to an idle CPU."""
 
 # Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
 _SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
 _SLEEPY = int(Context.SLEEPY)
+_CPUS, _FULL_SPINS, _SHARING = int(Context.CPUS), int(Context.FULL_SPINS), int(Context.SHARING)
 _IO_VECTORS = int(Context.IO_VECTORS)
 _FUTEX_TIMEOUT, _CLOCK = int(Context.FUTEX_TIMEOUT), int(Context.CLOCK)
 _EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
@@ -83,6 +92,7 @@ _ABORT_INTERRUPTED = int(Abort.INTERRUPTED)
 
 _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
+_sched_getcpu = types.ExternalFunction("sched_getcpu", types.int32())
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _poll = types.ExternalFunction("poll", types.int32(_i64, _i64, types.int32))
 _save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
@@ -195,9 +205,8 @@ def ring(bell):
 
 
 @inline
-def _sleep_slice(context, address, waiters, value):
-    """Sleep until the word at `address` changes, for at most one slice."""
-    slice_ns = get(context, _SLICE_NS)
+def _sleep_slice(context, address, waiters, value, slice_ns):
+    """Sleep until the word at `address` changes, for at most this long."""
     put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
     put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
     add32(waiters, np.int32(1))
@@ -288,6 +297,35 @@ def look_around(context, deadline_code):
 
 
 @inline
+def _shares_cpu(context):
+    """Return whether another rank waited on this CPU after this rank did; note that it waits here.
+
+    One word for each CPU: {its number, the last rank that waited long on it}. Two ranks that take
+    turns on a CPU find each other there every time; one that has moved away is found once. Nothing
+    is written where nothing changes.
+    """
+    cpu = np.int64(_sched_getcpu())
+    place = get(context, _CPUS) + 8 * (cpu & (CPUS - 1))
+    mine = (cpu << 32) | (get(context, _RANK) + 1)
+    seen = load64(place)
+    if seen == mine:
+        return False
+    store64(place, mine)
+    return seen >> 32 == cpu and seen != 0
+
+
+@inline
+def _look_for_sharers(context):
+    """Spin less from now on where another rank is on this CPU: it cannot run meanwhile."""
+    if _shares_cpu(context):
+        put(context, _SPINS, min(SHARING_SPINS, get(context, _FULL_SPINS)))
+        put(context, _SHARING, get(context, _SHARING) + 1)
+    else:
+        put(context, _SPINS, get(context, _FULL_SPINS))
+        put(context, _SHARING, 0)
+
+
+@inline
 def _yield_until(context, address, value):
     """Give way to other processes for a while; return whether the word has reached `value`.
 
@@ -299,8 +337,13 @@ def _yield_until(context, address, value):
     if sleepy > 0:
         put(context, _SLEEPY, sleepy - 1)
         return False
-    before_ns = now_ns(context)
-    for _ in range(get(context, _YIELDS)):
+    sharing, yields = get(context, _SHARING), get(context, _YIELDS)
+    if sharing > 0:
+        yields = min(yields, SHARING_YIELDS)
+        if sharing % SHARING_SLEEPS == 1:
+            return False
+    before_ns = start_clock(context)
+    for _ in range(yields):
         _sched_yield()
         if not behind(load32_acquire(address), value):
             return True
@@ -319,6 +362,8 @@ def wait_long(context, address, waiters, value, rank):
     A C function of its own, so that it is compiled once and not into every place that waits.
     """
     release_interpreter(context)
+    if get(context, _FULL_SPINS) > FIRST_SPINS:
+        _look_for_sharers(context)
     for _ in range(get(context, _SPINS) - FIRST_SPINS):
         pause()
         if not behind(load32_acquire(address), value):
@@ -326,14 +371,18 @@ def wait_long(context, address, waiters, value, rank):
     if _yield_until(context, address, value):
         return _OK
     put(context, _WAITED_RANK, rank)
-    look_ns = start_clock(context) + get(context, _SLICE_NS)
+    time_ns = start_clock(context)
+    look_ns = time_ns + get(context, _SLICE_NS)
+    end_ns = get(context, _START_NS) + get(context, _TIMEOUT_NS)
     while True:
-        _sleep_slice(context, address, waiters, value)
+        slice_ns = max(min(get(context, _SLICE_NS), end_ns - time_ns), LEAST_SLICE_NS)
+        _sleep_slice(context, address, waiters, value, slice_ns)
         if not behind(load32_acquire(address), value):
             return _OK
         if event_pending(context):
             return _EVENT
-        if now_ns(context) >= look_ns:
+        time_ns = now_ns(context)
+        if time_ns >= look_ns or time_ns > end_ns:
             status = look_around(context, _ABORT_DEADLINE)
             if status != _OK:
                 return status

@@ -9,6 +9,7 @@ cache lines in pairs)::
     bells           per rank: rung when a message or a free place came; what it is waiting for
     enqueued lines  per rank: how far it has compared the calls on GPU arrays
     reasons         per rank: the exception that took it out of the communicator, as text
+    cpus            CPUS words: which rank waited last on a CPU
     records         per rank: ring of RECORDS records, 256 bytes each
     slots           ring of RING x P slots: a header, and a payload of up to SMALL_BYTES
     mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
@@ -31,10 +32,12 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 6
+LAYOUT_VERSION = 7
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
+CPUS = 256
+"""CPUs further apart share a word; one that was overwritten is as if nobody had waited there."""
 RECORDS = 32
 RECORD_BYTES = 256
 MAX_RANKS = 256
@@ -278,8 +281,12 @@ class SegmentLayout:
         return self.enqueued_lines + self.world_size * LINE_BYTES
 
     @functools.cached_property
-    def records(self) -> int:
+    def cpus(self) -> int:
         return self.reasons + self.world_size * REASON_BYTES
+
+    @functools.cached_property
+    def records(self) -> int:
+        return self.cpus + 8 * CPUS
 
     @functools.cached_property
     def slots(self) -> int:

@@ -125,9 +125,13 @@ class Context(IntEnum):
     READY_STAGES = 123  # whether this rank's stages have
     MAKE_READY = 124  # address of the function that takes it
     MAP_MORE = 125  # address of the function that maps more of a peer's arena
+    # Ranks on one CPU, see `flags`.
+    CPUS = 126  # address of the words that say which rank waited last on a CPU
+    FULL_SPINS = 127  # SPINS where this rank has its CPU for itself
+    SHARING = 128  # how many waits in a row found another rank on this CPU
 
 
-CONTEXT_WORDS = 126
+CONTEXT_WORDS = 129
 
 
 class Call(IntEnum):
