@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from gpucoll.kernels.cpu import cache
+from gpucoll.kernels.cpu import cache, jit
+from gpucoll.kernels.cpu.addresses import linked_kernels
 
 MODULES = (
     "gpucoll.transport.shared.flags",
@@ -35,20 +36,37 @@ _NAME = "gpucoll.backends.precompile"
 """This module's name also where it runs as ``__main__``."""
 
 
+class _Compiler:
+    """Numba, through this package."""
+
+    def compile(self, module: str) -> None:
+        """Import a module and compile its loops, or load them one by one."""
+        importlib.import_module(module)
+        jit.compile_module(module)
+
+    def compile_elsewhere(self, folder: Path) -> subprocess.Popen[bytes]:
+        """Start a process that compiles the last modules into a folder."""
+        return subprocess.Popen(
+            [sys.executable, "-m", _NAME, str(folder), *MODULES[-cache.N_ELSEWHERE :]],
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+
+    def link(self, library: Path) -> None:
+        """Make one library of all loops and of the usual kernels."""
+        from gpucoll.kernels.cpu import linking
+
+        loops = [loop for module in MODULES for loop in jit.loops_of(module)]
+        kernels = [(kernel.name, kernel.emit()) for kernel in linked_kernels()]
+        library.write_bytes(linking.linked(loops, kernels))
+        linking.try_out(library)
+
+
 def load() -> None:
-    """Import the compiled loops: from the cache, or compiling what it lacks."""
-    cache.import_compiled(MODULES, _compile_elsewhere)
-
-
-def _compile_elsewhere(folder: Path) -> subprocess.Popen[bytes]:
-    """Start a process that compiles the last modules into a folder."""
-    return subprocess.Popen(
-        [sys.executable, "-m", _NAME, str(folder), *MODULES[-cache.N_ELSEWHERE :]],
-        env=_environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    """Have the compiled loops ready: from the cache, or compiling what it lacks."""
+    cache.prepare(MODULES, _Compiler())
 
 
 def _environment() -> dict[str, str]:
@@ -95,6 +113,6 @@ if __name__ == "__main__":
     if sys.argv[1:]:
         cache.build_into(Path(sys.argv[1]))
         for name in sys.argv[2:]:
-            importlib.import_module(name)
+            _Compiler().compile(name)
     else:
         load()

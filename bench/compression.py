@@ -29,7 +29,7 @@ from gpucoll.bench.argument_types import count, size
 from gpucoll.bench.environment import cpu_model, version_of
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.kernels.cpu import pack, quantise
-from gpucoll.kernels.cpu.convert import convert_kernel
+from gpucoll.kernels.cpu.addresses import convert_kernel
 from gpucoll.types import COMPRESSIONS
 from gpucoll.version import __version__
 

@@ -74,7 +74,7 @@ def call_in_rank(loop: RankLoop, number: int, options: Options, function: Any, a
 
 
 def compile_kernels(kernels: Sequence[tuple[str, str]]) -> None:
-    from gpucoll.kernels.cpu.reduce import reduce_kernel
+    from gpucoll.kernels.cpu.addresses import reduce_kernel
 
     for dtype, operation in kernels:
         reduce_kernel(dtype, operation)

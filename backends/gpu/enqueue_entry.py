@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from gpucoll.backends.gpu.enqueue_words import (
     DRIVER_TABLE_WORDS,
@@ -28,7 +27,7 @@ from gpucoll.devices import Device
 from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.enqueued import post
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, METH_NOARGS, builtin, capsule
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     call_words,
     exchange64,

@@ -171,11 +171,11 @@ def streaming(call: Call) -> Loop:
     memory's limit. That holds where both are of one size on every rank: what a root alone must move
     is no limit of the others, nor is a block that one of a rank's arrays consists of.
     """
-    from gpucoll.kernels.cpu.reduce import KERNEL_ARGUMENTS, reduce_kernel
+    from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS, reduce_kernel
 
     source, destination = call.source, call.destination
     narrow = np.dtype(np.float32 if source.nbytes % 4 == 0 else np.uint8)
-    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(KERNEL_ARGUMENTS))(
+    kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * REDUCE_ARGUMENTS)(
         reduce_kernel(narrow.name, "sum")
     )
     sources = np.array([source.ctypes.data] * (2 if call.in_place else 1), np.int64)

@@ -11,20 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, BackendUnavailableError
+from gpucoll.kernels.cpu import library as linked_library
 from gpucoll.kernels.cpu import loop_files
 from gpucoll.kernels.cpu.cache_key import key
+from gpucoll.kernels.cpu.library import Library
 from gpucoll.kernels.cpu.own_folders import PrivateFolder, UnsafeFolderError, own_folder
 
 N_ELSEWHERE = 3
@@ -111,9 +113,11 @@ def environment() -> dict[str, str]:
 
 _lock = threading.Lock()  # several threads may call init
 _imported = False
+_compiling = False
 _building: Path | None = None
 _verified: Path | None = None
 _not_kept = ""
+_not_linked = ""
 
 
 def is_complete() -> bool:
@@ -121,19 +125,31 @@ def is_complete() -> bool:
     return loop_files.look(cache_folder()).is_complete
 
 
-def import_compiled(
-    modules: Sequence[str], compile_elsewhere: Callable[[Path], subprocess.Popen[bytes]]
-) -> None:
-    """Import modules with compiled loops; while the cache is incomplete, one process at a time.
+class Compiler(Protocol):
+    """How loops come to be; Numba is imported when one of these is called."""
 
-    That process says so on stderr, in one line before and one after.
+    def compile(self, module: str) -> None:
+        """Import a module and compile its loops, or load them one by one."""
+
+    def compile_elsewhere(self, folder: Path) -> subprocess.Popen[bytes]:
+        """Start a process that compiles the last modules into a folder."""
+
+    def link(self, library: Path) -> None:
+        """Make one library of all loops; raise whatever stands against it."""
+
+
+def prepare(modules: Sequence[str], compiler: Compiler) -> None:
+    """Have all loops ready; while the cache is incomplete, one process at a time compiles.
+
+    That process says so on stderr, in one line before and one after. The others wait, and load
+    what it has linked; where this process may not run that, they load the loops one by one.
 
     Parameters
     ----------
     modules : sequence of str
-        All of them.
-    compile_elsewhere : callable
-        Starts a process that compiles the last ones into a folder, while this one does the others.
+        All that have loops.
+    compiler : Compiler
+        Compiles them.
     """
     global _imported, _verified
     with _lock:
@@ -149,10 +165,11 @@ def import_compiled(
             if found.is_complete:
                 lock.take(alone=False)  # let others that have waited load at the same time
                 _verified = folder
-                _import(modules)
+                if library() is None:
+                    _compile(modules, compiler)
                 loop_files.touch(folder)
             else:
-                _build(folder, found.damage, modules, compile_elsewhere)
+                _build(folder, found.damage, modules, compiler)
         _imported = True
 
 
@@ -160,39 +177,52 @@ def _build(
     folder: Path,
     damage: str,
     modules: Sequence[str],
-    compile_elsewhere: Callable[[Path], subprocess.Popen[bytes]],
+    compiler: Compiler,
 ) -> None:
     """Compile all loops, and keep them in the folder if that can be."""
-    global _building
+    global _building, _compiling
     start = time.monotonic()
     say(_beginning(folder, damage))
     made = None
+    _compiling = True
     try:
         made = _building = loop_files.begin(folder)
     except OSError as error:
         cannot_keep(error)
     try:
         if made is not None and len(os.sched_getaffinity(0)) > 1:
-            _import_in_two_processes(modules, compile_elsewhere(made))
-        _import(modules)
-        if made is not None:
+            _compile_in_two_processes(modules, compiler, made)
+        _compile(modules, compiler)
+        if made is not None and _building is not None:
+            _link(made, compiler)
             _keep(made, folder)
     finally:
-        _building = None
+        _building, _compiling = None, False
         if made is not None:
             shutil.rmtree(made, ignore_errors=True)
     kept = f"but cannot keep them: {_not_kept}" if _not_kept else f"into {folder}"
+    if _not_linked and not _not_kept:
+        kept += f", but ranks will start slowly: {_not_linked}"
     say(f"gpucoll: compiled the CPU kernels in {time.monotonic() - start:.0f} s, {kept}")
 
 
+def _link(made: Path, compiler: Compiler) -> None:
+    global _not_linked
+    try:
+        compiler.link(made / linked_library.NAME)
+    except Exception as error:  # other versions of Numba and LLVM: what they raise is not known
+        _not_linked = f"{error}" or type(error).__name__
+        (made / linked_library.NAME).unlink(missing_ok=True)
+
+
 def _keep(made: Path, folder: Path) -> None:
-    if _building is None:  # a loop could not be written
-        return
+    global _verified
     try:
         loop_files.publish(made, folder)
     except OSError as error:
         cannot_keep(error)
     else:
+        _verified = folder
         loop_files.remove_old(folder)
 
 
@@ -208,19 +238,19 @@ def _beginning(folder: Path, damage: str) -> str:
     return f"{compiling} once for this machine {time_needed} ..."
 
 
-def _import_in_two_processes(modules: Sequence[str], helper: subprocess.Popen[bytes]) -> None:
-    with helper:
+def _compile_in_two_processes(modules: Sequence[str], compiler: Compiler, made: Path) -> None:
+    with compiler.compile_elsewhere(made) as helper:
         try:
-            _import(modules[:-N_ELSEWHERE])
+            _compile(modules[:-N_ELSEWHERE], compiler)
             helper.wait()  # what it could not do is done afterwards
         except BaseException:
             helper.kill()
             raise
 
 
-def _import(modules: Iterable[str]) -> None:
+def _compile(modules: Iterable[str], compiler: Compiler) -> None:
     for name in modules:
-        importlib.import_module(name)
+        compiler.compile(name)
 
 
 def build_into(folder: Path) -> None:
@@ -243,6 +273,19 @@ def cannot_keep(error: OSError) -> None:
 def folder_to_load_from() -> Path | None:
     """Return the folder with the loops, if they are all there and as they were written."""
     return _verified or _folder_found_complete()
+
+
+def library() -> Library | None:
+    """Return the linked library, unless there is none or this process is to compile."""
+    if _compiling or _building is not None:
+        return None
+    folder = folder_to_load_from()
+    return None if folder is None else _library_in(folder)
+
+
+@functools.cache
+def _library_in(folder: Path) -> Library | None:
+    return linked_library.load(folder / linked_library.NAME)
 
 
 @functools.cache

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import platform
-from importlib import metadata
+import importlib.util
+import os
+import sys
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from gpucoll import config
 
-__all__ = ["COMPILED_FOLDERS", "key", "processor"]
+__all__ = ["COMPILED_FOLDERS", "key", "processor", "version_of"]
 
 _PACKAGE = Path(config.__file__).parent
 COMPILED_FOLDERS = (
@@ -24,6 +26,7 @@ COMPILED_FOLDERS = (
 )
 """Where compiled functions are, below the package."""
 _FURTHER_SOURCES = ("types.py", "arrays/numpy_struct.py")
+_VERSION_FILES = {"numba": "_version.py", "llvmlite": "_version.py", "numpy": "version.py"}
 _ABOUT_PROCESSOR = {
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),  # x86
     *("features", "cpu implementer", "cpu variant", "cpu part"),  # Arm
@@ -35,18 +38,39 @@ _ABOUT_PROCESSOR = {
 def key() -> str:
     """Return the name of these loops: of the sources, what compiles them, and the processor.
 
-    Neither the place of the package nor the age of its files counts, so that the virtual
+    The linker is one of the sources. Neither the place of the package nor the age of its files counts, so that the virtual
     environments of a user share what is compiled.
     """
     digest = hashlib.sha256()
     for file in _source_files():
         digest.update(str(file.relative_to(_PACKAGE)).encode() + b"\0")
         digest.update(hashlib.sha256(file.read_bytes()).digest())
-    versions = [metadata.version(name) for name in ("numba", "llvmlite", "numpy")]
-    python = f"{platform.python_implementation()} {platform.python_version()}"
-    for text in (*versions, python, processor(), config.code_settings()):
+    versions = [version_of(name) for name in _VERSION_FILES]
+    # The second one has the name of the interpreter's binary interface.
+    python = (f"{sys.implementation.name} {sys.version.split()[0]}", EXTENSION_SUFFIXES[0])
+    for text in (*versions, *python, processor(), config.code_settings()):
         digest.update(text.encode() + b"\0")
     return f"loops-{digest.hexdigest()[:16]}"
+
+
+def version_of(name: str) -> str:
+    """Return what names the version of an installed package: of the file in which it says so.
+
+    The package is not imported, and its metadata are not looked for: that takes 15 ms, this 0.1.
+    """
+    found = importlib.util.find_spec(name)
+    if found is None or not found.submodule_search_locations:
+        return f"no {name}"
+    file = Path(found.submodule_search_locations[0]) / _VERSION_FILES[name]
+    try:
+        said = file.read_bytes()
+    except OSError:
+        said = b""
+    if b"version" not in said:
+        from importlib import metadata
+
+        return metadata.version(name)
+    return hashlib.sha256(said).hexdigest()
 
 
 def _source_files() -> list[Path]:
@@ -70,4 +94,4 @@ def processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
                     lines.append(f"{name.strip()}={' '.join(sorted(value.split()))}")
     except OSError:
         lines = []
-    return "\n".join([platform.machine(), *(lines or [platform.processor()])])
+    return "\n".join([os.uname().machine, *lines])

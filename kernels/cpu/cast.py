@@ -14,6 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from gpucoll.kernels.cpu.addresses import HALF_TYPES
 from gpucoll.kernels.cpu.codegen import (
     F32,
     I8,
@@ -21,8 +22,6 @@ from gpucoll.kernels.cpu.codegen import (
     pointer,
 )
 from gpucoll.kernels.cpu.elements import Element, NarrowFloat, elements
-
-HALF_TYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
 
 def accumulator_dtype(dtype: str) -> str:

@@ -73,6 +73,18 @@ def pointer(builder: ir.IRBuilder, address: ir.Value, to: ir.Type) -> ir.Value:
     return builder.inttoptr(address, to.as_pointer())
 
 
+def function_type(returns: ir.Type, arguments: list[ir.Type]) -> ir.Type:
+    """Return the type of a function."""
+    return ir.FunctionType(returns, arguments)
+
+
+def call_intrinsic(builder: ir.IRBuilder, name: str, arguments: list[ir.Value]) -> None:
+    """Call an intrinsic of LLVM's that returns nothing."""
+    kinds = [argument.type for argument in arguments]
+    function = builder.module.declare_intrinsic(name, (), ir.FunctionType(VOID, kinds))
+    builder.call(function, arguments)
+
+
 def vector(element: ir.Type, lanes: int) -> ir.Type:
     """Return `lanes` of `element`: the element itself for one lane."""
     return element if lanes == 1 else ir.VectorType(element, lanes)

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
+from gpucoll.kernels.cpu.addresses import convert_kernel
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I64,
     blocks,
-    compile_function,
     new_function,
     pointer,
     prefetch,
@@ -25,13 +25,13 @@ from gpucoll.kernels.cpu.codegen import (
     vector_bytes,
 )
 from gpucoll.kernels.cpu.elements import elements
-from gpucoll.kernels.cpu.reduce import compile_lock, splat
+from gpucoll.kernels.cpu.reduce import splat
 
 _UNROLL = 4
 _AHEAD_ELEMENTS = 1024
 
 
-def emit_convert(source_dtype: str, dtype: str, *, scales: bool) -> ir.Function:
+def emit_convert(source_dtype: str, dtype: str, scales: bool) -> ir.Function:
     """Return the kernel ``(destination*, source*, count, scale*)``; addresses may be misaligned.
 
     The scale is a float32, or for float64 a float64; without `scales` it is not read.
@@ -70,13 +70,6 @@ def _fetch_ahead(
     for offset in range(0, count * item_bytes, CACHE_LINE_BYTES):
         line = b.add(address, I64(_AHEAD_ELEMENTS * item_bytes + offset))
         prefetch(b, line, for_write=for_write)
-
-
-@functools.cache
-def convert_kernel(source_dtype: str, dtype: str, scales: bool = False) -> int:
-    """Return the kernel's address, compiled on first need (about 10 ms)."""
-    with compile_lock:
-        return compile_function(emit_convert(source_dtype, dtype, scales=scales))
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The copy kernels: ``kernel(destination, source, size_bytes, prefetch_bytes)``.
+"""The copy kernels' code: ``kernel(destination, source, size_bytes, prefetch_bytes)``.
 
 Not ``memcpy``: what a copy between ranks costs is cache lines changing hands, and that is decided
 by which lines are prefetched in which state (`docs/decisions/0003-staged-ping-pong.md`).
@@ -6,18 +6,15 @@ by which lines are prefetched in which state (`docs/decisions/0003-staged-ping-p
 
 from __future__ import annotations
 
-import functools
-from dataclasses import dataclass
-
 from llvmlite import ir
 
+from gpucoll.kernels.cpu.addresses import CopyKind
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I8,
     I32,
     I64,
     blocks,
-    compile_function,
     new_function,
     pointer,
     prefetch,
@@ -26,25 +23,6 @@ from gpucoll.kernels.cpu.codegen import (
 )
 
 _UNROLL = 4
-
-
-@dataclass(frozen=True)
-class CopyKind:
-    """Which lines a copy prefetches: ``None``, for ``"read"`` or for ``"write"``."""
-
-    source: str | None
-    destination: str | None
-
-
-PLAIN = CopyKind(None, None)
-POSTED = CopyKind(None, "write")
-"""Private memory to a slot that others have read since: take its lines back early."""
-INTO_SLOT = CopyKind("read", None)
-"""Private memory to my slot, whose lines this core still owns."""
-OUT_OF_SLOT = CopyKind("write", "write")
-"""My slot to private memory: take the slot's lines back for the next turn."""
-OUT_OF_PEER = CopyKind("read", "write")
-"""A peer's memory to private memory: the peer writes there next."""
 
 
 def _touch(
@@ -72,9 +50,8 @@ def _store_block(b: ir.IRBuilder, address: ir.Value, values: list[ir.Value], lan
 _SHAPES = [(16, 1), (4, 1), (1, 1)]
 
 
-@functools.cache
-def copy_kernel(kind: CopyKind) -> int:
-    """Return the address of a copy kernel, compiled on first need (about 5 ms)."""
+def emit_copy(kind: CopyKind) -> ir.Function:
+    """Return a copy kernel that prefetches as `kind` says."""
     function, b = new_function("copy", (I64, I64, I64, I64))
     destination, source, size_bytes, ahead = function.args
 
@@ -87,12 +64,11 @@ def copy_kernel(kind: CopyKind) -> int:
 
     blocks(b, size_bytes, [(vector_bytes(), _UNROLL), *_SHAPES], body)
     b.ret_void()
-    return compile_function(function)
+    return function
 
 
-@functools.cache
-def streaming_copy_kernel() -> int:
-    """Return the address of a copy kernel for what is too large to be found in a cache afterwards.
+def emit_streaming_copy() -> ir.Function:
+    """Return a copy kernel for what is too large to be found in a cache afterwards.
 
     Its stores pass by the caches: lines need not be read before they are written.
     """
@@ -123,12 +99,11 @@ def streaming_copy_kernel() -> int:
     blocks(b, b.sub(size_bytes, head), shapes, streaming)
     b.fence("seq_cst")  # such stores are not in order with others
     b.ret_void()
-    return compile_function(function)
+    return function
 
 
-@functools.cache
-def refill_kernel() -> int:
-    """Return the address of ``kernel(destination, slot, source, size_bytes, prefetch_bytes)``.
+def emit_refill() -> ir.Function:
+    """Return ``kernel(destination, slot, source, size_bytes, prefetch_bytes)``.
 
     Copies the slot out and fills it anew in one pass: its lines change hands once for both.
     """
@@ -147,4 +122,4 @@ def refill_kernel() -> int:
 
     blocks(b, size_bytes, [(vector_bytes(), _UNROLL), *_SHAPES], body)
     b.ret_void()
-    return compile_function(function)
+    return function

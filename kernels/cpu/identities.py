@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.errors import ArgumentTypeError
-from gpucoll.kernels.cpu.cast import HALF_TYPES
-from gpucoll.kernels.cpu.convert import cast_array
+from gpucoll.kernels.cpu.addresses import HALF_TYPES
 
 _NARROW_FLOATS = {
     "bfloat16": ("uint16", 0x3F80, 0x7F80),
@@ -91,6 +90,8 @@ def _made_and_back(value: Any, dtype: str) -> tuple[npt.NDArray[Any], Any]:
     """Return a number as the bytes of one element, and the number that they are."""
     with np.errstate(over="ignore"):
         if dtype in HALF_TYPES:
+            from gpucoll.kernels.cpu.convert import cast_array  # imports LLVM
+
             bits = cast_array(np.array([float(value)], np.float32), dtype, narrows=True)
             return bits, float(cast_array(bits, dtype, narrows=False)[0])
         kind = np.dtype(dtype)

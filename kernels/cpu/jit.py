@@ -1,23 +1,212 @@
-"""Numba, set up for loops that other code calls by address."""
+"""Loops that other code calls by address: their code comes from the cache, or from Numba.
+
+What lies in the linked library of the cache (`gpucoll.kernels.cpu.library`) is found there by its
+name, and Numba is not even imported. So the decorators here only take note of what they decorate,
+and `types` names types; what Numba needs of either is made when Numba asks for it, by an attribute
+that it looks for (``_numba_type_``).
+"""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+import ctypes
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cached_property
 from typing import Any
 
-import numba
-from numba import types
-from numba.core import sigutils
+from gpucoll.kernels.cpu import cache
 
-from gpucoll.kernels.cpu.loop_cache import CachedLoop
+__all__ = ["Inlined", "Loop", "compile_module", "compiled", "inline", "inline_typed", "types"]
 
-CompiledLoop = Any  # numba.core.ccallback.CFunc: has .address and, for calls from Python, .ctypes
 
-inline_typed = functools.partial(
-    numba.njit, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True
-)
-"""Decorator of a function that compiled code calls, with arguments of any type; LLVM inlines it."""
+class Kind:
+    """A type of compiled functions' arguments, by the name that Numba has for it."""
+
+    def __init__(self, name: str, c_type: Any) -> None:
+        self.name = name
+        self.c_type = c_type
+
+    def __call__(self, *arguments: Kind) -> Signature:
+        """Return the signature of functions that return this."""
+        return Signature(self, arguments)
+
+    @property
+    def numba(self) -> Any:
+        """The same as a type of Numba's."""
+        from numba import types as numba_types
+
+        return getattr(numba_types, self.name)
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+class Signature:
+    """What a compiled function returns and takes."""
+
+    def __init__(self, returns: Kind, arguments: tuple[Kind, ...]) -> None:
+        self.returns = returns
+        self.arguments = arguments
+
+    @property
+    def numba(self) -> Any:
+        """The same as a signature of Numba's."""
+        return self.returns.numba(*(kind.numba for kind in self.arguments))
+
+    @property
+    def prototype(self) -> Any:
+        """The same as a function type of ctypes'; calls release the interpreter."""
+        return ctypes.CFUNCTYPE(self.returns.c_type, *(kind.c_type for kind in self.arguments))
+
+
+class ExternalFunction:
+    """A function of libc or CPython that loops call.
+
+    These are all the functions that the linked library may come to need: whatever else it asked
+    for Numba would have put in, to raise an exception or to count references.
+    """
+
+    declared: set[str] = set()  # noqa: RUF012 (of all of them)
+
+    def __init__(self, name: str, signature: Signature) -> None:
+        self.name = name
+        self.signature = signature
+        self.declared.add(name)
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from numba import types as numba_types
+
+        return numba_types.ExternalFunction(self.name, self.signature.numba)
+
+
+class _Types:
+    """The types that loops have; ``from numba import types`` would import all of Numba."""
+
+    int64 = Kind("int64", ctypes.c_int64)
+    int32 = Kind("int32", ctypes.c_int32)
+    void = Kind("void", None)
+    ExternalFunction: Any = ExternalFunction  # to be called in loops
+
+
+types = _Types
+
+
+class Inlined:
+    """A function that loops call; LLVM inlines it."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.__wrapped__ = self.py_func = function
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+
+    @cached_property
+    def dispatcher(self) -> Any:
+        """What Numba has of it."""
+        from numba import types as numba_types
+
+        made = inline_typed(self.py_func)
+        template_for = made.get_call_template
+
+        def template_for_words(arguments: tuple[Any, ...], keywords: Any) -> Any:
+            return template_for((numba_types.int64,) * len(arguments), keywords)
+
+        made.get_call_template = template_for_words
+        return made
+
+    @property
+    def _numba_type_(self) -> Any:
+        return self.dispatcher._numba_type_
+
+
+class Intrinsic:
+    """A function that loops call and whose LLVM IR is made by a function of Python's."""
+
+    def __init__(self, generate: Callable[..., Any], signature: Signature) -> None:
+        self._generate = generate
+        self.signature = signature
+        self.__name__ = generate.__name__
+        self.__module__ = generate.__module__
+        self.__doc__ = generate.__doc__
+
+    def _define(self, typing_context: Any, *arguments: Any) -> tuple[Any, Callable[..., Any]]:
+        """Return what Numba wants: the signature, and what makes the IR."""
+        from gpucoll.kernels.cpu import codegen
+
+        def generate(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+            made = self._generate(codegen, builder, *values)
+            return context.get_dummy_value() if made is None else made
+
+        return self.signature.numba, generate
+
+    @cached_property
+    def _numba_type_(self) -> Any:
+        from numba.core.registry import cpu_target
+        from numba.extending import intrinsic as numba_intrinsic
+
+        def define(typing_context: Any, *arguments: Any) -> Any:
+            return self._define(typing_context, *arguments)
+
+        # Numba reads an intrinsic's arity from its signature in Python.
+        names = ("typing_context", *(f"a{n}" for n in range(len(self.signature.arguments))))
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(name, kind) for name in names]
+        define.__name__ = self.__name__
+        define.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        made = numba_intrinsic(define)
+        cpu_target.typing_context.refresh()
+        return cpu_target.typing_context.resolve_value_type(made)
+
+
+class Loop:
+    """A compiled C function, by address."""
+
+    def __init__(self, function: Callable[..., Any], signature: Signature) -> None:
+        self.__wrapped__ = self.py_func = function
+        self.__name__ = function.__name__
+        self.__module__ = function.__module__
+        self.__doc__ = function.__doc__
+        self.signature = signature
+
+    @property
+    def symbol(self) -> str:
+        """Its name in the linked library, and in a debugger."""
+        return f"{self.__module__}.{self.__name__}".replace(".", "_")
+
+    @cached_property
+    def numba(self) -> Any:
+        """The function as Numba compiled it, or loaded it from the cache."""
+        from numba.core import sigutils
+
+        from gpucoll.kernels.cpu.loop_cache import CachedLoop
+
+        signature = sigutils.normalize_signature(self.signature.numba)
+        made = CachedLoop(self.py_func, signature, {}, {"error_model": "numpy"})
+        made.enable_caching()
+        made.compile()
+        return made
+
+    @cached_property
+    def address(self) -> int:
+        """Where its code is."""
+        library = cache.library()
+        found = library.address(self.symbol) if library is not None else None
+        return int(self.numba.address) if found is None else found
+
+    @cached_property
+    def ctypes(self) -> Any:
+        """The function for calls from Python, which release the interpreter."""
+        return self.signature.prototype(self.address)
+
+
+def inline_typed(function: Any) -> Any:
+    """Decorate a function that compiled code calls, with arguments of any type; LLVM inlines it."""
+    import numba
+
+    options = {"error_model": "numpy", "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return numba.njit(**options)(function)
 
 
 def inline(function: Callable[..., Any]) -> Any:
@@ -26,24 +215,38 @@ def inline(function: Callable[..., Any]) -> Any:
     Numba by itself compiles it anew for each constant that it is called with, and for bools: of all
     loops' 23 s of compiling 7 s went there (one core, 2026-11-21). LLVM sees the constants anyway.
     """
-    dispatcher = inline_typed(function)
-    template_for = dispatcher.get_call_template
-
-    def template_for_words(arguments: tuple[Any, ...], keywords: Any) -> Any:
-        return template_for((types.int64,) * len(arguments), keywords)
-
-    dispatcher.get_call_template = template_for_words
-    return dispatcher
+    return Inlined(function)
 
 
-def compiled(signature: Any) -> Callable[[Callable[..., Any]], CompiledLoop]:
-    """Compile the decorated function to a C function of `signature`, or load it from the cache."""
+def intrinsic(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate a function ``(codegen, builder, *values) -> value`` that makes LLVM IR.
 
-    def decorate(function: Callable[..., Any]) -> CompiledLoop:
-        options = {"error_model": "numpy"}
-        loop = CachedLoop(function, sigutils.normalize_signature(signature), {}, options)
-        loop.enable_caching()
-        loop.compile()
-        return loop
+    The first argument is the module `gpucoll.kernels.cpu.codegen`, which imports LLVM.
+    """
+
+    def decorate(generate: Callable[..., Any]) -> Any:
+        return Intrinsic(generate, signature)
 
     return decorate
+
+
+def compiled(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate what becomes a C function of `signature` when its address is asked for."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        return Loop(function, signature)
+
+    return decorate
+
+
+def loops_of(module: str) -> Iterator[Loop]:
+    """Return the loops that a module defines, which must have been imported."""
+    for value in vars(sys.modules[module]).values():
+        if isinstance(value, Loop) and value.__module__ == module:
+            yield value
+
+
+def compile_module(module: str) -> None:
+    """Have Numba compile the loops that a module defines, or load them from the cache."""
+    for loop in loops_of(module):
+        _ = loop.numba

@@ -6,20 +6,15 @@ the inputs come as ever, and only what this rank makes of them is more.
 
 from __future__ import annotations
 
-import functools
-
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.codegen import I64, compile_function, counted_loop, pointer
+from gpucoll.kernels.cpu.addresses import KEPT, KEPT_COUNT
+from gpucoll.kernels.cpu.codegen import I64, counted_loop, pointer
 from gpucoll.kernels.cpu.elements import elements
 from gpucoll.kernels.cpu.operations import OPERATIONS
-from gpucoll.kernels.cpu.reduce import ReduceEmitter, compile_lock, element_at
+from gpucoll.kernels.cpu.reduce import ReduceEmitter, element_at
 
 DTYPE = "int64"
-KEPT_COUNT = 1
-"""Word behind the result that says how many inputs follow."""
-KEPT = 2
-"""Word at which they begin."""
 
 
 class _KeepingEmitter(ReduceEmitter):
@@ -45,10 +40,7 @@ class _KeepingEmitter(ReduceEmitter):
         b.store(value, pointer(b, b.add(words, b.shl(place, I64(3))), I64), align=1)
 
 
-@functools.cache
-def keeping_kernel(operation: str) -> int:
-    """Return the address of the kernel of int64 and this operation, compiled on first need."""
-    with compile_lock:
-        name = f"reduce_keeping_{operation}_{DTYPE}"
-        emitter = _KeepingEmitter(elements()[DTYPE], OPERATIONS[operation], name)
-        return compile_function(emitter.emit())
+def emit_keeping(operation: str) -> ir.Function:
+    """Return the kernel of int64 and this operation."""
+    name = f"reduce_keeping_{operation}_{DTYPE}"
+    return _KeepingEmitter(elements()[DTYPE], OPERATIONS[operation], name).emit()

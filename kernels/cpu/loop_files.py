@@ -23,7 +23,7 @@ from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, is_own_file, own_
 __all__ = ["Contents", "FolderLock", "begin", "look", "publish", "remove_old", "touch"]
 
 _LIST = "complete"
-_SUFFIXES = (".nbi", ".nbc")
+_SUFFIXES = (".nbi", ".nbc", ".so")
 _LOOPS = re.compile(r"loops-[0-9a-f]{16}")
 _DAY_S = 86400.0
 KEPT_DAYS = 30

@@ -7,119 +7,95 @@ ctypes pointers would keep Numba from caching (``dynamic globals``).
 from __future__ import annotations
 
 import os
-import platform
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
+from gpucoll.kernels.cpu.jit import Kind, intrinsic, types
 
-from gpucoll.kernels.cpu.codegen import I32, I64, VOID, pointer, prefetch
-
-MACHINE = os.environ.get("GPUCOLL_TEST_MACHINE") or platform.machine()
+MACHINE = os.environ.get("GPUCOLL_TEST_MACHINE") or os.uname().machine
 """The processor family that loops are lowered for; tests set it to check another one's code."""
 
-_NUMBA_TYPES = {I32: types.int32, I64: types.int64}
+_int64, _int32, _void = types.int64, types.int32, types.void
 
 
-def _load(kind: Any, order: str) -> Any:
-    @intrinsic
-    def load(typing_context: Any, address: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            where = pointer(b, args[0], kind)
-            return b.load_atomic(where, order, kind.width // 8, typ=kind)
+def _ir_type(codegen: Any, kind: Kind) -> Any:
+    return {"int64": codegen.I64, "int32": codegen.I32, "void": codegen.VOID}[kind.name]
 
-        return _NUMBA_TYPES[kind](types.int64), generate
+
+def _load(kind: Kind, order: str) -> Any:
+    @intrinsic(kind(_int64))
+    def load(codegen: Any, b: Any, address: Any) -> Any:
+        made = _ir_type(codegen, kind)
+        where = codegen.pointer(b, address, made)
+        return b.load_atomic(where, order, made.width // 8, typ=made)
 
     return load
 
 
-def _store(kind: Any, order: str) -> Any:
-    @intrinsic
-    def store(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            b.store_atomic(args[1], pointer(b, args[0], kind), order, kind.width // 8)
-            return context.get_dummy_value()
-
-        return types.void(types.int64, _NUMBA_TYPES[kind]), generate
+def _store(kind: Kind, order: str) -> Any:
+    @intrinsic(_void(_int64, kind))
+    def store(codegen: Any, b: Any, address: Any, value: Any) -> None:
+        made = _ir_type(codegen, kind)
+        b.store_atomic(value, codegen.pointer(b, address, made), order, made.width // 8)
 
     return store
 
 
-def _read_modify_write(operation: str, kind: Any) -> Any:
-    @intrinsic
-    def update(typing_context: Any, address: Any, value: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            return b.atomic_rmw(operation, pointer(b, args[0], kind), args[1], "seq_cst")
-
-        return _NUMBA_TYPES[kind](types.int64, _NUMBA_TYPES[kind]), generate
+def _read_modify_write(operation: str, kind: Kind) -> Any:
+    @intrinsic(kind(_int64, kind))
+    def update(codegen: Any, b: Any, address: Any, value: Any) -> Any:
+        where = codegen.pointer(b, address, _ir_type(codegen, kind))
+        return b.atomic_rmw(operation, where, value, "seq_cst")
 
     return update
 
 
-load64 = _load(I64, "monotonic")
+load64 = _load(_int64, "monotonic")
 """Load an int64 that only this thread writes (or whose order an acquire has settled)."""
-store64 = _store(I64, "monotonic")
-store64_release = _store(I64, "release")
+store64 = _store(_int64, "monotonic")
+store64_release = _store(_int64, "release")
 """Store an int64 after all that this thread has loaded and stored before."""
-store32_release = _store(I32, "release")
-load64_acquire = _load(I64, "acquire")
-load64_ordered = _load(I64, "seq_cst")
+store32_release = _store(_int32, "release")
+load64_acquire = _load(_int64, "acquire")
+load64_ordered = _load(_int64, "seq_cst")
 """Load an int64 after this thread's last exchange: for a handshake, store mine, look at yours."""
 
 
-def _word_address(b: Any, block: Any, field: Any) -> Any:
-    return pointer(b, b.add(block, b.shl(field, I64(3))), I64)
+def _word_address(codegen: Any, b: Any, block: Any, field: Any) -> Any:
+    address = b.add(block, b.shl(field, codegen.I64(3)))
+    return codegen.pointer(b, address, codegen.I64)
 
 
-@intrinsic
-def get(typing_context: Any, block: Any, field: Any) -> Any:
+@intrinsic(_int64(_int64, _int64))
+def get(codegen: Any, b: Any, block: Any, field: Any) -> Any:
     """Read word `field` of a block of int64 that this process alone writes."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        return b.load(_word_address(b, *args), align=8, typ=I64)
-
-    return types.int64(types.int64, types.int64), generate
+    return b.load(_word_address(codegen, b, block, field), align=8, typ=codegen.I64)
 
 
-@intrinsic
-def put(typing_context: Any, block: Any, field: Any, value: Any) -> Any:
+@intrinsic(_void(_int64, _int64, _int64))
+def put(codegen: Any, b: Any, block: Any, field: Any, value: Any) -> None:
     """Write word `field` of a block of int64."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        b.store(args[2], _word_address(b, *args[:2]), align=8)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64, types.int64), generate
+    b.store(value, _word_address(codegen, b, block, field), align=8)
 
 
-load32_acquire = _load(I32, "acquire")
-load32_ordered = _load(I32, "seq_cst")
-exchange64 = _read_modify_write("xchg", I64)
+load32_acquire = _load(_int32, "acquire")
+load32_ordered = _load(_int32, "seq_cst")
+exchange64 = _read_modify_write("xchg", _int64)
 """Store an int64 with a full fence; returns what was there."""
-exchange32 = _read_modify_write("xchg", I32)
-add32 = _read_modify_write("add", I32)
+exchange32 = _read_modify_write("xchg", _int32)
+add32 = _read_modify_write("add", _int32)
 
 
-@intrinsic
-def compare_exchange64(typing_context: Any, address: Any, expected: Any, desired: Any) -> Any:
+@intrinsic(_int64(_int64, _int64, _int64))
+def compare_exchange64(codegen: Any, b: Any, address: Any, expected: Any, desired: Any) -> Any:
     """Store `desired` where `expected` is; return what was there."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        where = pointer(b, args[0], I64)
-        return b.extract_value(b.cmpxchg(where, args[1], args[2], "seq_cst", "seq_cst"), 0)
-
-    return types.int64(types.int64, types.int64, types.int64), generate
+    where = codegen.pointer(b, address, codegen.I64)
+    return b.extract_value(b.cmpxchg(where, expected, desired, "seq_cst", "seq_cst"), 0)
 
 
 def _fence(order: str) -> Any:
-    @intrinsic
-    def fence(typing_context: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            b.fence(order)
-            return context.get_dummy_value()
-
-        return types.void(), generate
+    @intrinsic(_void())
+    def fence(codegen: Any, b: Any) -> None:
+        b.fence(order)
 
     return fence
 
@@ -130,58 +106,37 @@ fence_full = _fence("seq_cst")
 """Whatever is loaded or stored afterwards is so after all that was before."""
 
 
-@intrinsic
-def pause(typing_context: Any) -> Any:
+@intrinsic(_void())
+def pause(codegen: Any, b: Any) -> None:
     """Tell the processor that this is a spin loop: ``pause`` on x86-64, ``yield`` on arm64."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        if MACHINE == "x86_64":
-            name, arguments = "llvm.x86.sse2.pause", []
-        elif MACHINE == "aarch64":
-            name, arguments = "llvm.aarch64.hint", [I32(1)]
-        else:
-            return context.get_dummy_value()
-        kinds = [argument.type for argument in arguments]
-        function = b.module.declare_intrinsic(name, (), ir.FunctionType(VOID, kinds))
-        b.call(function, arguments)
-        return context.get_dummy_value()
-
-    return types.void(), generate
+    if MACHINE == "x86_64":
+        codegen.call_intrinsic(b, "llvm.x86.sse2.pause", [])
+    elif MACHINE == "aarch64":
+        codegen.call_intrinsic(b, "llvm.aarch64.hint", [codegen.I32(1)])
 
 
-@intrinsic
-def take_line(typing_context: Any, address: Any) -> Any:
+@intrinsic(_void(_int64))
+def take_line(codegen: Any, b: Any, address: Any) -> None:
     """Begin to take a cache line over from whoever has it, to be written soon."""
-
-    def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-        prefetch(b, args[0], for_write=True)
-        return context.get_dummy_value()
-
-    return types.void(types.int64), generate
+    codegen.prefetch(b, address, for_write=True)
 
 
-def _call(count: int, returns: Any) -> Any:
+def _call(count: int, returns: Kind) -> Any:
     """Make an intrinsic that calls the function at an address with `count` int64 arguments."""
 
-    def build(arguments: tuple[Any, ...]) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            kind = ir.FunctionType(VOID if returns is types.void else I64, [I64] * count)
-            result = b.call(pointer(b, args[0], kind), args[1:])
-            return context.get_dummy_value() if returns is types.void else result
+    @intrinsic(returns(*[_int64] * (count + 1)))
+    def call(codegen: Any, b: Any, address: Any, *values: Any) -> Any:
+        kind = codegen.function_type(_ir_type(codegen, returns), [codegen.I64] * count)
+        result = b.call(codegen.pointer(b, address, kind), values)
+        return None if returns is _void else result
 
-        return returns(*[types.int64] * (count + 1)), generate
-
-    names = ", ".join(f"a{place}" for place in range(count + 1))
-    scope: dict[str, Any] = {"build": build}
-    # Numba reads an intrinsic's arity from its Python signature, so it has to be spelled out.
-    exec(f"def call(typing_context, {names}):\n    return build(({names}))", scope)  # noqa: S102
-    return intrinsic(scope["call"])
+    return call
 
 
-call_copy = _call(4, types.void)
-call_refill = _call(5, types.void)
-call_reduce = _call(7, types.void)
-call_loop = _call(2, types.int64)
-call_wait = _call(5, types.int64)
-call_reach = _call(3, types.int64)
-call_words = _call(8, types.int64)
+call_copy = _call(4, _void)
+call_refill = _call(5, _void)
+call_reduce = _call(7, _void)
+call_loop = _call(2, _int64)
+call_wait = _call(5, _int64)
+call_reach = _call(3, _int64)
+call_words = _call(8, _int64)

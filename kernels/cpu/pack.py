@@ -14,33 +14,23 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir
 
 from gpucoll.kernels.conversion import check_conversion
-from gpucoll.kernels.cpu.codegen import (
-    I8,
-    I64,
-    VOID,
-    blocks,
-    compile_function,
-    constant,
-    counted_loop,
-    new_function,
-    pointer,
-    vector,
-    vector_bytes,
+from gpucoll.kernels.cpu.addresses import (
+    PACK,
+    CopyKind,
+    address_of,
+    convert_kernel,
+    copy_kernel,
+    element_bytes,
+    streaming_copy_kernel,
 )
-from gpucoll.kernels.cpu.convert import convert_kernel
-from gpucoll.kernels.cpu.copy import CopyKind, copy_kernel, streaming_copy_kernel
-from gpucoll.kernels.cpu.elements import elements
-from gpucoll.kernels.cpu.reduce import compile_lock
 
 ALIGNMENT_BYTES = 16
 _COPY = CopyKind("read", "write")
 _COPY_AHEAD_BYTES = 2048
 _STREAMING_MIN_BYTES = 64 << 20
 """From here on copies pass by the caches: 1.3 times as fast above 90 MB, slower below 40 MB."""
-_ROW_WORDS = 7
 
 
 class Piece(Protocol):
@@ -71,33 +61,9 @@ def layout(sizes_bytes: Sequence[int], alignment_bytes: int = ALIGNMENT_BYTES) -
     return offsets
 
 
-def emit_pack() -> ir.Function:
-    """Return ``(table*, rows)``: each row is a kernel, its four arguments, a gap and its bytes."""
-    function, b = new_function("pack", (I64, I64))
-    table, rows = function.args
-    kernel_type = ir.FunctionType(VOID, [I64] * 4)
-    with counted_loop(b, I64(0), rows, I64(1), []) as (row, _, _):
-        start = b.add(table, b.mul(row, I64(8 * _ROW_WORDS)))
-        kernel, *arguments, gap, gap_bytes = (
-            b.load(pointer(b, b.add(start, I64(8 * place)), I64), align=8, typ=I64)
-            for place in range(_ROW_WORDS)
-        )
-        b.call(pointer(b, kernel, kernel_type), arguments)
-
-        def clear(first: ir.Value, lanes: int, unroll: int, gap: ir.Value = gap) -> None:
-            kind = vector(I8, lanes)
-            b.store(constant(kind, 0), pointer(b, b.add(gap, first), kind), align=1)
-
-        blocks(b, gap_bytes, [(vector_bytes(), 1), (1, 1)], clear)
-    b.ret_void()
-    return function
-
-
 @functools.cache
 def _pack_kernel() -> Any:
-    with compile_lock:
-        address = compile_function(emit_pack())
-    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address)
+    return ctypes.CFUNCTYPE(None, ctypes.c_int64, ctypes.c_int64)(address_of(PACK))
 
 
 def prepare_pack(
@@ -164,7 +130,7 @@ def _prepare(
             item_bytes = piece.item_bytes
             work = (copies, count * item_bytes, _COPY_AHEAD_BYTES)
         else:
-            item_bytes = elements()[in_buffer].size_bytes
+            item_bytes = element_bytes(in_buffer)
             factor = scales[8 if go == "float64" else 4]
             work = (convert_kernel(come, go, scale is not None), count, factor.ctypes.data)
         places = (buffer + start, piece.address) if packs else (piece.address, buffer + start)

@@ -16,11 +16,8 @@ import numpy.typing as npt
 
 from gpucoll.kernels import block_message
 from gpucoll.kernels.block_message import BLOCK
+from gpucoll.kernels.cpu.addresses import Kernel, address_of, convert_kernel
 from gpucoll.kernels.cpu.block_codes import FORMATS
-from gpucoll.kernels.cpu.codegen import compile_function
-from gpucoll.kernels.cpu.convert import convert_kernel
-from gpucoll.kernels.cpu.quantise_kernels import emit_dequantise, emit_quantise
-from gpucoll.kernels.cpu.reduce import compile_lock
 
 HALVES = ("float16", "bfloat16")
 WIRE_FORMATS = (*FORMATS, *HALVES)
@@ -48,15 +45,17 @@ def message_bytes(blocks: int, wire_format: str = "int8") -> int:
 
 @functools.cache
 def _quantise_kernel(block_format: str, by_chance: bool) -> Any:
-    with compile_lock:
-        address = compile_function(emit_quantise(block_format, by_chance=by_chance))
+    name = f"gpucoll_quantise_{block_format}{'_by_chance' if by_chance else ''}"
+    emitter = ("quantise_kernels", "emit_quantise")
+    address = address_of(Kernel(name, emitter, (block_format, by_chance)))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 5)(address)
 
 
 @functools.cache
 def _dequantise_kernel(wire_format: str, divides: bool) -> Any:
-    with compile_lock:
-        address = compile_function(emit_dequantise(wire_format, divides=divides))
+    name = f"gpucoll_dequantise_{wire_format}{'_divided' if divides else ''}"
+    emitter = ("quantise_kernels", "emit_dequantise")
+    address = address_of(Kernel(name, emitter, (wire_format, divides)))
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(address)
 
 

@@ -176,7 +176,7 @@ class _QuantiseEmitter:
             _store(b, zero, codes, index)
 
 
-def emit_quantise(block_format: str, *, by_chance: bool) -> ir.Function:
+def emit_quantise(block_format: str, by_chance: bool) -> ir.Function:
     """Return the kernel ``(scales*, codes*, source*, blocks, random*)``.
 
     `random` is the address of seed, sequence and number of the first block, as three int64; it is
@@ -198,7 +198,7 @@ def _widened(
     return lambda place: b.fmul(form.widen(b, _load(b, codes, place, I8, lanes)), scale)
 
 
-def emit_dequantise(wire_format: str, *, divides: bool) -> ir.Function:
+def emit_dequantise(wire_format: str, divides: bool) -> ir.Function:
     """Return ``(destination*, messages*, stride, codes_offset, sources, blocks, divisor*)``.
 
     The sum of as many messages, `stride` bytes apart, in their order, of whole blocks. Of float16

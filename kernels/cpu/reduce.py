@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import math
-import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,12 +18,17 @@ import numpy as np
 import numpy.typing as npt
 from llvmlite import ir
 
+from gpucoll.kernels.cpu.addresses import (
+    REDUCE_ARGUMENTS,
+    parameter_for,
+    parts_per_element,
+    reduce_kernel,
+)
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I32,
     I64,
     blocks,
-    compile_function,
     constant,
     counted_loop,
     new_function,
@@ -38,8 +41,7 @@ from gpucoll.kernels.cpu.elements import Element, bytes_of, elements
 from gpucoll.kernels.cpu.operations import OPERATIONS, Operation
 
 _UNROLL = 4
-compile_lock = threading.Lock()
-KERNEL_ARGUMENTS = (I64,) * 7
+KERNEL_ARGUMENTS = (I64,) * REDUCE_ARGUMENTS
 
 
 def element_at(b: ir.IRBuilder, table: ir.Value, index: ir.Value) -> ir.Value:
@@ -195,38 +197,17 @@ def is_complex_product(dtype: str, operation: str) -> bool:
     return operation == "prod" and elements()[dtype].kind == "c"
 
 
-@functools.cache
-def reduce_kernel(dtype: str, operation: str) -> int:
-    """Return the address of the kernel for this dtype and operation, compiled on first need.
-
-    Cost: 10 to 30 ms once per process. For complex dtypes the kernel's count is of real and
-    imaginary parts.
-    """
-    with compile_lock:
-        element = elements()[dtype]
-        emitter = ComplexProductEmitter if is_complex_product(dtype, operation) else ReduceEmitter
-        name = f"reduce_{operation}_{dtype}"
-        return compile_function(emitter(element, OPERATIONS[operation], name).emit())
-
-
-def parts_per_element(dtype: str) -> int:
-    """Return how many counted parts one element has: two for complex dtypes."""
-    return 2 if elements()[dtype].kind == "c" else 1
+def emit_reduce(dtype: str, operation: str) -> ir.Function:
+    """Return the kernel of this dtype and operation."""
+    emitter = ComplexProductEmitter if is_complex_product(dtype, operation) else ReduceEmitter
+    name = f"reduce_{operation}_{dtype}"
+    return emitter(elements()[dtype], OPERATIONS[operation], name).emit()
 
 
 @functools.cache
 def _callable(address: int) -> Any:
     prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(KERNEL_ARGUMENTS))
     return prototype(address)
-
-
-def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
-    """Return a kernel's parameters as the array that its address is taken of."""
-    element = elements()[dtype]
-    if element.kind in "iu":
-        return np.array(values, f"{element.kind}{element.size_bytes}")
-    plain = [value if value == value else math.nan for value in values]  # see `encode_pair`
-    return np.array(plain, np.float64 if element.size_bytes == 8 else np.float32)
 
 
 def reduce_arrays(

@@ -7,17 +7,14 @@ the i-th, and destination 0 stays as it is. A destination may be the source of t
 
 from __future__ import annotations
 
-import functools
-
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.codegen import I64, compile_function, counted_loop, pointer
+from gpucoll.kernels.cpu.codegen import I64, counted_loop, pointer
 from gpucoll.kernels.cpu.elements import Element, elements
 from gpucoll.kernels.cpu.operations import OPERATIONS, Operation
 from gpucoll.kernels.cpu.reduce import (
     ComplexProductEmitter,
     ReduceEmitter,
-    compile_lock,
     element_at,
     is_complex_product,
     splat,
@@ -81,16 +78,8 @@ class _ComplexProductScanEmitter(_ScanEmitter, ComplexProductEmitter):
     """The same for complex products; shapes and products are theirs."""
 
 
-@functools.cache
-def scan_kernel(dtype: str, operation: str, exclusive: bool) -> int:
-    """Return the address of the kernel for this dtype and operation, compiled on first need.
-
-    Cost: as for `gpucoll.kernels.cpu.reduce.reduce_kernel`; its count is counted alike.
-    """
-    with compile_lock:
-        emitter = (
-            _ComplexProductScanEmitter if is_complex_product(dtype, operation) else _ScanEmitter
-        )
-        name = f"{'exclusive_' if exclusive else ''}scan_{operation}_{dtype}"
-        made = emitter(elements()[dtype], OPERATIONS[operation], name, exclusive)
-        return compile_function(made.emit())
+def emit_scan(dtype: str, operation: str, exclusive: bool) -> ir.Function:
+    """Return the kernel of this dtype and operation."""
+    emitter = _ComplexProductScanEmitter if is_complex_product(dtype, operation) else _ScanEmitter
+    name = f"{'exclusive_' if exclusive else ''}scan_{operation}_{dtype}"
+    return emitter(elements()[dtype], OPERATIONS[operation], name, exclusive).emit()

@@ -9,12 +9,15 @@ from gpucoll.backends.cpu.host.movements import movement_loop
 from gpucoll.backends.cpu.host.reductions import reduction_loop
 from gpucoll.backends.protocol import Request
 from gpucoll.errors import ArgumentTypeError
-from gpucoll.kernels.cpu.custom import custom_kernel
+from gpucoll.kernels.cpu.addresses import (
+    changes_inputs,
+    keeping_kernel,
+    parameter_for,
+    parts_per_element,
+    reduce_kernel,
+    scan_kernel,
+)
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
-from gpucoll.kernels.cpu.keeping import keeping_kernel
-from gpucoll.kernels.cpu.operations import OPERATIONS
-from gpucoll.kernels.cpu.reduce import parameter_for, parts_per_element, reduce_kernel
-from gpucoll.kernels.cpu.scan import scan_kernel
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Flow
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
@@ -95,8 +98,7 @@ class BlockMaker:
             parameter = parameter_for(dtype, [op.factor or 0])
         words[Call.PARAMETER] = parameter.ctypes.data
         words[Call.KERNEL] = keeping_kernel(op.name) if keeps else reduce_kernel(dtype, op.name)
-        operation = OPERATIONS[op.name]
-        words[Call.PREPARES] = operation.scaled or operation.logical
+        words[Call.PREPARES] = changes_inputs(op.name)
         words[Call.PART_BYTES] //= parts_per_element(dtype)
         block.keep += (parameter,)
         if scans:
@@ -115,6 +117,8 @@ class BlockMaker:
             identity = exact_identity(op.identity, dtype, str(op))
             words[Call.IDENTITY] = identity.ctypes.data
             block.keep += (identity,)
+        from gpucoll.kernels.cpu.custom import custom_kernel  # imports Numba
+
         kernel = custom_kernel(op, dtype)
         words[Call.KERNEL] = kernel.address
         block.keep += (kernel,)

@@ -7,8 +7,6 @@ tag. One that nobody asks for, but stands before others, is given to Python to b
 
 from __future__ import annotations
 
-from numba import types
-
 from gpucoll.backends.cpu.host.receiving import receive_step, unwanted_sender
 from gpucoll.backends.cpu.host.sending import send_step
 from gpucoll.backends.cpu.host.transfers import (
@@ -24,7 +22,7 @@ from gpucoll.backends.cpu.host.transfers import (
     UNDER_WAY,
     row_of,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import exchange64, get, load64, load64_acquire, pause, put
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import (

@@ -11,8 +11,6 @@ arrived, so that a mismatch is found before anything is written.
 
 from __future__ import annotations
 
-from numba import types
-
 from gpucoll.backends.cpu.host.pieces import (
     IS_SPREAD,
     PIECES,
@@ -27,7 +25,7 @@ from gpucoll.backends.cpu.host.pieces import (
 from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged_movement import move_staged
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER

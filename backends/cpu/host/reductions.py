@@ -8,8 +8,6 @@ header, so after the arrival of all no further round is needed.
 
 from __future__ import annotations
 
-from numba import types
-
 from gpucoll.backends.cpu.host.chunks import (
     FILLED,
     READ,
@@ -29,7 +27,7 @@ from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged import reduce_staged, stage_first_chunk
 from gpucoll.backends.cpu.host.symmetric import reduce_symmetric
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, n_inputs, reduce_inputs
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
 from gpucoll.transport.shared.room import have_stages
 from gpucoll.transport.shared.steps import (

@@ -15,7 +15,7 @@ import numpy as np
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
 from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.kernels.cpu.keeping import KEPT, KEPT_COUNT
+from gpucoll.kernels.cpu.addresses import KEPT, KEPT_COUNT
 from gpucoll.types import Collective, ReduceOp
 
 _DTYPE, _ITEM_BYTES = "int64", 8

@@ -15,8 +15,6 @@ What a Python signal handler raised in the middle of a wait is raised by either.
 
 from __future__ import annotations
 
-from numba import types
-
 from gpucoll.arrays.numpy_struct import (
     ARRAY_DATA,
     ARRAY_DESCRIPTION,
@@ -27,7 +25,7 @@ from gpucoll.arrays.numpy_struct import (
     OBJECT_TYPE,
     WRITEABLE,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_loop, get, load32_acquire, load64, put
 from gpucoll.transport.shared.flags import HELD, INTERPRETER, release_interpreter
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS

@@ -7,8 +7,6 @@ not (`numpy_struct.matches`), and for all else, the call is left to Python.
 
 from __future__ import annotations
 
-from numba import types
-
 from gpucoll.arrays.numpy_struct import (
     ARRAY_DATA,
     ARRAY_DESCRIPTION,
@@ -33,7 +31,7 @@ from gpucoll.entries.collectives import (
     new_reference,
     run,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.steps import COUNT, DIGEST, DIMENSIONS, SIZE_BYTES
 from gpucoll.transport.shared.words import Call, Context, State, Status

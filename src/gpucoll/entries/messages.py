@@ -6,8 +6,6 @@ and plain ints; everything else, errors too, is left to Python by returning ``No
 
 from __future__ import annotations
 
-from numba import types
-
 from gpucoll.arrays.numpy_struct import (
     ARRAY_DATA,
     ARRAY_DESCRIPTION,
@@ -30,7 +28,7 @@ from gpucoll.entries.collectives import (
     new_reference,
     run,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
 from gpucoll.transport.shared.steps import DTYPE, WORLD_SIZE

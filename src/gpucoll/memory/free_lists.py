@@ -12,11 +12,7 @@ from __future__ import annotations
 from enum import IntEnum
 from typing import Any
 
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-
-from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.jit import inline, intrinsic, types
 from gpucoll.kernels.cpu.memory import get, put
 
 RECORD_BYTES = 64
@@ -69,12 +65,9 @@ _BITMAP_WORDS = N_LISTS // 64
 
 
 def _count_zeros(instruction: str) -> Any:
-    @intrinsic
-    def count(typing_context: Any, value: Any) -> Any:
-        def generate(context: Any, b: Any, signature: Any, args: Any) -> Any:
-            return getattr(b, instruction)(args[0], ir.Constant(ir.IntType(1), 0))
-
-        return types.int64(types.int64), generate
+    @intrinsic(types.int64(types.int64))
+    def count(codegen: Any, b: Any, value: Any) -> Any:
+        return getattr(b, instruction)(value, codegen.I1(0))
 
     return count
 

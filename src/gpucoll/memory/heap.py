@@ -12,9 +12,8 @@ from __future__ import annotations
 import mmap
 
 import numpy as np
-from numba import types
 
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import exchange64, get, put
 from gpucoll.memory.free_lists import (
     BEFORE,

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from numba import types
-
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_loop, get
 from gpucoll.memory.free_lists import OWNER, SIZE, TOUCHED, Heap, record_of
 from gpucoll.memory.heap import GRANULE_BYTES, block_at, granules_of, holds, split

@@ -22,7 +22,7 @@ import cloudpickle
 import pytest  # noqa: F401  (every rank needs it: imported here once)
 
 import gpucoll
-from gpucoll.kernels.cpu.reduce import reduce_kernel
+from gpucoll.kernels.cpu.addresses import reduce_kernel
 from gpucoll.launcher.exec_rank import die_with
 from gpucoll.testing.rank import RankLoop, Reply, Request
 

@@ -28,7 +28,7 @@ def test_compiling_is_shared_by_two_processes_also_where_the_module_is_a_script(
     name, started = precompile.__name__, []
     monkeypatch.setattr(precompile, "__name__", "__main__")
     monkeypatch.setattr(subprocess, "Popen", lambda line, **_: started.append(line))
-    precompile._compile_elsewhere(tmp_path)
+    precompile._Compiler().compile_elsewhere(tmp_path)
     assert started == [
         [sys.executable, "-m", name, str(tmp_path), *precompile.MODULES[-cache.N_ELSEWHERE :]]
     ]

@@ -6,7 +6,6 @@ A script: Numba is made to compile for the triple that it is given, and what it 
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import pkgutil
 import sys
@@ -16,6 +15,7 @@ from typing import Any
 import llvmlite.binding as llvm
 
 from gpucoll.kernels.cpu.cache_key import COMPILED_FOLDERS
+from gpucoll.kernels.cpu.jit import Inlined, Loop
 
 ORDERING = (
     "add32", "compare_exchange64", "exchange32", "exchange64", "fence_acquire", "fence_full",
@@ -35,12 +35,7 @@ def modules() -> Iterator[Any]:
 
 def python_of(value: Any) -> Callable[..., Any] | None:
     """Return the Python function that was compiled, or is to be inlined; None: something else."""
-    from numba.core.ccallback import CFunc
-    from numba.core.registry import CPUDispatcher
-
-    if isinstance(value, CFunc | CPUDispatcher):
-        return inspect.unwrap(value)
-    return None
+    return value.py_func if isinstance(value, Inlined | Loop) else None
 
 
 def reached(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
@@ -68,7 +63,6 @@ def reaches(function: Callable[..., Any], known: dict[str, set[str]]) -> set[str
 
 def main(triple: str) -> dict[str, dict[str, Any]]:
     from numba import types
-    from numba.core.ccallback import CFunc
 
     entries, functions, calls = {}, {}, {}
     known: dict[str, set[str]] = {}
@@ -79,13 +73,13 @@ def main(triple: str) -> dict[str, dict[str, Any]]:
                 continue
             name = f"{function.__module__}.{function.__name__}"
             found = reaches(function, known)
-            if isinstance(value, CFunc):
-                entries[name] = value.inspect_llvm()
+            if isinstance(value, Loop):
+                entries[name] = value.numba.inspect_llvm()
                 calls[name] = sorted(found)
             elif name in found:
                 words = (types.int64,) * function.__code__.co_argcount
-                value.compile(words)
-                functions[name] = value.inspect_llvm(words)
+                value.dispatcher.compile(words)
+                functions[name] = value.dispatcher.inspect_llvm(words)
     return {"entries": entries, "functions": functions, "calls": calls}
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -93,10 +92,35 @@ class TestKey:
         monkeypatch.setattr(cache_key, "processor", lambda: "another one")
         assert cache_key.key.__wrapped__() != usual
 
-    @pytest.mark.parametrize("name", ["numba", "llvmlite", "numpy"])
-    def test_versions_count(self, monkeypatch, name):
-        usual, version = cache_key.key.__wrapped__(), metadata.version
-        monkeypatch.setattr(metadata, "version", lambda of: "0.1" if of == name else version(of))
+    @pytest.mark.parametrize(
+        ("name", "file"), [("numba", "_version"), ("llvmlite", "_version"), ("numpy", "version")]
+    )
+    def test_versions_count(self, copy, name, file):
+        usual = self.name(copy)
+        (copy / name).mkdir()
+        (copy / name / "__init__.py").write_text("raise ImportError('not to be imported')")
+        (copy / name / f"{file}.py").write_text("version = '0.1'")
+        other = self.name(copy)
+        (copy / name / f"{file}.py").write_text("version = '0.2'")
+        assert len({usual, other, self.name(copy)}) == 3
+
+    def test_versions_without_their_file(self, copy):
+        """The metadata of the distribution say it."""
+        (copy / "numba").mkdir()
+        (copy / "numba" / "__init__.py").write_text("")
+        first = self.name(copy)
+        for version in ("0.1", "0.2"):
+            (copy / f"numba-{version}.dist-info").mkdir()
+            (copy / f"numba-{version}.dist-info" / "METADATA").write_text(
+                f"Metadata-Version: 2.1\nName: numba\nVersion: {version}\n"
+            )
+            assert self.name(copy) != first
+            first = self.name(copy)
+            shutil.rmtree(copy / f"numba-{version}.dist-info")
+
+    def test_the_interpreters_binary_interface_counts(self, monkeypatch):
+        usual = cache_key.key.__wrapped__()
+        monkeypatch.setattr(cache_key, "EXTENSION_SUFFIXES", [".cpython-399t-x86_64-linux-gnu.so"])
         assert cache_key.key.__wrapped__() != usual
 
 
@@ -139,10 +163,18 @@ else:
     print("for itself", flush=True)
 """
 LOAD = """\
-import subprocess, sys
-from gpucoll.kernels.cpu import cache
+import importlib, subprocess, sys
+from gpucoll.kernels.cpu import cache, jit
+class Compiler:
+    def compile(self, name):
+        importlib.import_module(name)
+        jit.compile_module(name)
+    def compile_elsewhere(self, folder):
+        return subprocess.Popen(["true"])
+    def link(self, library):
+        pass
 names = ["loops_a", "loops_b", "loops_c", "loops_d"]
-cache.import_compiled(names, lambda folder: subprocess.Popen(["true"]))
+cache.prepare(names, Compiler())
 print(cache.cache_folder())
 """
 
@@ -379,20 +411,51 @@ class TestCompiling:
     def test_a_second_init_looks_at_nothing(self, machine):
         code = LOAD + (
             "import shutil; shutil.rmtree(cache.cache_folder().parent)\n"
-            "cache.import_compiled(names, None)\n"
+            "cache.prepare(names, None)\n"
             "print('again'); print(cache.cache_folder())\n"
         )
         assert machine.run(code)[0][-1] == "again"
 
 
+class TestLibrary:
+    """What is linked of all loops lies among their files."""
+
+    LINK = LOAD.replace("        pass\n", "        library.write_bytes(b'no library' * 100)\n")
+
+    def test_is_looked_at_like_every_file(self, machine):
+        """One that cannot be loaded is no reason to compile again; one that was changed is."""
+        _, folder, _ = machine.run(self.LINK)
+        assert machine.run(self.LINK) == (["loaded"] * 4, folder, [])
+        with open(folder / "kernels.so", "r+b") as file:
+            file.write(b"No")
+        done, same, said = machine.run(self.LINK)
+        assert (done, same) == (["compiled"] * 4, folder)
+        assert "kernels.so is damaged" in said[0]
+        (folder / "kernels.so").unlink()
+        assert "kernels.so is missing" in machine.run(self.LINK)[2][0]
+
+    def test_that_others_can_write_to(self, machine):
+        _, folder, _ = machine.run(self.LINK)
+        (folder / "kernels.so").chmod(0o666)
+        done, _, said = machine.run(self.LINK)
+        assert done == ["compiled"] * 4
+        assert "kernels.so is no file that this user alone can write to" in said[0]
+
+    def test_what_stands_against_it_is_said(self, machine):
+        failing = LOAD.replace("        pass\n", "        raise ValueError('no linker for this')\n")
+        done, folder, said = machine.run(failing)
+        assert done == ["compiled"] * 4
+        assert said[1].endswith(f"into {folder}, but ranks will start slowly: no linker for this")
+        assert machine.run(failing) == (["loaded"] * 4, folder, [])
+
+
 # One real loop, compiled by Numba.
 LOOP = """\
-from numba import types
-from gpucoll.kernels.cpu.jit import compiled
+from gpucoll.kernels.cpu.jit import compiled, types
 @compiled(types.int64(types.int64))
 def add_one(x):
     return x + 1
-print(add_one.ctypes(41), add_one.cache_hits, flush=True)
+print(add_one.ctypes(41), add_one.numba.cache_hits, flush=True)
 """
 
 

@@ -10,7 +10,8 @@ from tests.guarded import Guarded
 
 from gpucoll.kernels import reference_compression as reference
 from gpucoll.kernels.conversion import CONVERTIBLE
-from gpucoll.kernels.cpu import convert, elements
+from gpucoll.kernels.cpu import elements
+from gpucoll.kernels.cpu.addresses import convert_kernel
 from gpucoll.kernels.cpu.convert import cast
 
 COUNTS = (0, 1, 2, 15, 16, 17, 31, 63, 64, 65, 255, 1000)
@@ -61,7 +62,8 @@ def test_other_widths_of_vectors_without_special_instructions(monkeypatch, dtype
     plain = elements.elements.__wrapped__
     monkeypatch.setattr("gpucoll.kernels.cpu.convert.elements", plain)
     monkeypatch.setattr("gpucoll.kernels.cpu.convert.vector_bytes", lambda: width)
-    monkeypatch.setattr(convert, "convert_kernel", convert.convert_kernel.__wrapped__)
+    anew = convert_kernel.__wrapped__
+    monkeypatch.setattr("gpucoll.kernels.cpu.convert.convert_kernel", anew)
 
     near, values = near_values_of(dtype), all_values(dtype)
     assert_same(converted(near, dtype), reference.convert(near, dtype))

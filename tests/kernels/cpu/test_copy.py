@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.guarded import Guarded
 
-from gpucoll.kernels.cpu.copy import (
+from gpucoll.kernels.cpu.addresses import (
     INTO_SLOT,
     OUT_OF_SLOT,
     PLAIN,

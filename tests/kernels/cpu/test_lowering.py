@@ -14,7 +14,8 @@ import pytest
 from tests.dtypes import ALLOWED, covering
 
 from gpucoll.kernels.conversion import CONVERTIBLE
-from gpucoll.kernels.cpu import copy, elements, pack, reduce
+from gpucoll.kernels.cpu import copy, elements, pack_kernel, reduce
+from gpucoll.kernels.cpu.addresses import INTO_SLOT, OUT_OF_SLOT, PLAIN
 from gpucoll.kernels.cpu.block_codes import FORMATS
 from gpucoll.kernels.cpu.convert import emit_convert
 from gpucoll.kernels.cpu.operations import OPERATIONS
@@ -57,7 +58,7 @@ def processor(request, monkeypatch):
     monkeypatch.setattr(elements, "host_features", lambda: frozenset(chosen.features))
     for user in ("reduce", "block_codes", "convert", "quantise_kernels"):
         monkeypatch.setattr(f"gpucoll.kernels.cpu.{user}.elements", elements.elements.__wrapped__)
-    for user in ("reduce", "copy", "convert", "quantise_kernels", "pack"):
+    for user in ("reduce", "copy", "convert", "quantise_kernels", "pack_kernel"):
         module = f"gpucoll.kernels.cpu.{user}"
         monkeypatch.setattr(f"{module}.vector_bytes", lambda: chosen.vector_bytes)
     return chosen
@@ -101,17 +102,10 @@ def test_reduce_kernels(processor):
         check_kernel(text, processor, f"{dtype} {op}", is_vector=is_vectorised(dtype, op))
 
 
-def test_copy_kernels(processor, monkeypatch):
-    texts = []
-    monkeypatch.setattr(copy, "compile_function", lambda function: texts.append(function.module))
-    for kind in (copy.PLAIN, copy.INTO_SLOT, copy.OUT_OF_SLOT):
-        copy.copy_kernel.__wrapped__(kind)
-    copy.refill_kernel.__wrapped__()
-    copy.streaming_copy_kernel.__wrapped__()
-
-    assert len(texts) == 5
-    for text in texts:
-        check_kernel(str(text), processor, "copy", is_vector=True)
+def test_copy_kernels(processor):
+    functions = [copy.emit_copy(kind) for kind in (PLAIN, INTO_SLOT, OUT_OF_SLOT)]
+    for function in (*functions, copy.emit_refill(), copy.emit_streaming_copy()):
+        check_kernel(str(function.module), processor, "copy", is_vector=True)
 
 
 def test_conversion_kernels(processor):
@@ -131,7 +125,7 @@ def test_quantisation_kernels(processor):
 
 
 def test_pack_kernel_calls_by_address_alone(processor):
-    code = assembly(str(pack.emit_pack().module), processor)
+    code = assembly(str(pack_kernel.emit_pack().module), processor)
 
     calls = re.findall(r"^\s+(?:callq?|blr?)\s+(.*)$", code, re.MULTILINE)
     assert len(calls) == 1

@@ -200,7 +200,7 @@ def test_loads_and_release_stores_are_plain_moves_on_x86(name):
     from numba import types
 
     module, _, function = name.rpartition(".")
-    dispatcher = getattr(importlib.import_module(f"gpucoll.{module}"), function)
+    dispatcher = getattr(importlib.import_module(f"gpucoll.{module}"), function).dispatcher
     words = (types.int64,) * dispatcher.py_func.__code__.co_argcount
     dispatcher.compile(words)
     code = dispatcher.inspect_asm(words)

@@ -11,7 +11,8 @@ from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
 from tests.guarded import Guarded
 
 from gpucoll.kernels import reference
-from gpucoll.kernels.cpu import elements, reduce
+from gpucoll.kernels.cpu import elements
+from gpucoll.kernels.cpu.addresses import reduce_kernel
 from gpucoll.kernels.cpu.reduce import reduce_arrays
 
 SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4099)
@@ -106,7 +107,8 @@ def every_code(dtype: str) -> np.ndarray:
 def float16_without_instructions(monkeypatch):
     """Have the float16 kernels compiled as for a processor that cannot convert."""
     monkeypatch.setattr(elements, "host_features", frozenset)
-    monkeypatch.setattr(reduce, "reduce_kernel", functools.cache(reduce.reduce_kernel.__wrapped__))
+    anew = functools.cache(reduce_kernel.__wrapped__)
+    monkeypatch.setattr("gpucoll.kernels.cpu.reduce.reduce_kernel", anew)
     table = elements.elements.__wrapped__  # not the one that is kept
     monkeypatch.setattr("gpucoll.kernels.cpu.reduce.elements", table)
     assert table()["float16"].storage.width == 16

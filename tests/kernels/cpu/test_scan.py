@@ -12,9 +12,13 @@ from tests.guarded import Guarded
 
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels import reference
+from gpucoll.kernels.cpu.addresses import (
+    REDUCE_ARGUMENTS,
+    parameter_for,
+    parts_per_element,
+    scan_kernel,
+)
 from gpucoll.kernels.cpu.identities import identity_of
-from gpucoll.kernels.cpu.reduce import KERNEL_ARGUMENTS, parameter_for, parts_per_element
-from gpucoll.kernels.cpu.scan import scan_kernel
 
 SIZES = (0, 1, 2, 3, 15, 16, 17, 63, 64, 65, 255, 256, 257, 1000, 4099)
 N_SOURCES = (1, 2, 3, 4, 7)
@@ -29,7 +33,7 @@ def scan_arrays(op, destinations, sources, parameter, *, exclusive):
         np.array([array.ctypes.data for array in group], np.int64)
         for group in (destinations, sources)
     ]
-    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * len(KERNEL_ARGUMENTS))
+    prototype = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * REDUCE_ARGUMENTS)
     prototype(scan_kernel(dtype, op, exclusive))(
         tables[0].ctypes.data,
         len(destinations),

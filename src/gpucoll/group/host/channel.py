@@ -11,10 +11,9 @@ had vouched for their user.
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from gpucoll.group.host.group import HostGroup
-from gpucoll.kernels.cpu.jit import compiled
+from gpucoll.kernels.cpu.jit import compiled, types
 from gpucoll.kernels.cpu.memory import call_copy, get, put
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.steps import (

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.group.host.members import Members
-from gpucoll.kernels.cpu.copy import (
+from gpucoll.kernels.cpu.addresses import (
     INTO_SLOT,
     OUT_OF_PEER,
     OUT_OF_SLOT,

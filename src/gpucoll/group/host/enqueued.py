@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from numba import types
 
 from gpucoll.entries.collectives import capsule_pointer, new_integer
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     exchange32,
     exchange64,

@@ -9,9 +9,8 @@ and, only where somebody sleeps, one system call.
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     MACHINE,
     add32,

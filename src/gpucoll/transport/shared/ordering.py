@@ -11,9 +11,7 @@ import ctypes
 from collections.abc import Callable
 from typing import Any
 
-from numba import types
-
-from gpucoll.kernels.cpu.jit import compiled
+from gpucoll.kernels.cpu.jit import compiled, types
 from gpucoll.kernels.cpu.memory import fence_full, load64_acquire
 from gpucoll.transport.shared.flags import event_compare_exchange, event_store
 

@@ -1,0 +1,194 @@
+"""Where kernels are in memory, and what callers must know of them. Imports no compiler by itself.
+
+Those that most programs need are in the linked library of the cache; any other is compiled when it
+is first asked for, which imports LLVM.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.kernels.cpu import cache
+
+HALF_TYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+"""Accumulated in float32."""
+KEPT_COUNT = 1
+"""Of a keeping kernel: the word behind the result that says how many inputs follow."""
+KEPT = 2
+"""Word at which they begin."""
+REDUCE_ARGUMENTS = 7
+"""Of reduce and scan kernels: so many words."""
+ROW_WORDS = 7
+"""Of a row of the pack kernel's table."""
+
+_LINKED_DTYPES = ("float32", "float64", "int64", "int32")
+_LINKED_OPERATIONS = ("sum", "avg", "prod", "min", "max")
+_compile_lock = threading.RLock()
+
+
+class CopyKind(NamedTuple):
+    """Which lines a copy prefetches: ``None``, for ``"read"`` or for ``"write"``."""
+
+    source: str | None
+    destination: str | None
+
+
+PLAIN = CopyKind(None, None)
+POSTED = CopyKind(None, "write")
+"""Private memory to a slot that others have read since: take its lines back early."""
+INTO_SLOT = CopyKind("read", None)
+"""Private memory to my slot, whose lines this core still owns."""
+OUT_OF_SLOT = CopyKind("write", "write")
+"""My slot to private memory: take the slot's lines back for the next turn."""
+OUT_OF_PEER = CopyKind("read", "write")
+"""A peer's memory to private memory: the peer writes there next."""
+
+
+class Kernel(NamedTuple):
+    """A kernel by its name, and what makes its LLVM IR.
+
+    Attributes
+    ----------
+    name : str
+        In the linked library, and in a debugger.
+    emitter : (str, str)
+        A module beside this one and its function; not imported until it is needed.
+    arguments : tuple
+        Of that function.
+    """
+
+    name: str
+    emitter: tuple[str, str]
+    arguments: tuple[Any, ...] = ()
+
+    def emit(self) -> Any:
+        """Return the kernel as LLVM IR: a function of llvmlite's."""
+        module = importlib.import_module(f"gpucoll.kernels.cpu.{self.emitter[0]}")
+        make: Callable[..., Any] = getattr(module, self.emitter[1])
+        return make(*self.arguments)
+
+
+def address_of(kernel: Kernel) -> int:
+    """Return a kernel's address: in the library, or of what is compiled now (5 to 30 ms)."""
+    library = cache.library()
+    found = None if library is None else library.address(kernel.name)
+    if found is not None:
+        return found
+    with _compile_lock:
+        from gpucoll.kernels.cpu.codegen import compile_function
+
+        return compile_function(kernel.emit())
+
+
+def linked_kernels() -> Iterator[Kernel]:
+    """Return the kernels that the linked library has."""
+    for kind in (PLAIN, POSTED, INTO_SLOT, OUT_OF_SLOT, OUT_OF_PEER):
+        yield _copy(kind)
+    yield from (_REFILL, _STREAMING_COPY, PACK)
+    for operation in _LINKED_OPERATIONS:
+        yield from (_reduce(dtype, operation) for dtype in _LINKED_DTYPES)
+        yield _keeping(operation)
+
+
+# --- each kind --------------------------------------------------------------------------------
+
+_REFILL = Kernel("gpucoll_refill", ("copy", "emit_refill"))
+_STREAMING_COPY = Kernel("gpucoll_streaming_copy", ("copy", "emit_streaming_copy"))
+PACK = Kernel("gpucoll_pack", ("pack_kernel", "emit_pack"))
+
+
+def _copy(kind: CopyKind) -> Kernel:
+    name = f"gpucoll_copy_{kind.source or 'none'}_{kind.destination or 'none'}"
+    return Kernel(name, ("copy", "emit_copy"), (kind,))
+
+
+def _reduce(dtype: str, operation: str) -> Kernel:
+    name = f"gpucoll_reduce_{operation}_{dtype}"
+    return Kernel(name, ("reduce", "emit_reduce"), (dtype, operation))
+
+
+def _keeping(operation: str) -> Kernel:
+    name = f"gpucoll_reduce_keeping_{operation}"
+    return Kernel(name, ("keeping", "emit_keeping"), (operation,))
+
+
+@functools.cache
+def copy_kernel(kind: CopyKind) -> int:
+    """Return the address of ``kernel(destination, source, size_bytes, prefetch_bytes)``."""
+    return address_of(_copy(kind))
+
+
+@functools.cache
+def streaming_copy_kernel() -> int:
+    """Return the address of a copy kernel for what is too large to be found in a cache later."""
+    return address_of(_STREAMING_COPY)
+
+
+@functools.cache
+def refill_kernel() -> int:
+    """Return the address of ``kernel(destination, slot, source, size_bytes, prefetch_bytes)``."""
+    return address_of(_REFILL)
+
+
+@functools.cache
+def reduce_kernel(dtype: str, operation: str) -> int:
+    """Return the address of the kernel for this dtype and operation.
+
+    For complex dtypes the kernel's count is of real and imaginary parts.
+    """
+    return address_of(_reduce(dtype, operation))
+
+
+@functools.cache
+def keeping_kernel(operation: str) -> int:
+    """Return the address of the kernel of int64 that keeps the inputs, too."""
+    return address_of(_keeping(operation))
+
+
+@functools.cache
+def scan_kernel(dtype: str, operation: str, exclusive: bool) -> int:
+    """Return the address of the scan kernel for this dtype and operation; counts as reductions."""
+    name = f"gpucoll_{'exclusive_' if exclusive else ''}scan_{operation}_{dtype}"
+    return address_of(Kernel(name, ("scan", "emit_scan"), (dtype, operation, exclusive)))
+
+
+@functools.cache
+def convert_kernel(source_dtype: str, dtype: str, scales: bool = False) -> int:
+    """Return the address of ``kernel(destination*, source*, count, scale*)``."""
+    name = f"gpucoll_convert_{source_dtype}_{dtype}{'_scaled' if scales else ''}"
+    return address_of(Kernel(name, ("convert", "emit_convert"), (source_dtype, dtype, scales)))
+
+
+# --- what callers must know ---------------------------------------------------------------------
+
+
+def element_bytes(dtype: str) -> int:
+    """Return the size of an element that is no complex number."""
+    special = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+    return special[dtype] if dtype in special else np.dtype(dtype).itemsize
+
+
+def parts_per_element(dtype: str) -> int:
+    """Return how many counted parts one element has: two for complex dtypes."""
+    return 2 if dtype.startswith("complex") else 1
+
+
+def changes_inputs(operation: str) -> bool:
+    """Return whether the kernel does something to each input before it combines them."""
+    return operation in ("scaled_sum", "land", "lor", "lxor")
+
+
+def parameter_for(dtype: str, values: Sequence[float]) -> npt.NDArray[Any]:
+    """Return a kernel's parameters as the array that its address is taken of."""
+    if dtype.startswith(("int", "uint")):
+        return np.array(values, dtype)
+    plain = [value if value == value else math.nan for value in values]  # see `encode_pair`
+    return np.array(plain, np.float64 if dtype in ("float64", "complex128") else np.float32)

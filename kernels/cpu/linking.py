@@ -1,0 +1,122 @@
+"""All compiled loops, and the kernels that most programs need, as one shared library.
+
+What Numba compiled is LLVM's bitcode, loop by loop. Put together, with nothing but the loops
+themselves to be seen from outside, and optimised again, it needs nothing of Numba any more: what is
+left are the functions of libc and CPython that loops declare (`jit.ExternalFunction`). Something
+else would be Numba's, to raise an exception or to count references, and such code is refused.
+
+Kernels are emitted as vector code that needs no optimisation passes, and get none here either.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+from gpucoll.kernels.cpu import library_trial
+from gpucoll.kernels.cpu.elf_library import link
+from gpucoll.kernels.cpu.elf_object import LinkError, read_object
+from gpucoll.kernels.cpu.jit import ExternalFunction, Loop
+
+__all__ = ["linked", "target_of_numba", "try_out"]
+
+_SPEED_LEVEL = 2
+_TRIAL_S = 60.0
+_OF_COMPILERS = frozenset({"memcpy", "memmove", "memset"})
+"""Functions of libc that LLVM itself may call."""
+_BEGINNING = """\
+source_filename = "gpucoll"
+!llvm.module.flags = !{!0, !1}
+!0 = !{i32 8, !"PIC Level", i32 2}
+!1 = !{i32 7, !"RtLibUseGOT", i32 1}
+"""
+
+
+def target_of_numba() -> Any:
+    """Return a target machine as Numba's for this processor, for position-independent code."""
+    from numba.core import config
+    from numba.core.codegen import get_host_cpu_features
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    features = config.CPU_FEATURES
+    return llvm.Target.from_default_triple().create_target_machine(
+        cpu=config.CPU_NAME or llvm.get_host_cpu_name(),
+        features=get_host_cpu_features() if features is None else features,
+        opt=3,
+        reloc="pic",
+        codemodel="small",
+    )
+
+
+def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) -> bytes:
+    """Return the shared library of loops and of kernels, these with the names that they get.
+
+    Raises
+    ------
+    LinkError
+        A loop needs a function that none of them declares, or the linker cannot do it.
+    """
+    machine = target_of_numba()
+    whole = llvm.parse_assembly(_BEGINNING)
+    whole.triple, whole.data_layout = machine.triple, str(machine.target_data)
+    for loop in loops:
+        made = loop.numba
+        module = llvm.parse_bitcode(made._library._get_module_for_linking().as_bitcode())
+        _add(whole, module, made.native_name, loop.symbol)
+    _optimise(whole, machine)
+    for symbol, function in kernels:
+        _add(whole, llvm.parse_assembly(str(function.module)), function.name, symbol)
+    return emit(whole, machine, ExternalFunction.declared | _OF_COMPILERS)
+
+
+def _add(whole: Any, module: Any, name: str, symbol: str) -> None:
+    """Add a module of which one function is to be seen from outside, under another name."""
+    module.triple, module.data_layout = whole.triple, whole.data_layout
+    for value in (*module.functions, *module.global_variables):
+        if not value.is_declaration:
+            value.linkage = "internal"  # names of Numba's differ only within one process
+    function = module.get_function(name)
+    function.linkage, function.name = "external", symbol
+    whole.link_in(module)
+
+
+def _optimise(module: Any, machine: Any) -> None:
+    options = llvm.create_pipeline_tuning_options(speed_level=_SPEED_LEVEL)
+    passes = llvm.create_pass_builder(machine, options)
+    passes.getModulePassManager().run(module, passes)
+
+
+def emit(module: Any, machine: Any, allowed: Iterable[str]) -> bytes:
+    """Return the shared library of a module that needs no functions but those allowed."""
+    for function in module.functions:
+        if function.is_declaration and not function.name.startswith("llvm."):
+            function.add_function_attribute("nonlazybind")  # called through the table of addresses
+    module.verify()
+    made = machine.emit_object(module)
+    needed = read_object(made).needed()
+    if unknown := sorted(needed.difference(allowed)):
+        raise LinkError(f"compiled loops need {', '.join(unknown)}, which none of them declares")
+    return link(made)
+
+
+def try_out(path: Path) -> None:
+    """Load a library in a process of its own, and run some of it; LinkError where that fails.
+
+    No processor but this one has ever run what the linker makes for it: what is wrong then ends
+    that process, not a user's.
+    """
+    command = [sys.executable, "-I", "-S", library_trial.__file__, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TRIAL_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LinkError(f"the library could not be tried: {error}") from None
+    if done.returncode:
+        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        raise LinkError(f"the library does not work here: {said[0]}")
