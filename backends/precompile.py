@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gpucoll.kernels.cpu import cache, jit
-from gpucoll.kernels.cpu.addresses import linked_kernels
+from gpucoll.kernels.cpu import cache
+
+if TYPE_CHECKING:
+    import subprocess
 
 MODULES = (
     "gpucoll.transport.shared.flags",
@@ -41,11 +43,15 @@ class _Compiler:
 
     def compile(self, module: str) -> None:
         """Import a module and compile its loops, or load them one by one."""
+        from gpucoll.kernels.cpu import jit
+
         importlib.import_module(module)
         jit.compile_module(module)
 
     def compile_elsewhere(self, folder: Path) -> subprocess.Popen[bytes]:
         """Start a process that compiles the last modules into a folder."""
+        import subprocess
+
         return subprocess.Popen(
             [sys.executable, "-m", _NAME, str(folder), *MODULES[-cache.N_ELSEWHERE :]],
             env=_environment(),
@@ -56,7 +62,8 @@ class _Compiler:
 
     def link(self, library: Path) -> None:
         """Make one library of all loops and of the usual kernels."""
-        from gpucoll.kernels.cpu import linking
+        from gpucoll.kernels.cpu import jit, linking
+        from gpucoll.kernels.cpu.addresses import linked_kernels
 
         loops = [loop for module in MODULES for loop in jit.loops_of(module)]
         kernels = [(kernel.name, kernel.emit()) for kernel in linked_kernels()]
@@ -94,6 +101,8 @@ def ensure_compiled(report: Callable[[str], None] | None = None) -> bool:
     """
     if cache.is_complete():
         return False
+    import subprocess
+
     # With an end that it can pass on after a Ctrl-C to this process alone.
     command = [sys.executable, "-m", _NAME]
     with subprocess.Popen(command, env=_environment(), stderr=subprocess.PIPE, text=True) as child:

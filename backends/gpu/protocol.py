@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from gpucoll.arrays.device_array import DeviceArray
-from gpucoll.backends.gpu.compiled_call import CompiledCall
-from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
-from gpucoll.backends.gpu.issuer import Issuer
-from gpucoll.backends.gpu.signature import Signature
-from gpucoll.backends.protocol import MessageRequest, Request
-from gpucoll.devices import Device
-from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
+if TYPE_CHECKING:  # a communicator without GPUs needs none of it
+    from gpucoll.arrays.device_array import DeviceArray
+    from gpucoll.backends.gpu.compiled_call import CompiledCall
+    from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+    from gpucoll.backends.gpu.issuer import Issuer
+    from gpucoll.backends.gpu.signature import Signature
+    from gpucoll.backends.protocol import MessageRequest, Request
+    from gpucoll.devices import Device
+    from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 
 
 class Memory(Protocol):

@@ -12,22 +12,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-import shutil
-import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, BackendUnavailableError
-from gpucoll.kernels.cpu import library as linked_library
 from gpucoll.kernels.cpu import loop_files
 from gpucoll.kernels.cpu.cache_key import key
-from gpucoll.kernels.cpu.library import Library
-from gpucoll.kernels.cpu.own_folders import PrivateFolder, UnsafeFolderError, own_folder
+from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, own_folder
+
+if TYPE_CHECKING:
+    import subprocess
+
+    from gpucoll.kernels.cpu.library import Library
+    from gpucoll.kernels.cpu.private_folder import PrivateFolder
 
 N_ELSEWHERE = 3
 """The last modules take as long to compile as all others: a second process does these."""
@@ -75,6 +77,8 @@ def _folder_in(root: Path) -> Path:
 def _private_folder(why: str) -> Path:
     """Return a folder of this process's own, or of the launcher that has started it."""
     global _private, _why_private
+    from gpucoll.kernels.cpu.private_folder import PrivateFolder
+
     _why_private = why
     if (given := config.launcher_cache()) is not None:
         with contextlib.suppress(OSError):
@@ -199,7 +203,7 @@ def _build(
     finally:
         _building, _compiling = None, False
         if made is not None:
-            shutil.rmtree(made, ignore_errors=True)
+            loop_files.remove(made)
     kept = f"but cannot keep them: {_not_kept}" if _not_kept else f"into {folder}"
     if _not_linked and not _not_kept:
         kept += f", but ranks will start slowly: {_not_linked}"
@@ -208,11 +212,12 @@ def _build(
 
 def _link(made: Path, compiler: Compiler) -> None:
     global _not_linked
+    library = made / loop_files.LIBRARY
     try:
-        compiler.link(made / linked_library.NAME)
+        compiler.link(library)
     except Exception as error:  # other versions of Numba and LLVM: what they raise is not known
         _not_linked = f"{error}" or type(error).__name__
-        (made / linked_library.NAME).unlink(missing_ok=True)
+        library.unlink(missing_ok=True)
 
 
 def _keep(made: Path, folder: Path) -> None:
@@ -285,7 +290,9 @@ def library() -> Library | None:
 
 @functools.cache
 def _library_in(folder: Path) -> Library | None:
-    return linked_library.load(folder / linked_library.NAME)
+    from gpucoll.kernels.cpu import library  # a launcher loads none
+
+    return library.load(folder / loop_files.LIBRARY)
 
 
 @functools.cache

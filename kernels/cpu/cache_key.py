@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import importlib.util
 import os
 import sys
@@ -11,6 +10,7 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from gpucoll import config
+from gpucoll.hashing import blake2b
 
 __all__ = ["COMPILED_FOLDERS", "key", "processor", "version_of"]
 
@@ -38,13 +38,13 @@ _ABOUT_PROCESSOR = {
 def key() -> str:
     """Return the name of these loops: of the sources, what compiles them, and the processor.
 
-    The linker is one of the sources. Neither the place of the package nor the age of its files counts, so that the virtual
-    environments of a user share what is compiled.
+    The linker is one of the sources. Neither the place of the package nor the age of its files
+    counts, so that the virtual environments of a user share what is compiled.
     """
-    digest = hashlib.sha256()
+    digest = blake2b(digest_size=32)
     for file in _source_files():
         digest.update(str(file.relative_to(_PACKAGE)).encode() + b"\0")
-        digest.update(hashlib.sha256(file.read_bytes()).digest())
+        digest.update(blake2b(file.read_bytes()).digest())
     versions = [version_of(name) for name in _VERSION_FILES]
     # The second one has the name of the interpreter's binary interface.
     python = (f"{sys.implementation.name} {sys.version.split()[0]}", EXTENSION_SUFFIXES[0])
@@ -70,7 +70,7 @@ def version_of(name: str) -> str:
         from importlib import metadata
 
         return metadata.version(name)
-    return hashlib.sha256(said).hexdigest()
+    return blake2b(said).hexdigest()
 
 
 def _source_files() -> list[Path]:

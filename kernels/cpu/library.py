@@ -7,9 +7,8 @@ import itertools
 import os
 from pathlib import Path
 
-__all__ = ["NAME", "Library", "load"]
+__all__ = ["Library", "load"]
 
-NAME = "kernels.so"
 _MODE = os.RTLD_NOW | os.RTLD_LOCAL
 _turns = itertools.count(1)
 

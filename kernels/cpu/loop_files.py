@@ -8,23 +8,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import re
-import shutil
-import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
+from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, is_own_file, own_folder
 
 __all__ = ["Contents", "FolderLock", "begin", "look", "publish", "remove_old", "touch"]
 
 _LIST = "complete"
 _SUFFIXES = (".nbi", ".nbc", ".so")
-_LOOPS = re.compile(r"loops-[0-9a-f]{16}")
+LIBRARY = "kernels.so"
+"""The file of the linked library."""
 _DAY_S = 86400.0
 KEPT_DAYS = 30
 KEPT_FOLDERS = 8
@@ -32,8 +30,7 @@ LOCK_WAIT_S = 600.0
 """How long to wait for a process that compiles; then this one compiles, too, which does no harm."""
 
 
-@dataclass(frozen=True)
-class Contents:
+class Contents(NamedTuple):
     """What a folder of loops has.
 
     Attributes
@@ -79,7 +76,7 @@ def _open_without_waiting(path: str, flags: int) -> int:
 
 
 def _checksum(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
+    return blake2b(data, digest_size=32).hexdigest()
 
 
 def touch(folder: Path) -> None:
@@ -94,6 +91,8 @@ def touch(folder: Path) -> None:
 
 def begin(folder: Path) -> Path:
     """Return a new, empty folder, which `publish` puts in the place of `folder`."""
+    import tempfile  # of those who compile
+
     return Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
 
 
@@ -108,12 +107,12 @@ def publish(made: Path, folder: Path) -> None:
             os.rename(made, folder)
         except OSError:
             if look(folder).is_complete:
-                shutil.rmtree(made, ignore_errors=True)
+                remove(made)
                 return
             away = begin(folder)
             with contextlib.suppress(FileNotFoundError):
                 os.rename(folder, away / "old")  # whatever it is
-            shutil.rmtree(away, ignore_errors=True)
+            remove(away)
         else:
             return
     raise OSError(f"{folder} cannot be replaced")
@@ -147,16 +146,28 @@ def remove_old(used: Path) -> None:
             if is_folder and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                 folders.append(Path(entry.path))
     for folder in folders:
-        is_begun = folder.name.startswith(".") and _LOOPS.match(folder.name[1:])
+        is_begun = folder.name.startswith(".") and _is_of_loops(folder.name[1:23])
         if is_begun and _age_s(folder) > _DAY_S:  # left by a process that was killed
-            shutil.rmtree(folder, ignore_errors=True)
-    loops = [folder for folder in folders if _LOOPS.fullmatch(folder.name) and folder != used]
+            remove(folder)
+    loops = [folder for folder in folders if _is_of_loops(folder.name) and folder != used]
     for place, folder in enumerate(sorted(loops, key=_age_s), start=1):
         if place >= KEPT_FOLDERS or _age_s(folder) > KEPT_DAYS * _DAY_S:
             with FolderLock(folder) as lock:
                 if lock.take_at_once():
-                    shutil.rmtree(folder, ignore_errors=True)
+                    remove(folder)
                     lock.remove()
+
+
+def _is_of_loops(name: str) -> bool:
+    start, _, digits = name.partition("-")
+    return start == "loops" and len(digits) == 16 and set(digits) <= set("0123456789abcdef")
+
+
+def remove(folder: Path) -> None:
+    """Remove a folder and what is in it, as far as that can be done."""
+    import shutil
+
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _age_s(folder: Path) -> float:

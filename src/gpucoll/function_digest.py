@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import builtins
 import dis
-import hashlib
 import inspect
 from collections import ChainMap
 from collections.abc import Iterator
@@ -53,6 +52,8 @@ class _Digest:
     """Takes values one after another."""
 
     def __init__(self) -> None:
+        import hashlib  # of those who make an operation of a function
+
         self.hash = hashlib.sha256()
         self._functions: list[FunctionType] = []
 

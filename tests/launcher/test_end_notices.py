@@ -17,8 +17,9 @@ from gpucoll.launcher import end_notices
 from gpucoll.launcher.end_notices import EndNotices
 from gpucoll.launcher.events import EventLoop
 from gpucoll.launcher.rank_process import RankEnd
-from gpucoll.rendezvous.ended_ranks import LauncherWatch, notices_address
+from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.notices import notices_address
 
 WAIT_S = 20.0
 

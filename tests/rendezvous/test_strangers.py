@@ -22,7 +22,7 @@ from gpucoll.rendezvous import arrivals, frames, unix
 from gpucoll.rendezvous.arrivals import AGAIN, Arrivals
 from gpucoll.rendezvous.frames import BadMessageError, Connection, encode
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.meeting import address
+from gpucoll.rendezvous.notices import address
 from gpucoll.transport.shared.layout import LAYOUT_VERSION
 from gpucoll.version import __version__
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import pickle
-import secrets
 import sys
 import weakref
 from collections.abc import Callable
@@ -129,7 +129,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             if not is_none and not isinstance(number, int | np.integer | np.bool_):
                 either = "an int or None" if name == "color" else "an int"
                 raise ArgumentTypeError(f"split: {name} must be {either}; got {number!r}")
-        mine = pickle.dumps((color, key, self.rank, secrets.token_hex(16)))
+        mine = pickle.dumps((color, key, self.rank, os.urandom(16).hex()))
         parts = self._runner.exchange_bytes(mine, collective, NO_ROOT, timeout_s)
         with Division(self._group, collective.spelled) as division:
             return self._come_together(parts, color, timeout_s, division)

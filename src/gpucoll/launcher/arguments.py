@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
 from gpucoll import config
 from gpucoll.launcher.job import BIND_MODES
+from gpucoll.launcher.terminal import columns
 from gpucoll.version import __version__
 
 __all__ = ["Options", "parse"]
@@ -61,6 +61,13 @@ class OneLineParser(argparse.ArgumentParser):
         self.exit(2, f"{PROGRAM}: {message} (see {PROGRAM} --help)\n")
 
 
+class Formatter(argparse.RawDescriptionHelpFormatter):
+    """As wide as the terminal."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=columns() - 2)
+
+
 def make_parser() -> OneLineParser:
     """Return the parser of gpucoll-run's own options."""
     parser = OneLineParser(
@@ -68,7 +75,7 @@ def make_parser() -> OneLineParser:
         usage=f"{PROGRAM} -n RANKS [options] (script.py | -m module | program) [argument ...]",
         description=DESCRIPTION,
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=Formatter,
         allow_abbrev=False,
     )
     add_options(parser)
@@ -183,9 +190,22 @@ def program_command(parser: OneLineParser, program: str, arguments: list[str]) -
         if not os.path.isfile(program):
             parser.error(f"no such file: {program}")
         return [sys.executable, program, *arguments]
-    found = shutil.which(program)
+    found = which(program)
     if found is None:
         if os.path.exists(program):
             parser.error(f"{program} is neither a .py file nor executable")
         parser.error(f"no such program: {program}")
     return [found, *arguments]
+
+
+def which(program: str) -> str | None:
+    """Return the path of an executable, looked up on PATH unless it names a folder.
+
+    As `shutil.which`, whose module takes longer to import than everything else here.
+    """
+    folders = [""] if os.path.dirname(program) else os.get_exec_path()
+    for folder in folders:
+        path = os.path.join(folder, program)
+        if os.path.isfile(path) and os.access(path, os.X_OK):
+            return path
+    return None

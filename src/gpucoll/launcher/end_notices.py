@@ -12,8 +12,8 @@ import socket
 from gpucoll.errors import AuthenticationError
 from gpucoll.launcher.events import EventLoop
 from gpucoll.launcher.rank_process import RankEnd
-from gpucoll.rendezvous.ended_ranks import notice, notices_address
 from gpucoll.rendezvous.frames import peer_process
+from gpucoll.rendezvous.notices import notice, notices_address
 
 __all__ = ["EndNotices"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import resource
-import secrets
 from collections.abc import Callable
 
 from gpucoll import config
@@ -56,7 +55,7 @@ def rank_environments(ranks: int, bind: str) -> list[dict[str, str]]:
     """
     from gpucoll.kernels.cpu import cache
 
-    job = secrets.token_hex(16)
+    job = os.urandom(16).hex()
     common = {
         # A rank that is killed would otherwise take the last lines that it printed with it.
         "PYTHONUNBUFFERED": "1",

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import shutil
 import sys
 
 from gpucoll.launcher.rank_process import STDERR, STDOUT
+from gpucoll.launcher.terminal import columns
 
 __all__ = ["LineAssembler", "OutputRelay", "PrintedOutput"]
 
@@ -179,10 +179,10 @@ def is_terminal(descriptor: int) -> bool:
 
 def fitted(line: bytes) -> bytes:
     """Shorten a line to the terminal's width: wiping would miss the start of a line that wraps."""
-    columns = (shutil.get_terminal_size().columns or 80) - 1  # 0 before Python 3.11: not known
+    width = columns() - 1
     if b"\x1b" in line:  # escape sequences take no room, and must not be cut
         return line
-    return line.decode(errors="replace")[:columns].encode()
+    return line.decode(errors="replace")[:width].encode()
 
 
 def write_all(descriptor: int, data: bytes) -> None:

@@ -13,19 +13,10 @@ from collections.abc import Collection
 from gpucoll.errors import AuthenticationError
 from gpucoll.rendezvous.frames import peer_process
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.meeting import Watch, address
+from gpucoll.rendezvous.meeting import Watch
+from gpucoll.rendezvous.notices import notices_address
 
 _MOST_BYTES = 1 << 20
-
-
-def notices_address(token: str) -> bytes:
-    """Return the abstract address at which the launcher of a job tells which ranks have ended."""
-    return address(f"{token}/ended")
-
-
-def notice(rank: int, manner: str) -> bytes:
-    """Return what is sent of a rank that has ended; `manner` is the rest of a sentence."""
-    return json.dumps([rank, manner]).encode() + b"\n"
 
 
 class LauncherWatch(Watch):

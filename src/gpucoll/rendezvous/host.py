@@ -12,7 +12,8 @@ from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.arrivals import Arrivals, Introduced
 from gpucoll.rendezvous.frames import BadMessageError, Connection
-from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, address, heard, told
+from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
+from gpucoll.rendezvous.notices import address
 from gpucoll.wording import list_ranks
 
 _REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -114,12 +113,6 @@ class Terms(Generic[T]):
     def who(self) -> str:
         """This rank, for messages."""
         return self.watch.who
-
-
-def address(token: str) -> bytes:
-    """Return the abstract address at which the ranks meet that have this token."""
-    # Hashed, because a name has at most 107 bytes and tokens that differ must not meet.
-    return b"\0gpucoll-" + hashlib.sha256(token.encode()).hexdigest().encode()
 
 
 # --- failures, as they are told to other ranks ----------------------------------------------------

@@ -29,10 +29,10 @@ from gpucoll.rendezvous.meeting import (
     T,
     Terms,
     Watch,
-    address,
     heard,
     told,
 )
+from gpucoll.rendezvous.notices import address
 
 __all__ = ["Meeting", "Watch", "meet"]
 

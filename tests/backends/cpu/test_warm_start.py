@@ -76,6 +76,17 @@ def test_what_most_programs_do():
     assert said(BEGIN + USUAL) == ["[]"]
 
 
+def test_a_rank_imports_no_more_than_it_uses():
+    heavy = [
+        *("hashlib", "importlib.metadata", "secrets", "shutil", "subprocess", "tempfile"),
+        *("gpucoll.backends.gpu.compiled_call", "gpucoll.backends.gpu.monitor"),
+        *("gpucoll.kernels.cpu.custom", "gpucoll.kernels.cpu.reduce", "gpucoll.launcher"),
+    ]
+    code = f"import sys, numpy\nbefore = {{*sys.modules}}\n{BEGIN}"
+    code += f"print([name for name in {heavy!r} if name in sys.modules and name not in before])"
+    assert said(code) == ["[]"]
+
+
 def test_other_kernels_are_compiled_when_they_are_needed():
     assert said(BEGIN + OTHERS) == ["['llvmlite']", "['numba', 'llvmlite']"]
 

@@ -54,6 +54,7 @@ class TestKey:
             "config",
             "errors",
             "function_digest",
+            "hashing",
             "types",
             "version",
             "wording",

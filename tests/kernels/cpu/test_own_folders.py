@@ -15,6 +15,7 @@ import pytest
 
 from gpucoll.kernels.cpu import own_folders
 from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, is_own_file, own_folder
+from gpucoll.kernels.cpu.private_folder import PrivateFolder
 
 STRANGER = 65534
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
@@ -174,7 +175,7 @@ def test_what_is_no_folder(tmp_path):
 
 class TestPrivateFolder:
     MAKE = (
-        "from gpucoll.kernels.cpu.own_folders import PrivateFolder\n"
+        "from gpucoll.kernels.cpu.private_folder import PrivateFolder\n"
         "import os, signal\n"
         "print(PrivateFolder().path, flush=True)\n"
         "os.chdir(os.environ['TMPDIR'])\n"
@@ -214,7 +215,7 @@ class TestPrivateFolder:
 
     def test_of_a_process_that_runs_stays(self, tmp_path, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        mine = own_folders.PrivateFolder()
+        mine = PrivateFolder()
         try:
             os.utime(mine.path, (0, 0))
             self.run("", tmp_path)

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gpucoll.arrays import streams
 from gpucoll.arrays.fingerprint import fingerprint_of
 from gpucoll.arrays.library import Destination, Library
-from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.deferred_release import DeferredRelease
-from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
-from gpucoll.devices import Device
 from gpucoll.types import WITH_COUNTS, Collective
+
+if TYPE_CHECKING:  # a communicator without GPUs needs none of it
+    from gpucoll.backends.gpu.compiled_call import CompiledCall
+    from gpucoll.backends.gpu.protocol import GpuBackend
+    from gpucoll.devices import Device
 
 _WITH_COUNTS = frozenset(WITH_COUNTS)
 _MOST = 1024

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gpucoll.backends.gpu.in_flight import IssuedCall
-from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.calls.work import Work
 from gpucoll.errors import StateError
+
+if TYPE_CHECKING:
+    from gpucoll.backends.gpu.in_flight import IssuedCall
+    from gpucoll.backends.gpu.issuer import Issuer
 
 
 class GpuWork(Work[Any]):

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import mmap
 import os
-import tempfile
 from typing import Final
 
 from gpucoll.errors import SharedMemoryError
@@ -75,6 +74,8 @@ def create(name: str, size_bytes: int, *, reserve_bytes: int = 0) -> int:
 
 
 def _unlinked_file() -> int:
+    import tempfile  # only where the kernel has no such files
+
     folder = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     fd, path = tempfile.mkstemp(prefix="gpucoll-", dir=folder)
     os.unlink(path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 
 TOKEN_BYTES = 16
 
@@ -26,7 +25,7 @@ def own_probe() -> tuple[int, str]:
     """Return the address of this process's token, and the token in hexadecimal."""
     global _probe
     if _probe is None or _probe[0] != os.getpid():
-        _probe = os.getpid(), ctypes.create_string_buffer(secrets.token_bytes(TOKEN_BYTES))
+        _probe = os.getpid(), ctypes.create_string_buffer(os.urandom(TOKEN_BYTES))
     buffer = _probe[1]
     return ctypes.addressof(buffer), buffer.raw[:TOKEN_BYTES].hex()
 
