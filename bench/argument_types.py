@@ -54,17 +54,29 @@ def seconds(text: str) -> float:
     return value
 
 
-def choice(known: Sequence[str], aliases: Mapping[str, str]) -> Callable[[str], list[str]]:
-    """Return the type of a comma-separated list of known names, or ``all`` of them."""
+def choice(
+    known: Sequence[str],
+    aliases: Mapping[str, str],
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Callable[[str], list[str]]:
+    """Return the type of a comma-separated list of known names.
+
+    `groups` are names that stand for several; where none are given, ``all`` stands for all.
+    """
+    several = {"all": known} if groups is None else groups
+    if groups is None:
+        also = "all of them: all"
+    else:
+        also = f"several of them: {', '.join(groups)}"
 
     def convert(text: str) -> list[str]:
-        if text == "all":
-            return list(known)
-        names = [aliases.get(name, name) for name in text.split(",")]
+        names: list[str] = []
+        for name in text.split(","):
+            names += several.get(name, [aliases.get(name, name)])
         for name in names:
             if name not in known:
                 raise argparse.ArgumentTypeError(
-                    f"{name!r} is none of {', '.join(known)} (or all of them: all)"
+                    f"{name!r} is none of {', '.join(known)} (or {also})"
                 )
         return list(dict.fromkeys(names))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -17,19 +16,28 @@ from typing import NoReturn
 from gpucoll import config
 from gpucoll.bench import environment, launched, table
 from gpucoll.bench.arguments import Options, parse
+from gpucoll.bench.checks import (
+    CannotMeasureError,
+    check_dtypes,
+    check_json_path,
+    check_launched,
+    check_memory,
+    check_ranks,
+)
 from gpucoll.bench.gpus import check_installed, ranks_on_gpus
-from gpucoll.bench.groups import Group, GroupError, ProcessGroup
+from gpucoll.bench.groups import Group, GroupError
+from gpucoll.bench.libraries import ready_programs, start_peers
 from gpucoll.bench.measure import Bench
-from gpucoll.bench.peers import LocatedPeer, PeerMissingError, locate
+from gpucoll.bench.measure_programs import START_S, ProgramBench
+from gpucoll.bench.peers import PeerMissingError, locate
+from gpucoll.bench.programs import Program
 from gpucoll.bench.rank.arrays import NoGpuError
-from gpucoll.bench.rank.inputs import STORAGE
 from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row
-from gpucoll.bench.starts import cpus_of_ranks, own_group, peer_group
+from gpucoll.bench.starts import cpus_of_ranks, own_group
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
 from gpucoll.topology import usable_cpu_count
-from gpucoll.transport.shared.layout import MAX_RANKS
 
 __all__ = ["main"]
 
@@ -38,14 +46,6 @@ EXIT_WRONG = 1  # wrong results, or a failure while measuring
 EXIT_USAGE = 2  # nothing was measured
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
-
-START_S = 60.0  # for a library's ranks to meet: a first import from a cold disk takes long
-
-MEMORY_MARGIN = 0.9  # of what is available: buffers of the libraries themselves come on top
-
-
-class CannotMeasureError(Exception):
-    """Nothing can be measured this way; the message says why, and what to do."""
 
 
 class CannotWriteError(Exception):
@@ -92,13 +92,20 @@ def run_alone(options: Options) -> int:
     if not on_gpus:
         check_memory(options, ranks, len(located))
     compile_kernels()
-    cpus = [] if on_gpus else cpus_of_ranks(ranks)  # the vendors' libraries have threads
     with ExitStack() as stack:
-        peers = start_peers(options, located, ranks, cpus, stack) if located else []
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-")))
+        programs = []
+        if any(one.traits.own_program for one in options.each()):
+            programs = ready_programs(options, located, ranks, folder, note)
+        if all(one.traits.own_program for one in options.each()):
+            return measure(options, None, [], [], programs)
+        # The vendors' libraries have threads.
+        cpus = [] if on_gpus or not options.pinned else cpus_of_ranks(ranks)
+        peers = start_peers(options, located, ranks, cpus, stack, folder)
         own = own_group(ranks, cpus, options.timeout_s, options.array)
         stack.callback(own.close)
         own.join(max(options.timeout_s, START_S))
-        return measure(options, own, [*peers], cpus)
+        return measure(options, own, [*peers], cpus, programs)
 
 
 def run_launched(options: Options) -> int:
@@ -118,40 +125,23 @@ def run_launched(options: Options) -> int:
         with ExitStack() as stack:
             own = launched.LaunchedGroup(comm, library)
             stack.callback(own.close)
-            return measure(options, own, [], own.cpus)
+            return measure(options, own, [], own.cpus, [])
 
 
-def start_peers(
+def measure(
     options: Options,
-    located: list[LocatedPeer],
-    ranks: int,
+    own: Group | None,
+    peers: list[Group],
     cpus: list[int],
-    stack: ExitStack,
-) -> list[ProcessGroup]:
-    """Start all peers at once, then wait for each; what has been started is on the stack."""
-    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="gpucoll-bench-"))
-    groups = []
-    for one in located:
-        group = peer_group(one, ranks, cpus, options.timeout_s, Path(folder))
-        stack.callback(group.close)
-        groups.append(group)
-    for one, group in zip(located, groups, strict=True):
-        try:
-            group.join(max(options.timeout_s, START_S))
-        except GroupError as error:
-            raise CannotMeasureError(
-                f"{error}\n{one.name} ({one.python}) does not start"
-            ) from error
-        if one.peer.signature not in group.versions["library"]:
-            raise CannotMeasureError(
-                f"{one.name}: the MPI of {one.python} is another one: {group.versions['library']}"
-            )
-    return groups
+    programs: list[Program],
+) -> int:
+    """Measure one collective after the other, printing as it goes; return the exit code.
 
-
-def measure(options: Options, own: Group, peers: list[Group], cpus: list[int]) -> int:
-    """Measure one collective after the other, printing as it goes; return the exit code."""
-    described = environment.describe(options, own.ranks, cpus, [own, *peers])
+    `own` is None where there are `programs` alone.
+    """
+    libraries = programs if own is None else [own, *peers]
+    ranks = libraries[0].ranks
+    described = environment.describe(options, ranks, cpus, libraries)
     results = Results(described)
 
     def report(rows: list[Row], limit: Row | None) -> None:
@@ -161,8 +151,11 @@ def measure(options: Options, own: Group, peers: list[Group], cpus: list[int]) -
         names = ", ".join(options.left_out)
         note(f"left out of -d all: {names}, which need ml_dtypes: pip install ml_dtypes")
     for number, one in enumerate(options.each()):
-        say(table.header(one, own.ranks, None if number else described))
-        Bench(one, own, peers, results, report, complain, note).run()
+        say(table.header(one, ranks, None if number else described))
+        if own is None or one.traits.own_program:
+            ProgramBench(one, programs, results, report, complain).run()
+        else:
+            Bench(one, own, peers, results, report, complain, note).run()
     say(table.footer(results))
     if options.json_path is not None:
         results.write(options.json_path)
@@ -206,67 +199,6 @@ def under_launcher(variables: Mapping[str, str]) -> bool:
         return True
     started = launchers.find()  # a task alone may well be a shell: see there
     return started is not None and started.world_size > 1
-
-
-def check_launched(options: Options, ranks: int) -> None:
-    """Refuse what the ranks of a launcher cannot do."""
-    if options.compare:
-        raise CannotMeasureError(
-            "--compare starts the ranks of every library itself, and these have been started by a "
-            "launcher: run gpucoll-bench --ranks P --compare ... without one"
-        )
-    if options.ranks not in (None, ranks):
-        raise CannotMeasureError(
-            f"--ranks {options.ranks}: the launcher has started {ranks} ranks; leave --ranks out, "
-            "or start as many"
-        )
-    check_ranks(options, ranks)
-    check_dtypes(options)
-    check_json_path(options.json_path)
-
-
-def check_ranks(options: Options, ranks: int) -> None:
-    """Refuse a root that is none of the ranks, and more or fewer ranks than there can be."""
-    if ranks > MAX_RANKS:
-        raise CannotMeasureError(f"--ranks {ranks}: one host has {MAX_RANKS} at most")
-    for one in options.each():
-        if one.traits.has_root and options.root >= ranks:
-            raise CannotMeasureError(
-                f"-r {options.root}: there are only {ranks} ranks, 0 to {ranks - 1}"
-            )
-        if ranks < one.traits.least_ranks:
-            raise CannotMeasureError(
-                f"{one.collective} is between two ranks at least: name others, or more --ranks"
-            )
-
-
-def check_dtypes(options: Options) -> None:
-    """Refuse the dtypes that NumPy has through ml_dtypes alone, where that is missing."""
-    needing = {d for one in options.each() for d, _ in one.combinations if d in STORAGE}
-    if needing and importlib.util.find_spec("ml_dtypes") is None:
-        raise CannotMeasureError(
-            f"-d {','.join(sorted(needing))} needs ml_dtypes, which is not installed: "
-            "pip install ml_dtypes"
-        )
-
-
-def check_json_path(path: Path | None) -> None:
-    """Refuse a place that cannot be written to, before minutes of measuring."""
-    if path is not None and (path.is_dir() or not os.access(path.absolute().parent, os.W_OK)):
-        raise CannotMeasureError(f"--json {path}: no file can be written there")
-
-
-def check_memory(options: Options, ranks: int, peers: int) -> None:
-    """Refuse a size that this machine has not the memory for."""
-    largest = options.asked_sizes_bytes[-1]
-    needed = environment.needed_bytes(options, ranks, peers)
-    available = environment.available_bytes()
-    if available is not None and needed > MEMORY_MARGIN * available:
-        raise CannotMeasureError(
-            f"-e {largest} with {ranks} ranks and {1 + peers} libraries needs "
-            f"{needed / 2**30:.1f} GiB for the arrays, and {available / 2**30:.1f} GiB are "
-            "available: choose a smaller -e, fewer ranks or fewer peers"
-        )
 
 
 @contextmanager

@@ -15,7 +15,16 @@ from gpucoll.bench.rank.inputs import storage
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.types import BUILT_IN, DTYPES, ReduceOp
 
-__all__ = ["COLLECTIVES", "DTYPES", "DTYPE_ALIASES", "REDOPS", "Collective", "allows", "item_bytes"]
+__all__ = [
+    "COLLECTIVES",
+    "DTYPES",
+    "DTYPE_ALIASES",
+    "REDOPS",
+    "Collective",
+    "allows",
+    "item_bytes",
+    "whole",
+]
 
 
 @dataclass(frozen=True)
@@ -24,9 +33,9 @@ class Collective:
 
     Attributes
     ----------
-    bus_factor : callable
+    bus_factor : callable or None
         Ranks -> bus over algorithm bandwidth: what makes a time comparable with the hardware. 1
-        where nccl-tests defines none.
+        where nccl-tests defines none; None: a bandwidth says nothing here.
     reduces, has_root, has_data : bool
         Whether it takes a reduction, a root, an array.
     in_blocks : bool
@@ -37,11 +46,19 @@ class Collective:
         Whether `gpucoll.Communicator` has a plan for it, and takes a list of arrays.
     limited : bool
         Whether the memory limit says something: see `rank.own.streaming`.
+    tensors : bool
+        Whether it may be measured with PyTorch's tensors on the host, too.
+    parts : tuple of str
+        What every library is measured with alone, beside the whole: see `results.PARTS`.
+    checks_itself : bool
+        Whether it is checked though it takes no arrays.
+    own_program : bool
+        Whether it is a program of its own, started anew for each sample: see `programs`.
     least_ranks : int
         With how many ranks it begins to make sense.
     """
 
-    bus_factor: Callable[[int], float]
+    bus_factor: Callable[[int], float] | None
     reduces: bool = False
     has_root: bool = False
     has_data: bool = True
@@ -50,10 +67,18 @@ class Collective:
     planned: bool = True
     listed: bool = False
     limited: bool = False
+    tensors: bool = True
+    parts: tuple[str, ...] = ()
+    checks_itself: bool = False
+    own_program: bool = False
     least_ranks: int = 1
 
-    def bandwidths(self, size_bytes: int, time_us: float, ranks: int) -> tuple[float, float]:
+    def bandwidths(
+        self, size_bytes: int, time_us: float, ranks: int
+    ) -> tuple[float, float] | tuple[None, None]:
         """Return algorithm and bus bandwidth in GB/s (1e9 bytes) of one call."""
+        if self.bus_factor is None:
+            return None, None
         algorithm = size_bytes / time_us / 1e3 if time_us > 0 else 0.0
         return algorithm, algorithm * self.bus_factor(ranks)
 

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import platform
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from gpucoll.bench.arguments import Options
-from gpucoll.bench.groups import Group
 from gpucoll.topology import usable_cpu_count
 from gpucoll.version import __version__
 
 __all__ = ["available_bytes", "describe", "needed_bytes", "timing"]
 
 
+class Versions(Protocol):
+    """A library that is measured: its ranks, or its program."""
+
+    name: str
+    versions: dict[str, str]
+
+
+PROGRAM_TIMING = (
+    "A sample of startup is one run of a program by the library's own launcher, from the "
+    "launcher's start to its end; each library has one run before the first. The program adds the "
+    "ranks' numbers up once. What a rank has taken is of the rank that has taken most."
+)
+
+
 def describe(
-    options: Options, ranks: int, cpus: list[int], groups: Iterable[Group]
+    options: Options, ranks: int, cpus: list[int], groups: Iterable[Versions]
 ) -> dict[str, Any]:
     """Return the JSON's ``environment``.
 
@@ -31,7 +44,7 @@ def describe(
         How many ranks each library has.
     cpus : list of int
         The CPU of each rank; empty where they are not pinned.
-    groups : iterable of Group
+    groups : iterable of Group or Program
         Every library, with its versions.
     """
     return {
@@ -49,9 +62,18 @@ def describe(
         "array": options.array,
         "rounds": options.rounds,
         "sample_s": options.sample_s,
-        "timing": timing(options.rounds, options.array != "numpy"),
+        "timing": " ".join(timings(options)),
         "libraries": {group.name: group.versions for group in groups},
     }
+
+
+def timings(options: Options) -> Iterator[str]:
+    """Yield how what is measured is timed, in words."""
+    programs = [one.traits.own_program for one in options.each()]
+    if not all(programs):
+        yield timing(options.rounds, options.array != "numpy")
+    if any(programs):
+        yield PROGRAM_TIMING
 
 
 def timing(rounds: int, on_gpus: bool = False) -> str:

@@ -32,18 +32,19 @@ def time_us(samples: Samples) -> float:
     return float(np.median(samples, axis=1).max())
 
 
-def ratio(own: Samples, others: Sequence[Samples]) -> Ratio:
-    """Return own time over the best of the others' times.
+def ratio(own: Samples, others: Sequence[Samples], longest: bool = False) -> Ratio:
+    """Return own time over the best of the others' times, or over the `longest`.
 
     The interval is a bootstrap's: rounds are drawn with replacement, the same ones for every
     library, because in a round all of them met the same state of the machine. It covers what
     changes from round to round of this run, not from run to run.
     """
-    value = time_us(own) / min(time_us(samples) for samples in others)
+    choose = np.max if longest else np.min
+    value = time_us(own) / float(choose([time_us(samples) for samples in others]))
     rounds = own.shape[1]
     drawn = np.random.default_rng(rounds).integers(rounds, size=(RESAMPLES, rounds))
-    best = np.min([resampled_times(samples, drawn) for samples in others], axis=0)
-    low, high = np.percentile(resampled_times(own, drawn) / best, (2.5, 97.5))
+    compared = choose([resampled_times(samples, drawn) for samples in others], axis=0)
+    low, high = np.percentile(resampled_times(own, drawn) / compared, (2.5, 97.5))
     return Ratio(value, float(low), float(high))
 
 

@@ -27,7 +27,7 @@ from gpucoll.bench.rank_processes import (
     pidfd_of,
 )
 
-__all__ = ["Group", "GroupError", "ProcessGroup"]
+__all__ = ["GRACE_S", "Group", "GroupError", "ProcessGroup"]
 
 GRACE_S = 0.5  # for the other ranks to say what they know, once one of them has failed
 END_S = 10.0  # for the ranks to leave by themselves

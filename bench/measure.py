@@ -18,6 +18,7 @@ __all__ = ["Bench", "Report"]
 
 PILOT_S = 0.003
 LEAST_REPS = 3
+UNCHECKED = ("limit", "work")
 MOST_REPS = 20_000
 
 Report = Callable[[list[Row], Row | None], None]
@@ -34,15 +35,17 @@ class Case:
     wrong: int | None = None
     path: str = ""
     rounds_us: list[list[float]] = field(default_factory=list)
+    cpu_us: list[list[float]] = field(default_factory=list)
 
     @property
     def variant(self) -> str:
-        """What is measured of the library: private, symmetric, plan, fused, limit."""
+        """What is measured of the library, as `rank.library.Call` has it."""
         return self.name.partition("/")[0]
 
     def measurement(self) -> Measurement:
         """Return the samples, by rank and round."""
-        return Measurement(np.array(self.rounds_us).T, self.reps, self.wrong, self.path)
+        cpu_us = np.array(self.cpu_us).T
+        return Measurement(np.array(self.rounds_us).T, self.reps, self.wrong, self.path, cpu_us)
 
 
 class Bench:
@@ -113,7 +116,7 @@ class Bench:
                 if self.alive(case.group):
                     self.progress.step(f"{what} {case.group.name} {case.name}", steps=0)
                     with self.tolerating(case.group):
-                        case.rounds_us.append(self.sample(case, case.reps))
+                        self.keep_sample(case)
             self.progress.step(what)
         rows = self.rows([case for case in cases if self.alive(case.group)], dtype, redop, count)
         limit = next((row for row in rows if row.library == "limit"), None)
@@ -138,17 +141,22 @@ class Bench:
             redop=redop,
             root=self.options.root,
             count=count,
-            variants=self.options.variants if group is self.own else ["private"],
+            variants=self.options.variants if group is self.own else self.options.peer_variants,
             list_length=self.options.list_length,
+            work_s=self.options.work_s,
         )
         cases = [Case(group, name) for name in answers[0]["cases"]]
         for case in cases:
-            if self.options.check and count and case.variant != "limit":
+            if self.options.check and self.is_checked(case, count):
                 checked = group.call("check", self.options.timeout_s, case=case.name)
                 case.wrong = sum(answer["wrong"] for answer in checked)
                 case.path = checked[0].get("path", "")
             self.calibrate(case)
         return cases
+
+    def is_checked(self, case: Case, count: int) -> bool:
+        """Return whether a case has a result that can be right or wrong."""
+        return case.variant not in UNCHECKED and (count > 0 or self.options.traits.checks_itself)
 
     def calibrate(self, case: Case) -> None:
         """Warm up, and find out how many calls make a sample."""
@@ -161,19 +169,28 @@ class Bench:
                 return
         reps, call_s = LEAST_REPS, 0.0
         while True:
-            call_s = max(self.sample(case, reps)) / 1e6
+            call_s = max(self.sample(case, reps)[0]) / 1e6
             if reps * call_s >= PILOT_S or reps >= MOST_REPS:
                 break
             reps = min(4 * reps, MOST_REPS)
         if options.reps is None:
             case.reps = min(max(round(options.sample_s / call_s), LEAST_REPS), MOST_REPS)
 
-    def sample(self, case: Case, reps: int) -> list[float]:
-        """Return each rank's microseconds a call, over `reps` calls."""
+    def keep_sample(self, case: Case) -> None:
+        """Take a sample, and keep it."""
+        times_us, cpu_us = self.sample(case, case.reps)
+        case.rounds_us.append(times_us)
+        case.cpu_us.append(cpu_us)
+
+    def sample(self, case: Case, reps: int) -> tuple[list[float], list[float]]:
+        """Return each rank's microseconds a call over `reps` calls, and those of CPU time."""
         slowest_us = max(case.rounds_us[-1]) if case.rounds_us else 0.0
         timeout_s = self.options.timeout_s + 20 * reps * slowest_us / 1e6
         answers = case.group.call("measure", timeout_s, case=case.name, reps=reps)
-        return [answer["seconds"] / reps * 1e6 for answer in answers]
+        return (
+            [answer["seconds"] / reps * 1e6 for answer in answers],
+            [answer["cpu_seconds"] / reps * 1e6 for answer in answers],
+        )
 
     def rows(self, cases: list[Case], dtype: str, redop: str, count: int) -> list[Row]:
         """Put the two sides of each library's call together."""

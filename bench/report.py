@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpucoll.bench.figures import FIGURES
 from gpucoll.bench.results import OWN, SIDES
 from gpucoll.bench.summary import (
     SIDE_TITLES,
@@ -24,6 +25,8 @@ from gpucoll.bench.summary import (
     Side,
     Summary,
     grouped,
+    is_own,
+    is_part,
     ratio_to_best,
     size_text,
     summaries,
@@ -78,6 +81,11 @@ def markdown(content: dict[str, Any]) -> Iterator[str]:
                 yield f"**{call}, {SIDE_TITLES[side]}**"
                 yield ""
                 yield from side_table(entries, limits.get(call, []), side)
+        if any("figures" in entry for entry in entries):
+            yield ""
+            yield f"**{call}**"
+            yield ""
+            yield from figure_table(entries)
 
 
 def summary_table(found: list[Summary]) -> Iterator[str]:
@@ -102,13 +110,17 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
     """Return a table: a row for each size, a column for each library and for each ratio."""
     present = [entry for entry in entries if entry[side]]
     titles = list(dict.fromkeys(title(entry) for entry in present))
-    own = [name for name in titles if name.split()[0] in OWN]
-    peers = [name for name in titles if name not in own]
+    own = [name for name in titles if is_own(name) and not is_part(name)]
+    peers = [name for name in titles if not is_own(name) and not is_part(name)]
+    parts = {name: [part for part in titles if is_part_of(part, name)] for name in titles}
     at_limit = {entry["size"]: entry[side] for entry in limits if entry[side]}
     ratios = {f"{name} / best": (name, peers) for name in own if peers}
     if "gpucoll-list" in own:
         ratios["gpucoll-list / gpucoll"] = ("gpucoll-list", ["gpucoll"])
-    columns = ["bytes", *titles, *ratios]
+    longer = {f"{name} / longer part": (name, parts[name]) for name in titles if parts[name]}
+    is_torch = "gpucoll torch" in own
+    columns = ["bytes", *titles, *ratios, *longer]
+    columns += ["gpucoll torch - gpucoll (CPU)"] if is_torch else []
     columns += [f"limit / {name}" for name in own] if at_limit else []
     yield f"| {' | '.join(columns)} |"
     yield f"|{' ---: |' * len(columns)}"
@@ -117,14 +129,41 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
         cells = [size_text(size)]
         cells += [time_text(found[name]["time"]) if name in found else "" for name in titles]
         cells += [ratio_cell(found, name, others) for name, others in ratios.values()]
+        cells += [ratio_cell(found, name, others, True) for name, others in longer.values()]
+        cells += [difference_cell(found, "gpucoll torch", "gpucoll")] if is_torch else []
         if at_limit:
             cells += [part_cell(at_limit.get(size), found.get(name)) for name in own]
         yield f"| {' | '.join(cells)} |"
 
 
-def ratio_cell(found: dict[str, Side], name: str, others: list[str]) -> str:
-    """Return a ratio to the best of the others, its interval, and who that is."""
-    ratio = ratio_to_best(found, name, others)
+def figure_table(entries: list[Entry]) -> Iterator[str]:
+    """Return a table of what is no time of a call: a row for each library."""
+    having = [entry for entry in entries if "figures" in entry]
+    names = [name for name in FIGURES if any(name in entry["figures"] for entry in having)]
+    yield f"| {' | '.join(['library', *(FIGURES[name].title for name in names)])} |"
+    yield f"| --- |{' ---: |' * len(names)}"
+    for entry in having:
+        figures = entry["figures"]
+        cells = [FIGURES[name].text(figures[name]) if name in figures else "" for name in names]
+        yield f"| {' | '.join([title(entry), *cells])} |"
+
+
+def is_part_of(part: str, name: str) -> bool:
+    """Return whether a title is of a part of what another title names."""
+    return is_part(part) and part.rpartition(" ")[0] == name
+
+
+def difference_cell(found: dict[str, Side], name: str, other: str) -> str:
+    """Return what one call costs above the other: time, and CPU time."""
+    if name not in found or other not in found:
+        return ""
+    time, cpu = (found[name][key] - found[other][key] for key in ("time", "cpu_time"))
+    return f"{time:+.2f} ({cpu:+.2f})"
+
+
+def ratio_cell(found: dict[str, Side], name: str, others: list[str], longest: bool = False) -> str:
+    """Return a ratio to the best of the others, or the longest, its interval, and who that is."""
+    ratio = ratio_to_best(found, name, others, longest)
     return "" if ratio is None else f"{ratio[0]} {ratio[1]}"
 
 

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gpucoll.bench.collectives import COLLECTIVES
 from gpucoll.bench.estimates import Samples, time_us
+from gpucoll.bench.patterns import MEASURED
 
-__all__ = ["OWN", "SIDES", "Measurement", "Results", "Row"]
+__all__ = ["OWN", "PARTS", "SIDES", "Measurement", "Results", "Row"]
 
 SIDES = ("out_of_place", "in_place")
 OWN = ("gpucoll", "gpucoll-plan", "gpucoll-list")
 """What the table calls gpucoll's calls, as its peers are called by their names."""
+PARTS = ("blocking", "work")
+"""Placements that are a part of a pattern, measured alone: nothing to be compared with peers."""
 
 
 @dataclass(frozen=True)
@@ -33,23 +35,32 @@ class Measurement:
         Elements that were wrong, over all ranks; None where nothing was checked.
     path : str
         Which way the call took through the library, where that is known.
+    cpu_samples : array or None
+        Microseconds of CPU time a call, all threads of a rank, by rank and round.
     """
 
     samples: Samples
     reps: int
     wrong: int | None
     path: str = ""
+    cpu_samples: Samples | None = None
 
     @property
     def time_us(self) -> float:
         """The slowest rank's median."""
         return time_us(self.samples)
 
+    @property
+    def cpu_us(self) -> float | None:
+        """The CPU time a call, of the rank that takes most."""
+        return None if self.cpu_samples is None else time_us(self.cpu_samples)
+
 
 @dataclass(frozen=True)
 class Row:
     """One line of the table: a library's call at one size, both sides of it where it has both.
 
+    `figures` are what a pattern has beside times, or instead of them: see `programs.FIGURES`.
     With a `list_length`, size and count are those of each array, and times of the whole list.
     """
 
@@ -65,6 +76,7 @@ class Row:
     out_of_place: Measurement | None
     in_place: Measurement | None
     list_length: int = 1
+    figures: dict[str, float] = field(default_factory=dict)
 
     @property
     def title(self) -> str:
@@ -86,9 +98,14 @@ class Row:
         """Return ``out_of_place`` or ``in_place``."""
         return self.out_of_place if name == "out_of_place" else self.in_place
 
-    def bandwidths(self, side: Measurement) -> tuple[float, float]:
-        """Return algorithm and bus bandwidth in GB/s."""
-        traits = COLLECTIVES[self.collective]
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a pattern, measured alone."""
+        return self.placement in PARTS
+
+    def bandwidths(self, side: Measurement) -> tuple[float, float] | tuple[None, None]:
+        """Return algorithm and bus bandwidth in GB/s; None where they say nothing."""
+        traits = MEASURED[self.collective]
         return traits.bandwidths(self.size_bytes * self.list_length, side.time_us, self.ranks)
 
     def as_json(self) -> dict[str, Any]:
@@ -106,6 +123,7 @@ class Row:
             "list_length": self.list_length,
             "out_of_place": self._side_as_json(self.out_of_place),
             "in_place": self._side_as_json(self.in_place),
+            **({"figures": self.figures} if self.figures else {}),
         }
 
     def _side_as_json(self, side: Measurement | None) -> dict[str, Any] | None:
@@ -116,6 +134,7 @@ class Row:
             "time": side.time_us,
             "alg_bw": algorithm,
             "bus_bw": bus,
+            "cpu_time": side.cpu_us,
             "nwrong": side.wrong,
             "path": side.path,
             "reps": side.reps,
@@ -154,8 +173,9 @@ class Results:
         found: dict[str, list[float]] = {}
         for row in self.rows:
             for side in (row.out_of_place, row.in_place):
-                if side is not None:
-                    found.setdefault(row.title, []).append(row.bandwidths(side)[1])
+                bus = row.bandwidths(side)[1] if side is not None else None
+                if bus is not None:
+                    found.setdefault(row.title, []).append(bus)
         return {title: sum(values) / len(values) for title, values in found.items()}
 
     def as_json(self) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from gpucoll.bench.peers import LocatedPeer, environment_of_peer
 from gpucoll.bench.rank_processes import Start
 from gpucoll.topology import cpu_sets, usable_cpu_count, usable_cpus
 
-__all__ = ["cpus_of_ranks", "own_group", "peer_group"]
+__all__ = ["cpus_of_ranks", "own_environment", "own_group", "peer_environment", "peer_group"]
 
 RANK_PROGRAM = str(Path(rank_package.__file__).parent / "__main__.py")
 
@@ -36,29 +36,39 @@ def own_group(ranks: int, cpus: list[int], timeout_s: float, array: str = "numpy
     arguments = [*rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s), "--array", array]
     starts = []
     for rank in range(ranks):
-        environment = dict(os.environ)
+        environment = own_environment()
         environment[config.RANK] = environment[config.LOCAL_RANK] = str(rank)
         environment[config.WORLD_SIZE] = environment[config.LOCAL_WORLD_SIZE] = str(ranks)
         environment[config.JOB] = job
-        # The ranks must measure this very gpucoll, wherever it was imported from.
-        place = str(Path(gpucoll.__file__).parent.parent)
-        paths = [place, *filter(None, [environment.get("PYTHONPATH")])]
-        environment["PYTHONPATH"] = os.pathsep.join(paths)
         command = [sys.executable, *arguments, "--rank", str(rank)]
         starts.append(Start(command, environment, rank))
     return ProcessGroup("gpucoll", ranks, starts)
+
+
+def own_environment() -> dict[str, str]:
+    """Return this process's environment, with this very gpucoll, wherever it was imported from."""
+    environment = dict(os.environ)
+    place = str(Path(gpucoll.__file__).parent.parent)
+    paths = [place, *filter(None, [environment.get("PYTHONPATH")])]
+    environment["PYTHONPATH"] = os.pathsep.join(paths)
+    return environment
+
+
+def peer_environment(located: LocatedPeer, folder: Path) -> dict[str, str]:
+    """Return the environment of a peer's ranks; its temporary files go to `folder`."""
+    return {
+        **environment_of_peer(),
+        "TMPDIR": str(folder),
+        "OMP_NUM_THREADS": "1",
+        **located.peer.environment,
+    }
 
 
 def peer_group(
     located: LocatedPeer, ranks: int, cpus: list[int], timeout_s: float, folder: Path
 ) -> ProcessGroup:
     """Start a peer's ranks; its temporary files go to `folder`."""
-    environment = {
-        **environment_of_peer(),
-        "TMPDIR": str(folder),
-        "OMP_NUM_THREADS": "1",
-        **located.peer.environment,
-    }
+    environment = peer_environment(located, folder)
     cpus = cpus if located.peer.pinned else []
     arguments = rank_arguments(located.peer.library, ranks, cpus, timeout_s)
     arguments += ["--store", str(folder / f"{located.name}.store")]

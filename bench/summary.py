@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.bench.estimates import Ratio, Samples, ratio
-from gpucoll.bench.results import OWN, SIDES
+from gpucoll.bench.results import OWN, PARTS, SIDES
 
 __all__ = [
     "SIDE_TITLES",
@@ -20,6 +20,8 @@ __all__ = [
     "Side",
     "Summary",
     "grouped",
+    "is_own",
+    "is_part",
     "ratio_to_best",
     "size_text",
     "summaries",
@@ -73,7 +75,7 @@ def summaries(entries: list[Entry]) -> Iterator[Summary]:
         for side in SIDES:
             titles = list(dict.fromkeys(title(entry) for entry in found if entry[side]))
             for name in titles:
-                if is_own(name):
+                if is_own(name) and not is_part(name):
                     yield from summary(call, found, side, name)
 
 
@@ -81,7 +83,7 @@ def summary(call: str, entries: list[Entry], side: str, name: str) -> Iterator[S
     """Yield the summary of one call, if it has peers."""
     ratios = []
     for size, sides in by_size(entries, side).items():
-        peers = [title for title in sides if not is_own(title)]
+        peers = [title for title in sides if not is_own(title) and not is_part(title)]
         if (found := ratio_to_best(sides, name, peers)) is not None:
             ratios.append((size, *found))
     if ratios:
@@ -122,15 +124,25 @@ def is_own(name: str) -> bool:
     return name.split()[0] in OWN
 
 
+def is_part(name: str) -> bool:
+    """Return whether a title is of a part of a pattern, measured alone."""
+    return name.split()[-1] in PARTS
+
+
 def ratio_to_best(
-    sides: dict[str, Side], name: str, others: Sequence[str]
+    sides: dict[str, Side], name: str, others: Sequence[str], longest: bool = False
 ) -> tuple[Ratio, str] | None:
-    """Return the ratio of one call's time to the best of the others', and who that is."""
+    """Return the ratio of one call's time to the best of the others', and who that is.
+
+    Or to the `longest`.
+    """
     others = [other for other in others if other in sides]
     if name not in sides or not others:
         return None
-    best = min(others, key=lambda other: float(sides[other]["time"]))
-    return ratio(samples(sides[name]), [samples(sides[other]) for other in others]), best
+    choose = max if longest else min
+    chosen = choose(others, key=lambda other: float(sides[other]["time"]))
+    compared = [samples(sides[other]) for other in others]
+    return ratio(samples(sides[name]), compared, longest), chosen
 
 
 def samples(side: Side) -> Samples:

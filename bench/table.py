@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from gpucoll.bench.arguments import Options
 from gpucoll.bench.estimates import ratio
+from gpucoll.bench.figures import FIGURES
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.results import OWN, SIDES, Measurement, Results, Row
 from gpucoll.bench.summary import summaries
@@ -80,15 +81,22 @@ def wrapped(text: str, width: int = 110) -> Iterator[str]:
 
 def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
     """Return the results of one size, each of gpucoll's with its ratios to the peers below."""
-    peers = [row for row in rows if row.library not in OWN]
+    peers = [row for row in rows if row.library not in OWN and not row.is_part]
     for row in rows:
         yield line_of(row)
+        yield from figure_lines(row)
     for row in rows:
-        if row.library in OWN:
+        parts = [part for part in rows if part.is_part and part.library == row.library]
+        if parts and not row.is_part:
+            yield ratio_line(f"{row.title} / longer part", row, parts, longest=True)
+        if row.library in OWN and not row.is_part and (row.out_of_place or row.in_place):
             for peer in peers:
                 yield ratio_line(f"{row.title} / {peer.title}", row, [peer])
             if len(peers) > 1:
                 yield ratio_line(f"{row.title} / best", row, peers)
+            if row.placement == "torch":
+                yield ratio_line("gpucoll torch / gpucoll", row, rows[:1])
+                yield difference_line("gpucoll torch - gpucoll", row, rows[0])
             if row.library == "gpucoll-list":
                 yield ratio_line("gpucoll-list / gpucoll", row, rows[:1])
             if limit is not None:
@@ -102,13 +110,21 @@ def line_of(row: Row) -> str:
     return start + sides + f"  {row.title}" + (f" ({row.path})" if row.path else "")
 
 
+def figure_lines(row: Row) -> Iterator[str]:
+    """Return a line for each figure that is no time of a call."""
+    for name, value in row.figures.items():
+        figure = FIGURES[name]
+        title = f"{row.title} {figure.title}"
+        yield f"#{title:>{BEFORE_SIDES - 1}}  {figure.text(value):>10}"
+
+
 def side_text(row: Row, side: Measurement | None) -> str:
     """Return the four columns of one side; N/A where the library has no such call."""
     if side is None:
         return SIDE_WIDTHS.format("N/A", "N/A", "N/A", "N/A")
-    algorithm, bus = row.bandwidths(side)
+    bandwidths = ["N/A" if one is None else f"{one:.2f}" for one in row.bandwidths(side)]
     wrong = "N/A" if side.wrong is None else side.wrong
-    return SIDE_WIDTHS.format(time_text(side.time_us), f"{algorithm:.2f}", f"{bus:.2f}", wrong)
+    return SIDE_WIDTHS.format(time_text(side.time_us), *bandwidths, wrong)
 
 
 def time_text(time_us: float) -> str:
@@ -117,8 +133,25 @@ def time_text(time_us: float) -> str:
     return f"{time_us:.{digits}f}"
 
 
-def ratio_line(title: str, own: Row, others: list[Row]) -> str:
-    """Return time over time, like with like, each with its 95 % interval, below the times."""
+def difference_line(title: str, own: Row, other: Row) -> str:
+    """Return what one call costs above the other, in microseconds: time, and CPU time."""
+    text = f"#{title:>{BEFORE_SIDES - 1}}"
+    for name in SIDES:
+        mine, theirs = own.side(name), other.side(name)
+        found = "N/A"
+        if mine is not None and theirs is not None:
+            found = f"{mine.time_us - theirs.time_us:+.2f} us"
+            if mine.cpu_us is not None and theirs.cpu_us is not None:
+                found += f", {mine.cpu_us - theirs.cpu_us:+.2f} us of CPU"
+        text += f"  {found:<{SIDE_WIDTH - 2}}"
+    return text.rstrip()
+
+
+def ratio_line(title: str, own: Row, others: list[Row], longest: bool = False) -> str:
+    """Return time over time, like with like, each with its 95 % interval, below the times.
+
+    The other time is the best of the others', or the `longest`.
+    """
     text = f"#{title:>{BEFORE_SIDES - 1}}"
     for name in SIDES:
         mine = own.side(name)
@@ -126,9 +159,11 @@ def ratio_line(title: str, own: Row, others: list[Row]) -> str:
         if mine is None or not theirs:
             found = "N/A"
         else:
-            found = str(ratio(mine.samples, [side.samples for _, side in theirs]))
+            found = str(ratio(mine.samples, [side.samples for _, side in theirs], longest))
             if len(others) > 1:
-                found += f" {min(theirs, key=lambda one: one[1].time_us)[0].library}"
+                choose = max if longest else min
+                chosen = choose(theirs, key=lambda one: one[1].time_us)[0]
+                found += f" {chosen.placement if longest else chosen.library}"
         text += f"  {found:<{SIDE_WIDTH - 2}}"
     return text.rstrip()
 

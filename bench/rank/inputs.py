@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "ASYNC",
     "STORAGE",
     "count_wrong",
     "encode",
@@ -18,8 +19,10 @@ __all__ = [
     "fill",
     "fill_with_one",
     "in_place_pair",
+    "is_pattern",
     "lengths",
     "one",
+    "plain",
     "poison",
     "storage",
     "values",
@@ -46,6 +49,26 @@ FOLDS: dict[str, Any] = {
 }  # fmt: skip
 
 LOGICAL = ("land", "lor", "lxor")
+
+
+ASYNC = "async_"
+"""Before the name of a collective: started, then waited for."""
+
+RESULTS_OF = {
+    "overlap": "all_reduce", "overlap_sleep": "all_reduce", "isend_irecv": "send_recv",
+    "probe_recv": "ping_pong", "recv_unknown": "ping_pong", "producer_consumer": "",
+}  # fmt: skip
+"""Patterns whose arrays and results are a collective's, or that have none."""
+
+
+def plain(name: str) -> str:
+    """Return the collective whose arrays and results a pattern has; a collective is its own."""
+    return RESULTS_OF.get(name, name.removeprefix(ASYNC).removesuffix("_object"))
+
+
+def is_pattern(name: str) -> bool:
+    """Return whether it is no collective, and no message, alone: see `bench.patterns`."""
+    return plain(name) != name
 
 
 def storage(dtype: str) -> np.dtype[Any]:
@@ -85,6 +108,7 @@ def lengths(collective: str, count: int, ranks: int) -> tuple[int, int]:
     The same on every rank, though off the root one of the two may lie idle.
     """
     block = count // ranks
+    collective = plain(collective)
     return (
         block if collective in ("all_gather", "gather") else count,
         block if collective in ("reduce_scatter", "scatter") else count,
@@ -109,7 +133,7 @@ def expected(
     nothing, or (rank 0 of an exclusive scan in MPI) nothing that is defined.
     """
     given = [values("sum" if redop == "none" else redop, dtype, one, ranks) for one in range(ranks)]
-    match collective:
+    match plain(collective):
         case "all_reduce":
             return [folded(redop, dtype, given)]
         case "reduce":

@@ -23,9 +23,10 @@ class Call:
     `source` and `destination` are arrays in the bench's storage of `dtype` (see `inputs.STORAGE`;
     PyTorch's on a GPU: of `dtype`), as long as `inputs.lengths` says on every rank; in place they
     are the same array, or the smaller is a block of the larger one. `variant` is what a library has
-    beside its plain call on ordinary arrays ("private"): "symmetric", "plan", "fused", "limit".
-    With a `list_length` the arrays are so many of equal size, one after another, and the call is
-    made on each of them.
+    beside its plain call on ordinary arrays ("private"): "symmetric", "plan", "fused", "torch",
+    "limit"; or a part of a pattern: "blocking", "work". `work_s` is how long a rank works beside an
+    asynchronous call. With a `list_length` the arrays are so many of equal size, one after another,
+    and the call is made on each of them.
     """
 
     collective: str
@@ -37,6 +38,7 @@ class Call:
     destination: Array
     in_place: bool
     list_length: int = 1
+    work_s: float = 0.0
 
     def pieces(self) -> list[Call]:
         """Return the call on each array of the list; on one array, this call."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucoll.bench.rank.library import Array, Loop
 
-__all__ = ["WINDOW", "ping_pong", "repeated", "stream", "timed"]
+__all__ = ["WINDOW", "Wait", "described", "keeping", "ping_pong", "repeated", "stream", "timed"]
 
 Wait = Callable[[], None]
 
@@ -41,23 +41,27 @@ def timed(statement: str, wait: Wait | None = None, **names: Any) -> Loop:
     return run
 
 
-def repeated(*calls: partial[Any], wait: Wait | None = None) -> Loop:
+def repeated(*calls: partial[Any], wait: Wait | None = None, then: str = "") -> Loop:
     """Return the loop that makes a call, or several of one function one after another.
 
-    A `partial` only describes a call here: the loop itself calls its function.
+    A `partial` only describes a call here: the loop itself calls its function. `then` is what is
+    done with each result, as ``.wait()``.
     """
-    first = calls[0]
-    names = [f"argument_{number}" for number in range(len(first.args))]
-    positional = len(names)
-    names += first.keywords
-    passed = [*names[:positional], *(f"{name}={name}" for name in first.keywords)]
-    statement = f"function({', '.join(passed)})"
-    values = [(*call.args, *call.keywords.values()) for call in calls]
+    statement, arguments = described(calls[0])
+    names = [name for name in arguments if name != "function"]
     if len(calls) == 1:
-        arguments = dict(zip(names, values[0], strict=True))
-        return timed(statement, wait, function=first.func, **arguments)
-    each = f"for {', '.join(names)} in values:\n    {statement}"
-    return timed(each, wait, function=first.func, values=values)
+        return timed(statement + then, wait, **arguments)
+    values = [(*call.args, *call.keywords.values()) for call in calls]
+    each = f"for {', '.join(names)} in values:\n    {statement}{then}"
+    return timed(each, wait, function=calls[0].func, values=values)
+
+
+def described(call: partial[Any]) -> tuple[str, dict[str, Any]]:
+    """Return a call as a statement, and the names in it: ``function``, then the arguments'."""
+    positional = {f"argument_{number}": value for number, value in enumerate(call.args)}
+    passed = [*positional, *(f"{name}={name}" for name in call.keywords)]
+    names = {"function": call.func, **positional, **call.keywords}
+    return f"function({', '.join(passed)})", names
 
 
 def ping_pong(
@@ -67,15 +71,20 @@ def ping_pong(
     source: Array,
     destination: Array,
     wait: Wait | None = None,
+    receiving: str = "receive(destination, other)",
+    **names: Any,
 ) -> Loop:
-    """Return the loop of messages from rank 0 to rank 1 and back; a call is one of the two ways."""
-    names = {"send": send, "receive": receive, "source": source, "destination": destination}
-    if rank == 0:
-        round_trip = timed("send(source, 1)\nreceive(destination, 1)", wait, **names)
-    elif rank == 1:
-        round_trip = timed("receive(destination, 0)\nsend(source, 0)", wait, **names)
-    else:
+    """Return the loop of messages from rank 0 to rank 1 and back; a call is one of the two ways.
+
+    `receiving` is how one is received, and `names` what is named in it besides.
+    """
+    names |= {"send": send, "receive": receive, "source": source, "destination": destination}
+    steps = ["send(source, other)", receiving]
+    if rank > 1:
         return idle
+    if rank == 1:
+        steps.reverse()
+    round_trip = timed("\n".join(steps), wait, other=1 - rank, **names)
     return lambda reps: round_trip(reps) / 2
 
 
@@ -106,6 +115,19 @@ def stream(
     def run(reps: int) -> float:
         windows = -(-reps // WINDOW)
         return window(windows) * reps / (windows * WINDOW)
+
+    return run
+
+
+def keeping(loop: Loop, kept: list[Any], use: Callable[[Any], object]) -> Loop:
+    """Return a loop after which `use` gets what its last call has left in `kept`, untimed."""
+
+    def run(reps: int) -> float:
+        kept[0] = None
+        seconds = loop(reps)
+        if kept[0] is not None:
+            use(kept[0])
+        return seconds
 
     return run
 

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 from gpucoll.bench.rank.arrays import Arrays, HostArrays
+from gpucoll.bench.rank.inputs import is_pattern
 from gpucoll.bench.rank.library import Array, Call, Loop
 from gpucoll.bench.rank.loops import ping_pong, repeated, stream
+from gpucoll.bench.rank.mpi_patterns import pattern
 
-__all__ = ["MessagePassing"]
+__all__ = ["MessagePassing", "mpi_version"]
 
 DATATYPES = {
     "bool": "C_BOOL", "int8": "INT8_T", "int16": "INT16_T", "int32": "INT32_T", "int64": "INT64_T",
@@ -48,10 +50,8 @@ class MessagePassing:
         """Return the versions of the MPI and of mpi4py, and the level of thread support."""
         levels = ("SINGLE", "FUNNELED", "SERIALIZED", "MULTIPLE")
         level = {getattr(self.mpi, f"THREAD_{name}"): name.lower() for name in levels}
-        text = " ".join(self.mpi.Get_library_version().split())
-        known = re.match(r"MPICH Version: \S+|Open MPI v[^,\s]+|Intel\(R\) MPI Library \S+", text)
         return {
-            "library": known[0] if known else text.rstrip("\0")[:60],
+            "library": mpi_version(self.mpi.Get_library_version()),
             "mpi4py": importlib.import_module("mpi4py").__version__,
             "threads": level[self.mpi.Query_thread()],
         }
@@ -62,15 +62,23 @@ class MessagePassing:
 
     def loop(self, call: Call) -> Loop | None:
         """Return the loop around the upper-case method, with the buffers described beforehand."""
-        if call.variant != "private":
+        if call.variant not in ("private", "blocking", "work"):
             return None
         if call.collective == "barrier":
             return repeated(partial(self.comm.Barrier))
-        if call.dtype not in DATATYPES or not defined(call):
+        if call.dtype not in DATATYPES and call.source is not None:
+            return None
+        if is_pattern(call.collective):
+            return pattern(self.mpi, call, self.served, partial(self.described, call=call))
+        if not defined(call):
             return None
         if call.collective in ("ping_pong", "stream"):
             return self.messages(call)
         return repeated(*[self.method(piece) for piece in call.pieces()])
+
+    def served(self, call: Call) -> partial[Any] | None:
+        """Return the method with its arguments; None where MPI has no such call."""
+        return self.method(call) if defined(call) else None
 
     def method(self, call: Call) -> partial[Any]:
         """Return the communicator's method with its arguments."""
@@ -126,6 +134,13 @@ class MessagePassing:
     def close(self) -> None:
         """Finalize, together with the other ranks."""
         self.mpi.Finalize()
+
+
+def mpi_version(text: str) -> str:
+    """Return the short form of what an MPI says of itself."""
+    text = " ".join(text.split())
+    known = re.match(r"MPICH Version: \S+|Open MPI v[^,\s]+|Intel\(R\) MPI Library \S+", text)
+    return known[0] if known else text.rstrip("\0")[:60]
 
 
 def defined(call: Call) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import importlib
 import sys
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import numpy as np
 
 from gpucoll.bench.rank.arrays import Arrays, HostArrays, open_arrays
+from gpucoll.bench.rank.inputs import is_pattern
 from gpucoll.bench.rank.library import Array, Call, Loop
 from gpucoll.bench.rank.loops import ping_pong, repeated, stream
+from gpucoll.bench.rank.own_patterns import pattern
 
 __all__ = ["Own", "joined"]
 
@@ -68,6 +72,10 @@ class Own:
             return streaming(call)
         if call.collective == "barrier":
             return repeated(partial(self.comm.barrier))
+        if call.source is not None:
+            call = self.typed(call)
+        if is_pattern(call.collective):
+            return pattern(self.comm, call, self.method)
         if self.arrays.on_gpu and not self.is_served(call):
             return None
         if call.collective in ("ping_pong", "stream"):
@@ -80,6 +88,18 @@ class Own:
             fused = partial(calls[0].func, arrays, *calls[0].args[1:], out=outs)
             return repeated(fused, wait=self.wait)
         return repeated(*calls, wait=self.wait)
+
+    def typed(self, call: Call) -> Call:
+        """Return the call with its arrays under their own dtype, or as tensors of their memory."""
+
+        def typed(array: Array) -> Array:
+            if call.variant == "torch":
+                return tensor(array, call.dtype)
+            return self.arrays.typed(array, call.dtype)
+
+        source = typed(call.source)
+        same = call.source is call.destination
+        return replace(call, source=source, destination=source if same else typed(call.destination))
 
     def is_served(self, call: Call) -> bool:
         """Return whether the GPU vendor's library reduces this dtype so; the same on all ranks."""
@@ -98,13 +118,11 @@ class Own:
 
         Off the root of a rooted call, what is not needed there is not given.
         """
-        typed = self.arrays.typed
-        x = typed(call.source, call.dtype)
-        out = x if call.source is call.destination else typed(call.destination, call.dtype)
+        x, out = call.source, call.destination
         redop = sys.intern(call.redop)  # the very object that a literal in a program is
         root, at_root = call.root, call.root == self.rank
         after, before = (self.rank + 1) % self.world_size, (self.rank - 1) % self.world_size
-        arguments: dict[str, tuple[Any, ...]] = {
+        calls: dict[str, tuple[Any, ...]] = {
             "all_reduce": (out, x, redop),
             "reduce": (out if at_root else None, x, redop, root),
             "broadcast": (out, x, root),
@@ -117,17 +135,15 @@ class Own:
             "exclusive_scan": (out, x, redop),
             "send_recv": (out, x, after, before),
         }
-        out, *positional = arguments[call.collective]
+        out, *positional = calls[call.collective]
         return partial(getattr(self.comm, prefix + call.collective), *positional, out=out)
 
     def messages(self, call: Call) -> Loop:
         """Return the loop of messages from rank 0 to rank 1."""
-        source = self.arrays.typed(call.source, call.dtype)
-        destination = self.arrays.typed(call.destination, call.dtype)
-        ends = (self.rank, self.comm.send, self.comm.recv, source, destination)
+        ends = (self.rank, self.comm.send, self.comm.recv, call.source, call.destination)
         if call.collective == "ping_pong":
             return ping_pong(*ends, self.wait)
-        return stream(*ends, destination[:1], self.wait)
+        return stream(*ends, call.destination[:1], self.wait)
 
     def path(self) -> str:
         """Return which way the last call took, as `describe` says."""
@@ -150,6 +166,12 @@ def joined(library: str, local_rank: int, timeout_s: float) -> Own:
 
     arrays = open_arrays(library, local_rank)
     return Own(gpucoll.init(timeout_s=timeout_s, device=arrays.number), arrays)
+
+
+def tensor(array: Array, dtype: str) -> Array:
+    """Return PyTorch's tensor of an array's memory."""
+    torch = importlib.import_module("torch")
+    return torch.from_numpy(array.view(np.uint8)).view(getattr(torch, dtype))
 
 
 def gpucoll_version() -> str:

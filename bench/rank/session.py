@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +15,8 @@ from gpucoll.bench.rank import inputs
 from gpucoll.bench.rank.library import Call, Library, Loop
 
 __all__ = ["Session"]
+
+CHECKED_JOBS = 50
 
 
 class Session:
@@ -73,10 +77,11 @@ class Session:
         count: int,
         variants: list[str],
         list_length: int = 1,
+        work_s: float = 0.0,
     ) -> dict[str, Any]:
         """Allocate and touch the arrays, build the loops; return the cases that there are."""
         self.release()
-        if dtype == "none":  # a barrier: nothing to allocate, and no other side of it
+        if dtype == "none":  # a barrier, jobs: nothing to allocate, and no other side of it
             call = Call(collective, "private", dtype, redop, root, None, None, in_place=False)
             self.add("private/out_of_place", call)
             return {"cases": list(self.loops)}
@@ -88,7 +93,7 @@ class Session:
             for side, pair in sides[placement].items():
                 in_place = side == "in_place"
                 call = Call(collective, variant, dtype, redop, root, *pair, in_place, list_length)
-                self.add(f"{variant}/{side}", call)
+                self.add(f"{variant}/{side}", replace(call, work_s=work_s))
         return {"cases": list(self.loops)}
 
     def add(self, case: str, call: Call) -> None:
@@ -109,7 +114,7 @@ class Session:
         )
         for array in (source, destination):
             library.arrays.edit(array, partial(inputs.fill_with_one, dtype=dtype))
-        reduce_scatter = collective == "reduce_scatter"
+        reduce_scatter = inputs.plain(collective) == "reduce_scatter"
         block = library.reduce_scatter_block if reduce_scatter else library.rank
         return {
             "out_of_place": (source, destination),
@@ -119,6 +124,8 @@ class Session:
     def check(self, case: str) -> dict[str, Any]:
         """Make the call once on inputs whose result is known; return how many elements differ."""
         call, rank, ranks = self.calls[case], self.library.rank, self.library.world_size
+        if call.source is None:
+            return self.check_jobs(self.loops[case])
         arrays = self.library.arrays
         redop = "sum" if call.redop == "none" else call.redop
         given = inputs.encode(inputs.values(redop, call.dtype, rank, ranks), call.dtype)
@@ -137,14 +144,24 @@ class Session:
         arrays.edit(call.source, partial(inputs.fill_with_one, dtype=call.dtype))
         return {"wrong": wrong, "path": path} if path else {"wrong": wrong}
 
+    def check_jobs(self, loop: Any) -> dict[str, Any]:
+        """Run a loop that counts itself what is wrong."""
+        loop(CHECKED_JOBS)
+        return {"wrong": loop.wrong}
+
     def measure(self, case: str, reps: int) -> dict[str, Any]:
-        """Return the seconds of `reps` calls with nothing between them, begun by all at once."""
+        """Return the seconds of `reps` calls with nothing between them, begun by all at once.
+
+        And the seconds of CPU time that all threads of this process took meanwhile.
+        """
         loop = self.loops[case]
         loop(1)  # other libraries have used the caches since
         self.library.barrier()
+        cpu_begun = time.process_time()
         seconds = loop(reps)
+        cpu_seconds = time.process_time() - cpu_begun
         self.library.barrier()  # nobody goes to sleep while a peer may still need it
-        return {"seconds": seconds}
+        return {"seconds": seconds, "cpu_seconds": cpu_seconds}
 
     def release(self) -> dict[str, Any]:
         """Let go of the arrays and loops."""

@@ -12,8 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from gpucoll.bench.rank.arrays import Arrays, HostArrays, TorchArrays
+from gpucoll.bench.rank.inputs import is_pattern
 from gpucoll.bench.rank.library import Array, Call, Loop
 from gpucoll.bench.rank.loops import ping_pong, repeated, stream, timed
+from gpucoll.bench.rank.torch_patterns import pattern
 
 __all__ = ["Gloo", "TorchNccl"]
 
@@ -58,18 +60,28 @@ class Distributed:
 
     def loop(self, call: Call) -> Loop | None:
         """Return the loop around torch.distributed's function, where it has it."""
-        if call.variant != "private" or call.collective in ABSENT:
+        if call.variant not in ("private", "blocking", "work"):
             return None
         if call.collective == "barrier":
             return repeated(partial(self.distributed.barrier), wait=self.wait)
-        if call.collective in (OUT_OF_PLACE if call.in_place else IN_PLACE):
-            return None
-        is_reduced = call.redop in self.operations and call.dtype in REDUCED
-        if call.redop != "none" and not is_reduced:
+        if is_pattern(call.collective):
+            tensor = partial(self.tensor, call=call)
+            return pattern(self.distributed, call, self.served, tensor)
+        if not self.has(call):
             return None
         if call.collective in ("send_recv", "ping_pong", "stream"):
             return self.messages(call)
         return repeated(*[self.function(piece) for piece in call.pieces()], wait=self.wait)
+
+    def has(self, call: Call) -> bool:
+        """Return whether there is such a call: this way round, and this reduction of this dtype."""
+        if call.collective in (*ABSENT, *(OUT_OF_PLACE if call.in_place else IN_PLACE)):
+            return False
+        return call.redop == "none" or (call.redop in self.operations and call.dtype in REDUCED)
+
+    def served(self, call: Call) -> partial[Any] | None:
+        """Return the function with its arguments; None where there is no such call."""
+        return self.function(call) if self.has(call) else None
 
     def function(self, call: Call) -> partial[Any]:
         """Return the function with its arguments."""

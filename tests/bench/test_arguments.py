@@ -5,6 +5,7 @@ import pytest
 from gpucoll.bench.argument_types import size, sizes
 from gpucoll.bench.arguments import parse
 from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.patterns import MEASURED, PATTERNS
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,19 @@ def test_sizes_are_powers_of_1024(text, bytes_):
         (["gather", "--limit"], "--limit: no memory limit is known of gather"),
         (["gather", "--list", "5"], "--list is for all_reduce and broadcast, not for gather"),
         (["all_reduce", "--list", "1"], "at least 2"),
-        (["all_reduce", "--list", "5", "--plan"], "leave --symmetric, --plan and --limit out"),
+        (["all_reduce", "--list", "5", "--plan"], "leave --symmetric, --plan, --limit and --torch"),
+        (["all_reduce", "--list", "5", "--torch"], "--plan, --limit and --torch out"),
+        (["async_all_reduce", "--list", "5"], "--list is for all_reduce and broadcast, not for"),
+        (["async_all_reduce", "--plan"], "async_all_reduce has no plan"),
+        (["overlap", "--limit"], "no memory limit is known of overlap"),
+        (["startup,producer_consumer", "--symmetric"], "has no arrays"),
+        (["barrier,startup", "--torch"], "--torch: barrier, startup is not measured with tensors"),
+        (["broadcast_object", "--torch"], "is not measured with tensors"),
+        (["--torch", "--array", "torch"], "--torch is PyTorch's tensors on the host"),
+        (["memory,all_reduce", "--array", "cupy"], "memory is measured on the host only"),
+        (["overlap", "--work", "0"], "above 0"),
+        (["asynchronous"], "(or several of them: all, async, patterns)"),
+        (["-d", "any"], "(or all of them: all)"),
         (["stream,ping_pong", "--plan"], "stream, ping_pong has no plan"),
         (["--sample", "0"], "above 0"),
         (["barrier", "--symmetric"], "has no arrays"),
@@ -122,6 +135,36 @@ def test_several_collectives_each_with_what_it_takes():
     assert each["reduce"].combinations == (("float32", "max"), ("float32", "avg"))
     assert each["scan"].combinations == (("float32", "max"),)
     assert [one.collective for one in parse(["scan,gather,scan"]).each()] == ["scan", "gather"]
+
+
+def test_patterns_by_name_and_all_of_them():
+    assert set(MEASURED) == {*COLLECTIVES, *PATTERNS}
+    every = parse(["all,async,patterns,gather"])
+    assert set(every.collectives) == set(MEASURED)
+    assert len(every.collectives) == len(MEASURED)
+    asynchronous = parse(["async"]).collectives
+    assert asynchronous[:2] == ("async_all_reduce", "async_reduce")
+    assert not {"async_barrier", "async_stream", "overlap"} & {*asynchronous}
+
+
+def test_what_a_pattern_has_and_has_not():
+    options = parse(["patterns", "--symmetric", "--torch", "-o", "max", "--work", "0.5"])
+    each = {one.collective: one for one in options.each()}
+    assert options.work_s == 0.0005
+    assert each["async_scan"].variants == ["private", "symmetric", "torch"]
+    assert each["async_scan"].combinations == (("float32", "max"),)
+    assert each["overlap"].variants == ["private", "blocking", "work", "symmetric"]
+    assert each["overlap"].peer_variants == ["private", "blocking", "work"]
+    assert each["isend_irecv"].variants == ["private", "symmetric", "torch"]
+    assert each["recv_unknown"].variants == ["private", "symmetric"]
+    for name in ("producer_consumer", "startup", "memory"):
+        assert each[name].variants == ["private"]
+        assert (each[name].sizes_bytes, each[name].combinations) == ((0,), (("none", "none"),))
+
+
+def test_ranks_are_pinned_if_nothing_else_is_said():
+    assert parse([]).pinned
+    assert not parse(["--unpinned"]).pinned
 
 
 def test_a_list_is_measured_in_one_call_and_in_many():

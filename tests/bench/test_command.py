@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpucoll.bench import cli, peers
-from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.patterns import MEASURED
 
 SHORT = ["--ranks", "2", "-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
 
@@ -73,21 +73,63 @@ def test_other_collectives(on_double, collective, root, capfd):
     assert len(rows) == (3 if collective == "broadcast" else 1)
 
 
-@pytest.mark.parametrize("collective", [name for name in COLLECTIVES if name != "barrier"])
+@pytest.mark.parametrize("collective", [name for name in MEASURED if MEASURED[name].has_data])
 def test_every_collective(on_double, collective, capfd):
     arguments = ["--ranks", "3", "-b", "4", "-e", "8K", "-f", "64", "-n", "1", "--rounds", "1"]
     assert cli.main([collective, *arguments, "-d", "int32,float16", "-r", "1"]) == 0
-    rows = results(capfd.readouterr().out)
-    in_blocks = COLLECTIVES[collective].in_blocks
+    rows = [row for row in results(capfd.readouterr().out) if row[-1] != "work"]
+    in_blocks = MEASURED[collective].in_blocks
+    rows = rows[:: 1 + ("blocking" in MEASURED[collective].parts)]
     assert [row[1] for row in rows[:2]] == (["3", "63"] if in_blocks else ["1", "64"])
     assert all(row[8] == row[12] == "0" for row in rows)
 
 
-@pytest.mark.parametrize("collective", ["gather", "all_to_all", "exclusive_scan", "stream"])
+@pytest.mark.parametrize(
+    "collective", ["gather", "all_to_all", "exclusive_scan", "stream", "async_scan", "probe_recv"]
+)
 def test_a_wrong_element_is_counted_in_every_collective(on_double, collective, capfd):
     on_double("wrong:1")
     assert cli.main([collective, *SHORT, "-r", "1"]) == 1
     assert all(row[8] == "1" for row in results(capfd.readouterr().out))
+
+
+@pytest.mark.parametrize(("fault", "wrong"), [("", "0"), ("wrong:1", "2")])
+def test_jobs_that_are_wrong_are_counted(on_double, fault, wrong, capfd):
+    on_double(fault)
+    assert cli.main(["producer_consumer", *SHORT]) == int(bool(fault))
+    (row,) = results(capfd.readouterr().out)
+    assert (row[6], row[8]) == ("N/A", wrong)  # no bandwidth: there are no bytes
+
+
+def test_the_parts_of_an_overlap(on_double, double_peer, tmp_path, capfd):
+    double_peer("gloo")
+    path = tmp_path / "result.json"
+    arguments = ["overlap", "--ranks", "2", "-b", "4", "-e", "4", "-n", "3", "--rounds", "3"]
+    assert cli.main([*arguments, "--compare", "gloo", "--json", str(path)]) == 0
+    out = capfd.readouterr().out
+    titles = [" ".join(row[13:]) for row in results(out)]
+    assert titles == [
+        "gpucoll", "gpucoll blocking", "gpucoll work", "gloo", "gloo blocking", "gloo work",
+    ]  # fmt: skip
+    assert out.count(" gpucoll / longer part ") == out.count(" gloo / longer part ") == 1
+    assert out.count(" gpucoll / gloo ") == 1  # and no part beside another's
+    assert "gpucoll blocking / " not in out
+    entries = json.loads(path.read_text())["results"]
+    assert [one["placement"] for one in entries[:3]] == ["private", "blocking", "work"]
+    assert entries[0]["in_place"]["alg_bw"] is None
+    assert entries[0]["in_place"]["cpu_time"] >= 0
+
+
+def test_tensors_need_pytorch(on_double, monkeypatch, capfd):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert cli.main([*SHORT, "--torch"]) == 2
+    assert "--torch needs PyTorch, which is not installed" in capfd.readouterr().err
+
+
+def test_unpinned_ranks(on_double, monkeypatch, tmp_path, capfd):
+    monkeypatch.setattr(cli, "cpus_of_ranks", lambda ranks: pytest.fail("pinned"))
+    assert cli.main([*SHORT, "--unpinned"]) == 0
+    assert "usable CPUs, not pinned" in capfd.readouterr().out
 
 
 def test_several_collectives_in_one_run(on_double, double_peer, tmp_path, capfd):

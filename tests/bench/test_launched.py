@@ -80,6 +80,11 @@ def test_peers_are_refused(alone, capfd):
     assert "run gpucoll-bench --ranks P --compare ... without one" in capfd.readouterr().err
 
 
+def test_what_starts_ranks_itself_is_refused(alone, capfd):
+    assert cli.main([*SHORT, "all_reduce,startup,memory"]) == 2
+    assert "startup, memory: what is measured is starting ranks" in capfd.readouterr().err
+
+
 def test_an_error_is_the_exit_code(alone, monkeypatch, capfd):
     monkeypatch.setattr(Alone, "all_reduce", lambda *_, **__: 1 / 0)
     assert cli.main(SHORT) == 1

@@ -70,6 +70,47 @@ def test_a_list_beside_as_many_calls(tmp_path, capsys):
     ]
 
 
+def test_parts_tensors_and_figures(tmp_path, capsys):
+    def entry(library, placement, time_us):
+        cpu = np.full((2, 3), time_us / 2)
+        side = Measurement(np.full((2, 3), time_us), 5, 0, "", cpu)
+        where = (library, placement, "overlap", 2, 1024, 256, "float32", "sum", -1)
+        return Row(*where, None, side)
+
+    rows = [
+        entry("gpucoll", "private", 4.0), entry("gpucoll", "blocking", 1.0),
+        entry("gpucoll", "work", 2.0), entry("gpucoll", "torch", 5.0),
+        entry("mpich", "private", 8.0), entry("mpich", "work", 2.0),
+    ]  # fmt: skip
+    where = ("private", "startup", 2, 0, 0, "none", "none", -1)
+    side = Measurement(np.full((1, 3), 2e6), 1, 0)
+    rows += [
+        Row("gpucoll", *where, side, None, figures={"peak_bytes": 3 << 20, "cpu_s": 0.5}),
+        Row("mpich", *where, side, None, figures={"cpu_s": 0.25}),
+    ]
+    path = tmp_path / "result.json"
+    Results(ENVIRONMENT, rows).write(path)
+    assert report.main([str(path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (header,) = [line for line in lines if "gpucoll torch - gpucoll (CPU)" in line]
+    assert header.split(" | ")[-5:] == [
+        "gpucoll / best", "gpucoll torch / best", "gpucoll / longer part", "mpich / longer part",
+        "gpucoll torch - gpucoll (CPU) |",
+    ]  # fmt: skip
+    assert lines[lines.index(header) + 2].split(" | ")[-5:] == [
+        "0.50 [0.50, 0.50] mpich", "0.62 [0.62, 0.62] mpich",
+        "2.00 [2.00, 2.00] gpucoll work", "4.00 [4.00, 4.00] mpich work", "+1.00 (+0.50) |",
+    ]  # fmt: skip
+    assert lines[-6:] == [
+        "**startup**",
+        "",
+        "| library | CPU a rank, s | peak memory a rank, MiB |",
+        "| --- | ---: | ---: |",
+        "| gpucoll | 0.50 | 3.0 |",
+        "| mpich | 0.25 |  |",
+    ]
+
+
 def test_what_cannot_be_read_is_an_error(tmp_path, capsys):
     assert report.main([str(tmp_path / "missing.json")]) == 2
     assert "missing.json" in capsys.readouterr().err

@@ -74,6 +74,43 @@ def rows():
     ]
 
 
+def test_parts_of_a_pattern_are_compared_with_nothing_but_the_whole():
+    given = [
+        row("gpucoll", None, side(3.0)), row("gpucoll", None, side(1.0), "blocking"),
+        row("gpucoll", None, side(2.0), "work"), row("mpich", None, side(6.0)),
+        row("mpich", None, side(0.5), "blocking"), row("mpich", None, side(4.0), "work"),
+    ]  # fmt: skip
+    lines = [line.split() for line in table.lines_of_size(given, None) if line.startswith("#")]
+    assert [" ".join(line[1:]) for line in lines] == [
+        "gpucoll / longer part N/A 1.50 [1.50, 1.50] work",
+        "gpucoll / mpich N/A 0.50 [0.50, 0.50]",
+        "mpich / longer part N/A 1.50 [1.50, 1.50] work",
+    ]
+
+
+def test_what_tensors_cost_above_arrays():
+    def measured(time_us, cpu_us):
+        return Measurement(np.full((2, 9), time_us), 10, 0, "", np.full((2, 9), cpu_us))
+
+    given = [row("gpucoll", measured(1.0, 0.9), None)]
+    given.append(row("gpucoll", measured(1.5, 1.3), None, "torch"))
+    lines = [" ".join(line.split()) for line in table.lines_of_size(given, None)]
+    assert lines[-2:] == [
+        "# gpucoll torch / gpucoll 1.50 [1.50, 1.50] N/A",
+        "# gpucoll torch - gpucoll +0.50 us, +0.40 us of CPU N/A",
+    ]
+
+
+def test_figures_have_lines_of_their_own_and_no_ratios():
+    figures = {"cpu_s": 0.25, "communicator_shared_bytes": 3 << 20}
+    where = ("private", "memory", 2, 0, 0, "none", "none", -1, None, None)
+    given = [Row(name, *where, figures=figures) for name in ("gpucoll", "mpich")]
+    lines = list(table.lines_of_size(given, None))
+    assert len(lines) == 6
+    assert " ".join(lines[1].split()) == "# gpucoll CPU a rank, s 0.25"
+    assert " ".join(lines[5].split()) == "# mpich communicator: shared by all, MiB 3.00"
+
+
 def test_header():
     lines = table.header(parse(["-w", "3", "-e", "1M"]), 2, ENVIRONMENT)
     assert "".join(f"{line.rstrip()}\n" for line in lines) == HEADER

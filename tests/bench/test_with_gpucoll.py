@@ -12,6 +12,7 @@ import pytest
 from gpucoll.api.communicator import Communicator
 from gpucoll.bench import cli
 from gpucoll.bench.collectives import COLLECTIVES
+from gpucoll.bench.patterns import PATTERNS
 
 FEW = ["-b", "4", "-e", "64K", "-f", "128", "-n", "3", "-w", "1", "--rounds", "2"]
 EVERYTHING = [*FEW, "--symmetric", "--plan", "--limit"]
@@ -46,6 +47,47 @@ def test_other_collectives(capfd):
     wrong = [row for row in results(captured.out) if not {row[8], row[12]} <= {"0", "N/A"}]
     assert not wrong
     assert ended == 0, captured.err
+
+
+def test_patterns(tmp_path, capfd):
+    names = [name for name, row in PATTERNS.items() if not row.own_program]
+    path = tmp_path / "result.json"
+    steps = ["-b", "12", "-e", "8K", "-f", "64", "-n", "2", "-w", "1", "--rounds", "2"]
+    arguments = ["--ranks", "3", *steps, "--work", "0.1", "-r", "1", "--json", str(path)]
+    ended = cli.main([",".join(names), *arguments])
+    captured = capfd.readouterr()
+    assert ended == 0, captured.err
+    entries = json.loads(path.read_text())["results"]
+    assert {entry["collective"] for entry in entries} == {*names}
+    for entry in entries:
+        sides = [side for side in (entry["out_of_place"], entry["in_place"]) if side]
+        assert sides, entry
+        expected = None if entry["placement"] == "work" else 0
+        assert all(side["nwrong"] == expected for side in sides), entry
+
+
+def test_starting_and_memory(tmp_path, capfd):
+    path = tmp_path / "result.json"
+    arguments = ["--ranks", "2", "--rounds", "1", "--json", str(path)]
+    assert cli.main(["startup,memory", *arguments]) == 0
+    startup, memory = json.loads(path.read_text())["results"]
+    assert startup["out_of_place"]["nwrong"] == 0
+    assert 0 < startup["figures"]["joined_s"] < startup["out_of_place"]["time"] / 1e6
+    assert startup["figures"]["cpu_s"] < startup["figures"]["job_cpu_s"]
+    assert startup["figures"]["peak_bytes"] > 1 << 20
+    figures = memory["figures"]
+    assert figures["duplicate_address_space_bytes"] > 0
+    assert figures["communicator_descriptors"] > 0
+
+
+def test_tensors(capfd):
+    pytest.importorskip("torch")
+    names = ["all_reduce", "gather", "ping_pong", "async_all_reduce", "isend_irecv"]
+    arguments = ["--ranks", "2", *FEW, "--torch", "-d", "float32,bool", "-o", "sum,lor"]
+    assert cli.main([",".join(names), *arguments]) == 0
+    out = capfd.readouterr().out
+    assert out.count("gpucoll torch - gpucoll") == out.count("gpucoll torch / gpucoll")
+    assert out.count("gpucoll torch - gpucoll") >= 3 * 2 * len(names)
 
 
 def test_half_types(capfd):

@@ -1,0 +1,75 @@
+"""The libraries to compare with, started: their ranks, their programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from gpucoll.bench.arguments import Options
+from gpucoll.bench.checks import CannotMeasureError
+from gpucoll.bench.groups import GroupError, ProcessGroup
+from gpucoll.bench.measure_programs import START_S
+from gpucoll.bench.peers import LocatedPeer
+from gpucoll.bench.programs import Program, own_program, peer_program
+from gpucoll.bench.starts import peer_group
+
+__all__ = ["ready_programs", "start_peers"]
+
+
+def start_peers(
+    options: Options,
+    located: list[LocatedPeer],
+    ranks: int,
+    cpus: list[int],
+    stack: ExitStack,
+    folder: Path,
+) -> list[ProcessGroup]:
+    """Start all peers at once, then wait for each; what has been started is on the stack."""
+    groups = []
+    for one in located:
+        group = peer_group(one, ranks, cpus, options.timeout_s, folder)
+        stack.callback(group.close)
+        groups.append(group)
+    for one, group in zip(located, groups, strict=True):
+        try:
+            group.join(max(options.timeout_s, START_S))
+        except GroupError as error:
+            raise CannotMeasureError(
+                f"{error}\n{one.name} ({one.python}) does not start"
+            ) from error
+        check_signature(one, group.versions)
+    return groups
+
+
+def ready_programs(
+    options: Options,
+    located: list[LocatedPeer],
+    ranks: int,
+    folder: Path,
+    note: Callable[[str], None],
+) -> list[Program]:
+    """Return the programs of each library, each run once: its files are warm, its version known."""
+    programs = [own_program(ranks)]
+    programs[0].run("startup", max(options.timeout_s, START_S))
+    for one in located:
+        if not one.mpiexec:
+            note(f"{one.name} has no launcher of its own: no startup and memory of it")
+            continue
+        programs.append(peer_program(one, ranks, folder))
+        try:
+            programs[-1].run("startup", max(options.timeout_s, START_S))
+        except GroupError as error:
+            raise CannotMeasureError(
+                f"{error}\n{one.name} ({one.python}) does not start"
+            ) from error
+        check_signature(one, programs[-1].versions)
+    return programs
+
+
+def check_signature(one: LocatedPeer, versions: dict[str, str]) -> None:
+    """Refuse another library in the place of a peer."""
+    if one.peer.signature not in versions["library"]:
+        raise CannotMeasureError(
+            f"{one.name}: the MPI of {one.python} is another one: {versions['library']}"
+        )
