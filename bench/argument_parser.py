@@ -122,11 +122,12 @@ def add_measuring(add: Callable[..., object]) -> None:
         "arrays")  # fmt: skip
     add("--work", type=seconds, default=2.0, metavar="MILLISECONDS",
         help="how long a rank works beside the call of overlap (2)")  # fmt: skip
-    add(
-        "--unpinned",
-        action="store_true",
-        help="leave ranks to the scheduler (each on a CPU of its own where there are enough)",
-    )
+    add("--unpinned", action="store_true",
+        help="leave ranks to the scheduler (each on a CPU of its own where there are "
+        "enough)")  # fmt: skip
+    add("--one-cpu", action="store_true",
+        help="put gpucoll's ranks on one CPU after they have met, as a scheduler may; beside them "
+        "gpucoll-bound, ranks that were bound to it before, as the peers' are")  # fmt: skip
     add("--array", choices=tuple(KINDS), default="numpy",
         help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank "
         "(numpy)")  # fmt: skip

@@ -49,6 +49,8 @@ class Options:
         How long a rank works beside an asynchronous call.
     pinned : bool
         Whether each rank gets a CPU of its own, where there are enough.
+    one_cpu : bool
+        Whether all ranks share one, gpucoll's from after they have met.
     array : str
         Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch".
     left_out : tuple of str
@@ -77,6 +79,7 @@ class Options:
     torch: bool
     work_s: float
     pinned: bool
+    one_cpu: bool
     array: str
     compare: dict[str, str | None]
     json_path: Path | None
@@ -150,6 +153,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         torch=given.torch,
         work_s=given.work / 1e3,
         pinned=not given.unpinned,
+        one_cpu=given.one_cpu,
         array=given.array,
         compare=given.compare,
         json_path=given.json,
@@ -201,6 +205,12 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
     patterns = [name for name in given.collectives if name in PATTERNS]
     if patterns and given.array != "numpy":
         parser.error(f"--array {given.array}: {', '.join(patterns)} is measured on the host only")
+    if given.one_cpu and given.unpinned:
+        parser.error("--one-cpu binds ranks, and --unpinned does not: leave one of them out")
+    if given.one_cpu and given.array != "numpy":
+        parser.error("--one-cpu is for host arrays")
+    if given.one_cpu and (programs := [name for name in patterns if MEASURED[name].own_program]):
+        parser.error(f"--one-cpu: {', '.join(programs)} cannot be bound")
     if given.limit and given.array != "numpy":
         parser.error("--limit is the host memory's, which arrays on GPUs do not go through")
     for name in given.compare:

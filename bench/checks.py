@@ -39,6 +39,11 @@ def check_launched(options: Options, ranks: int) -> None:
             f"--ranks {options.ranks}: the launcher has started {ranks} ranks; leave --ranks out, "
             "or start as many"
         )
+    if options.one_cpu:
+        raise CannotMeasureError(
+            "--one-cpu starts ranks itself, and these have been started by a launcher: run "
+            "gpucoll-bench --ranks P --one-cpu without one"
+        )
     programs = [one.collective for one in options.each() if one.traits.own_program]
     if programs:
         raise CannotMeasureError(

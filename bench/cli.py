@@ -26,18 +26,18 @@ from gpucoll.bench.checks import (
 )
 from gpucoll.bench.gpus import check_installed, ranks_on_gpus
 from gpucoll.bench.groups import Group, GroupError
-from gpucoll.bench.libraries import ready_programs, start_peers
+from gpucoll.bench.libraries import ready_programs, start_own, start_peers
 from gpucoll.bench.measure import Bench
-from gpucoll.bench.measure_programs import START_S, ProgramBench
+from gpucoll.bench.measure_programs import ProgramBench
 from gpucoll.bench.peers import PeerMissingError, locate
 from gpucoll.bench.programs import Program
 from gpucoll.bench.rank.arrays import NoGpuError
 from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row
-from gpucoll.bench.starts import cpus_of_ranks, own_group
+from gpucoll.bench.starts import cpus_of_ranks
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
-from gpucoll.topology import usable_cpu_count
+from gpucoll.topology import usable_cpu_count, usable_cpus
 
 __all__ = ["main"]
 
@@ -101,11 +101,11 @@ def run_alone(options: Options) -> int:
             return measure(options, None, [], [], programs)
         # The vendors' libraries have threads.
         cpus = [] if on_gpus or not options.pinned else cpus_of_ranks(ranks)
+        if options.one_cpu:
+            cpus = [min(usable_cpus())] * ranks
         peers = start_peers(options, located, ranks, cpus, stack, folder)
-        own = own_group(ranks, cpus, options.timeout_s, options.array)
-        stack.callback(own.close)
-        own.join(max(options.timeout_s, START_S))
-        return measure(options, own, [*peers], cpus, programs)
+        own = start_own(options, ranks, cpus, stack)
+        return measure(options, own[0], [*own[1:], *peers], cpus, programs)
 
 
 def run_launched(options: Options) -> int:

@@ -12,9 +12,9 @@ from gpucoll.bench.groups import GroupError, ProcessGroup
 from gpucoll.bench.measure_programs import START_S
 from gpucoll.bench.peers import LocatedPeer
 from gpucoll.bench.programs import Program, own_program, peer_program
-from gpucoll.bench.starts import peer_group
+from gpucoll.bench.starts import own_group, peer_group
 
-__all__ = ["ready_programs", "start_peers"]
+__all__ = ["ready_programs", "start_own", "start_peers"]
 
 
 def start_peers(
@@ -39,6 +39,25 @@ def start_peers(
                 f"{error}\n{one.name} ({one.python}) does not start"
             ) from error
         check_signature(one, group.versions)
+    return groups
+
+
+def start_own(
+    options: Options, ranks: int, cpus: list[int], stack: ExitStack
+) -> list[ProcessGroup]:
+    """Start gpucoll's ranks; with --one-cpu, also those that are bound before they meet."""
+    places = {"gpucoll": cpus}
+    if options.one_cpu:
+        places = {"gpucoll": [], "gpucoll-bound": cpus}
+    groups = []
+    for name, cpus_of_group in places.items():
+        group = own_group(ranks, cpus_of_group, options.timeout_s, options.array, name)
+        stack.callback(group.close)
+        groups.append(group)
+    for group in groups:
+        group.join(max(options.timeout_s, START_S))
+    if options.one_cpu:
+        groups[0].call("bind", options.timeout_s, cpu=cpus[0])
     return groups
 
 

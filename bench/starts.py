@@ -30,7 +30,9 @@ def cpus_of_ranks(ranks: int) -> list[int]:
     return [min(cpus) for cpus in cpu_sets(ranks, usable_cpus())]
 
 
-def own_group(ranks: int, cpus: list[int], timeout_s: float, array: str = "numpy") -> ProcessGroup:
+def own_group(
+    ranks: int, cpus: list[int], timeout_s: float, array: str = "numpy", name: str = "gpucoll"
+) -> ProcessGroup:
     """Start gpucoll's ranks, as its launcher would; `array` says whose arrays they are to use."""
     job = secrets.token_hex(16)
     arguments = [*rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s), "--array", array]
@@ -42,7 +44,7 @@ def own_group(ranks: int, cpus: list[int], timeout_s: float, array: str = "numpy
         environment[config.JOB] = job
         command = [sys.executable, *arguments, "--rank", str(rank)]
         starts.append(Start(command, environment, rank))
-    return ProcessGroup("gpucoll", ranks, starts)
+    return ProcessGroup(name, ranks, starts)
 
 
 def own_environment() -> dict[str, str]:

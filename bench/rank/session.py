@@ -44,6 +44,7 @@ class Session:
         try:
             methods: dict[str, Callable[..., dict[str, Any]]] = {
                 "describe": self.describe,
+                "bind": self.bind,
                 "prepare": self.prepare,
                 "check": self.check,
                 "measure": self.measure,
@@ -67,6 +68,11 @@ class Session:
             "cpus": sorted(os.sched_getaffinity(0)),
             "versions": library.versions(),
         }
+
+    def bind(self, cpu: int) -> dict[str, Any]:
+        """Have this thread, and those that it starts, run on one CPU."""
+        os.sched_setaffinity(0, {cpu})
+        return {}
 
     def prepare(
         self,

@@ -85,6 +85,11 @@ def test_what_starts_ranks_itself_is_refused(alone, capfd):
     assert "startup, memory: what is measured is starting ranks" in capfd.readouterr().err
 
 
+def test_ranks_that_are_there_are_not_put_on_one_cpu(alone, capfd):
+    assert cli.main([*SHORT, "--one-cpu"]) == 2
+    assert "run gpucoll-bench --ranks P --one-cpu without one" in capfd.readouterr().err
+
+
 def test_an_error_is_the_exit_code(alone, monkeypatch, capfd):
     monkeypatch.setattr(Alone, "all_reduce", lambda *_, **__: 1 / 0)
     assert cli.main(SHORT) == 1
