@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.bench.rank.inputs import ASYNC, plain
-from gpucoll.bench.rank.jobs import RESULT, STOP, TASK, Job, Jobs
+from gpucoll.bench.rank.jobs import RESULT, STOP, TASK, Job, JobMessages, Jobs
 from gpucoll.bench.rank.library import Call, Loop
 from gpucoll.bench.rank.loops import keeping, ping_pong, repeated, timed
 from gpucoll.bench.rank.objects import objects
@@ -95,9 +95,36 @@ def wait_one_by_one(works: list[Any]) -> None:
         work.wait()
 
 
-def messages_of(comm: Any) -> Any:
-    """Return how jobs are sent: as objects where there are messages of objects."""
-    return ArrayMessages(comm)
+def messages_of(comm: Any) -> JobMessages:
+    """Return how jobs are sent: as objects, where this version has messages of objects."""
+    return ObjectMessages(comm) if hasattr(comm, "send_object") else ArrayMessages(comm)
+
+
+class ObjectMessages:
+    """Jobs as messages of Python objects."""
+
+    def __init__(self, comm: Any) -> None:
+        from gpucoll.types import ANY_SOURCE, ANY_TAG
+
+        self._comm, self._anybody, self._anything = comm, ANY_SOURCE, ANY_TAG
+
+    def give(self, job: Job | None, worker: int) -> None:
+        """Send a job to a rank, or None: that there are no more."""
+        self._comm.send_object(job, worker, STOP if job is None else TASK)
+
+    def take_result(self) -> tuple[Job, int]:
+        """Return the next result of any rank, and which rank's it is."""
+        result, message = self._comm.recv_object(self._anybody, RESULT, info=True)
+        return result, message.source
+
+    def take_job(self) -> Job | None:
+        """Return what rank 0 has given."""
+        job: Job | None = self._comm.recv_object(0, self._anything)
+        return job
+
+    def give_result(self, result: Job) -> None:
+        """Send a result to rank 0."""
+        self._comm.send_object(result, 0, RESULT)
 
 
 class ArrayMessages:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
+
+import numpy as np
 import pytest
 from tests.bench.threads_double import (
     RANKS,
@@ -14,6 +17,7 @@ from tests.bench.threads_double import (
 
 from gpucoll.bench.collectives import COLLECTIVES
 from gpucoll.bench.patterns import PATTERNS
+from gpucoll.bench.rank.jobs import RESULT, STOP, TASK
 from gpucoll.bench.rank.objects import LARGE_BYTES
 from gpucoll.bench.rank.own_patterns import ArrayMessages
 
@@ -119,6 +123,25 @@ def test_jobs_are_given_to_everybody_and_counted(sessions):
         answers = on_all(sessions, {"do": "measure", "case": "private/out_of_place", "reps": reps})
         assert all(answer["seconds"] > 0 for answer in answers), answers
     assert not any(session.library.comm.meeting.messages[0] for session in sessions)
+
+
+def test_jobs_are_objects_where_there_are_messages_of_objects(sessions, monkeypatch):
+    sent = []
+
+    def send_object(self, value, dest, tag=0):
+        sent.append(tag)
+        self.send(np.frombuffer(pickle.dumps(value), np.uint8), dest, tag)
+
+    def recv_object(self, source, tag, *, info=False):
+        message = self.probe(source, tag)
+        value = pickle.loads(self.recv(source=message.source, tag=message.tag))
+        return (value, message) if info else value
+
+    monkeypatch.setattr(Threads, "send_object", send_object, raising=False)
+    monkeypatch.setattr(Threads, "recv_object", recv_object, raising=False)
+    prepare(sessions, "producer_consumer", ["private"])
+    assert check(sessions, "private/out_of_place") == [0] * RANKS
+    assert {*sent} == {TASK, RESULT, STOP}
 
 
 def test_a_wrong_result_of_a_job_is_counted(sessions, monkeypatch):
