@@ -10,6 +10,7 @@ from gpucoll.bench.arguments import Options
 from gpucoll.bench.figures import FIGURES
 from gpucoll.bench.groups import GroupError
 from gpucoll.bench.programs import Program, Run
+from gpucoll.bench.progress import Progress
 from gpucoll.bench.rank.hello import DUPLICATES
 from gpucoll.bench.results import Measurement, Results, Row
 
@@ -59,11 +60,16 @@ class ProgramBench:
     def run(self) -> None:
         """Measure the program: its time in rounds, its memory, which hardly varies, once."""
         is_memory = self.options.collective == "memory"
+        rounds = 1 if is_memory else self.options.rounds
+        progress = Progress(rounds)
         runs: dict[str, list[Run]] = {}
-        for number in range(1 if is_memory else self.options.rounds):
+        for number in range(rounds):
             start = number % len(self.programs)
             for program in [*self.programs[start:], *self.programs[:start]]:
+                progress.step(f"{self.options.collective}: {program.name}", steps=0)
                 self.run_once(program, runs.setdefault(program.name, []))
+            progress.step(self.options.collective)
+        progress.clear()
         make = self.memory if is_memory else self.startup
         rows = [make(program.name, runs[program.name]) for program in self.programs]
         self.results.rows += rows

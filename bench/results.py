@@ -60,7 +60,7 @@ class Measurement:
 class Row:
     """One line of the table: a library's call at one size, both sides of it where it has both.
 
-    `figures` are what a pattern has beside times, or instead of them: see `programs.FIGURES`.
+    `figures` are what a pattern has beside times, or instead of them: see `figures.FIGURES`.
     With a `list_length`, size and count are those of each array, and times of the whole list.
     """
 
