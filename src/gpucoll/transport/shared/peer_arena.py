@@ -11,9 +11,8 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-from numba import types
 
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     call_reach,
     compare_exchange64,

@@ -12,9 +12,8 @@ ends a process rather than refuse (`group.host.segment_room` looks, and grants m
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     get,
     load64_acquire,
