@@ -24,6 +24,7 @@ MODULES = (
     "gpucoll.memory.numpy_handler",
     "gpucoll.group.host.channel",
     "gpucoll.entries.collectives",
+    "gpucoll.entries.collective_entry",
     "gpucoll.entries.lists",
     "gpucoll.group.host.enqueued",
     "gpucoll.backends.gpu.enqueue_entry",

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
@@ -211,13 +212,13 @@ class HostBackend(Protocol):
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
-        """Return the compiled entry: ``(x, out, op, root)`` -> `out`, or None: not that way.
+        """Return the compiled entry: ``(x, out, op, root, timeout_s)`` -> `out`; None: not so.
 
-        For ALL_REDUCE_LIST it is ``(xs, outs, op)`` of lists.
+        For ALL_REDUCE_LIST it is ``(xs, outs, op, timeout_s)`` of lists.
         """
 
-    def learn(self, collective: Collective, dtype: Any, op: Any, root: Any) -> None:
-        """Make the compiled entry serve arrays of this dtype with these arguments from now on."""
+    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+        """Make the compiled entry serve arrays of this kind with these arguments from now on."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in memory that the backend can use without a copy."""

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
-
-from gpucoll.arrays.numpy_arrays import check_dtype, dtype_name, dtype_of
+from gpucoll.arrays.array_kinds import ArrayKind
+from gpucoll.arrays.numpy_arrays import check_dtype, dtype_of
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable, ListEntryTable
 from gpucoll.backends.cpu.host.message_table import MessageTable
@@ -69,15 +68,17 @@ class CpuBackend:
             self._entries[collective] = kind(self._group)
         return self._entries[collective].call
 
-    def learn(self, collective: Collective, dtype: np.dtype[Any], op: Any, root: Any) -> None:
-        """Make the compiled entry serve arrays of this dtype with these arguments from now on."""
+    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+        """Make the compiled entry serve arrays of this kind with these arguments from now on."""
 
         def make() -> CallBlock:
             parsed = None if op is None else ReduceOp.parse(op)
             place = NO_ROOT if root is None else root
-            return self._blocks.plain(collective, dtype_name(dtype), dtype.itemsize, parsed, place)
+            return self._blocks.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
 
-        self._entries[collective].learn(dtype, op, root, make)
+        self._entries[collective].learn(
+            kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table
+        )
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""

@@ -1,24 +1,35 @@
-"""The compiled entry of one collective: NumPy arrays straight into machine code.
+"""The compiled entry of one collective: arrays straight into machine code.
 
-`gpucoll.entries.collectives.collective_entry` finds the call block by the identity of three Python
-objects, the array's dtype, the op and the root, in a small table. Python fills the table as it
-meets new ones.
+`gpucoll.entries.collective_entry` finds the call block by the identity of three Python objects, the
+array's dtype, the op and the root, in a small table. Python fills the table as it meets new ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.entries import collectives, lists
+from gpucoll.entries import collective_entry, collectives, lists
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
 
 SEGMENT_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry, and the objects whose identities it has."""
+
+    key: int
+    dtype: object
+    op: object
+    root: object
+    block: CallBlock
 
 
 class EntryTable:
@@ -36,12 +47,16 @@ class EntryTable:
     Attributes
     ----------
     call : callable
-        ``(x, out, op, root)`` -> `out`, or None where Python has to look: unknown objects, other
-        kinds of array, overlap, errors.
+        ``(x, out, op, root, timeout_s)`` -> `out`, or None where Python has to look: unknown
+        objects, other kinds of array, overlap, errors.
     """
 
     def __init__(
-        self, group: HostGroup, code: Any = collectives.collective_entry, *, sends: bool = False
+        self,
+        group: HostGroup,
+        code: Any = collective_entry.collective_entry,
+        *,
+        sends: bool = False,
     ) -> None:
         self._group = group
         self._table = np.zeros(collectives.TABLE_WORDS, np.int64)
@@ -51,34 +66,45 @@ class EntryTable:
         self._table[collectives.TABLE_INT_TYPE] = id(int)
         self._table[collectives.TABLE_SENDS] = sends
         self._table[collectives.TABLE_LIST_TYPE] = id(list)
-        self._entries: list[tuple[np.dtype[Any], object, object, CallBlock]] = []
+        self._table[collectives.TABLE_FLOAT_TYPE] = id(float)
+        self._entries: list[Entry] = []
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
             holder = capsule(self._table.ctypes.data)
             self.call = builtin(code.address, METH_FASTCALL, holder)
 
     def learn(
-        self, dtype: np.dtype[Any], op: object, root: object, make: Callable[[], CallBlock]
+        self,
+        dtype: object,
+        op: object,
+        root: object,
+        make: Callable[[], CallBlock],
+        *,
+        key: int | None = None,
+        tensor_table: int = 0,
     ) -> None:
         """Serve arrays of this dtype object with this op and root object from now on.
 
         They are kept alive here, so that no other object can take their identity. The oldest entry
-        goes when the table is full.
+        goes when the table is full. `key`, by default the dtype's identity, and `tensor_table`: see
+        `gpucoll.arrays.array_kinds.ArrayKind`.
         """
         if self._group.is_running:
             return  # another thread's call may be using a block that this one would push out
-        if any(a is dtype and b is op and c is root for a, b, c, _ in self._entries):
+        key = id(dtype) if key is None else key
+        if any(e.key == key and e.op is op and e.root is root for e in self._entries):
             return
+        if tensor_table:
+            self._table[collectives.TABLE_TENSORS] = tensor_table
         block = make()
         self._group.bind(block)
-        self._entries = [(dtype, op, root, block), *self._entries][: collectives.MAX_ENTRIES]
+        entry = Entry(key, dtype, op, root, block)
+        self._entries = [entry, *self._entries][: collectives.MAX_ENTRIES]
         self._table[collectives.TABLE_COUNT] = 0
-        for place, (*objects, held) in enumerate(self._entries):
+        for place, each in enumerate(self._entries):
             start = collectives.TABLE_ENTRIES + place * collectives.ENTRY_WORDS
-            self._table[start : start + collectives.ENTRY_WORDS] = (
-                *map(id, objects),
-                held.words.ctypes.data,
-            )
+            words = each.key, id(each.op), id(each.root), each.block.words.ctypes.data
+            self._table[start : start + collectives.ENTRY_WORDS] = words
         self._table[collectives.TABLE_COUNT] = len(self._entries)
 
 
@@ -87,7 +113,7 @@ def _never(*arguments: Any) -> None:
 
 
 class ListEntryTable(EntryTable):
-    """The table of fused lists: ``(xs, outs, op)`` -> `outs`, or None."""
+    """The table of fused lists: ``(xs, outs, op, timeout_s)`` -> `outs`, or None."""
 
     def __init__(self, group: HostGroup) -> None:
         super().__init__(group, lists.list_entry)

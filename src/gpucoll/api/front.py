@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.array_kinds import new_like, new_of_rows
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.gpu.runner import GpuRunner
@@ -19,9 +20,10 @@ from gpucoll.types import Collective
 class Front:
     """The parts of a `Communicator` that its methods call.
 
-    A method tries its compiled entry (``_quick_...``) first: that serves exact NumPy arrays of a
-    kind that was seen before. What it leaves goes to `Collectives` or `PointToPoint`. Bound methods
-    of those are kept here, since each further attribute costs a small call 10 ns.
+    A method tries its compiled entry (``_quick_...``) first: that serves exact NumPy arrays, and
+    PyTorch tensors on the host, of a kind that was seen before. What it leaves goes to
+    `Collectives` or `PointToPoint`. Bound methods of those are kept here, since each further
+    attribute costs a small call 10 ns.
     """
 
     rank: int
@@ -37,7 +39,7 @@ class Front:
     _raise_left: Callable[[], None]
     """`Collectives.raise_left`."""
     _quick_all_reduce: Callable[..., Any]
-    _quick_list: Callable[[Any, Any, Any], Any]
+    _quick_list: Callable[[Any, Any, Any, Any], Any]
     _quick_reduce: Callable[..., Any]
     _quick_reduce_scatter: Callable[..., Any]
     _quick_scan: Callable[..., Any]
@@ -73,24 +75,34 @@ class Front:
                 setattr(self, name, _leave_to_python)
 
     def _whole_like(self, x: Any) -> Any:
-        """Return a new array for everybody's x side by side; None for what is no NumPy array."""
-        if type(x) is not np.ndarray or x.ndim == 0:
+        """Return a new array for everybody's x side by side; None for what entries do not read."""
+        if type(x) is not np.ndarray:
+            return new_of_rows(x, self.world_size, 1)
+        if x.ndim == 0:
             return None
         shape = x.shape
         return np.empty((shape[0] * self.world_size, *shape[1:]), x.dtype)
 
     def _block_like(self, x: Any) -> Any:
-        """Return a new array for one rank's block of x; None for what is no NumPy array."""
-        if type(x) is not np.ndarray or x.ndim == 0:
+        """Return a new array for one rank's block of x; None for what entries do not read."""
+        if type(x) is not np.ndarray:
+            return new_of_rows(x, 1, self.world_size)
+        if x.ndim == 0:
             return None
         shape = x.shape
         return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
 
     def _list_like(self, xs: list[Any]) -> Any:
-        """Return new arrays for the results of a list; None where it holds anything else."""
-        if not all(type(x) is np.ndarray for x in xs):
-            return None
-        return [np.empty_like(x) for x in xs]
+        """Return new arrays for the results of a list; None where entries do not read it."""
+        if all(type(x) is np.ndarray for x in xs):
+            return [np.empty_like(x) for x in xs]
+        made = []
+        for x in xs:
+            new = new_like(x)
+            if new is None:
+                return None
+            made.append(new)
+        return made
 
     def _is_template(self, x: Any, out: Any) -> bool:
         """Return whether x says, off the root of a scatter, what `out` also says."""

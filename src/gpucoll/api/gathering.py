@@ -78,9 +78,9 @@ class Gathering(Front):
         >>> comm.all_gather(np.array([comm.rank]))  # on 3 ranks
         array([0, 1, 2])
         """
-        if counts is None and not async_op and timeout_s is None:
+        if counts is None and not async_op:
             target = self._whole_like(x) if out is None else out
-            result = self._quick_all_gather(x, target, None, None)
+            result = self._quick_all_gather(x, target, None, None, timeout_s)
             if result is not None:
                 return result
             self._raise_left()
@@ -144,12 +144,12 @@ class Gathering(Front):
         >>> comm.gather(np.array([comm.rank]))  # on rank 0 of 3; None on the others
         array([0, 1, 2])
         """
-        if counts is None and not async_op and timeout_s is None:
+        if counts is None and not async_op:
             is_root = self.rank == root
             target = out if is_root else x
             if target is None:
                 target = self._whole_like(x)
-            result = self._quick_gather(x, target, None, root)
+            result = self._quick_gather(x, target, None, root, timeout_s)
             if result is not None:
                 return result if is_root else None
             self._raise_left()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front
+from gpucoll.arrays.array_kinds import new_like
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -67,9 +68,12 @@ class Movements(Front):
         >>> comm.broadcast(np.full(2, comm.rank), root=1)
         array([1, 1])
         """
-        if not async_op and timeout_s is None:
-            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-            result = self._quick_broadcast(x, target, None, root)
+        if not async_op:
+            if out is not None:
+                target = out
+            else:
+                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            result = self._quick_broadcast(x, target, None, root, timeout_s)
             if result is not None:
                 return result
             self._raise_left()
@@ -143,10 +147,10 @@ class Movements(Front):
         """
         is_root = self.rank == root
         plain = counts is None and (is_root or self._is_template(x, out))
-        if plain and not async_op and timeout_s is None:
+        if plain and not async_op:
             target = self._block_like(x) if out is None else out
             mine = x if is_root else target
-            result = self._quick_scatter(mine, target, None, root)
+            result = self._quick_scatter(mine, target, None, root, timeout_s)
             if result is not None:
                 return result
             self._raise_left()
@@ -220,9 +224,12 @@ class Movements(Front):
         array([ 1, 11])
         """
         plain = send_counts is None and recv_counts is None
-        if plain and not async_op and timeout_s is None:
-            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-            result = self._quick_all_to_all(x, target, None, None)
+        if plain and not async_op:
+            if out is not None:
+                target = out
+            else:
+                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            result = self._quick_all_to_all(x, target, None, None, timeout_s)
             if result is not None:
                 return result
             self._raise_left()

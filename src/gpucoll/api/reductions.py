@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front
+from gpucoll.arrays.array_kinds import new_like
 from gpucoll.compression import compressed
 from gpucoll.types import Collective
 
@@ -105,12 +106,16 @@ class Reductions(Front):
         if compression is not None or residual is not None:
             how = compression, residual
             return compressed.all_reduce(self._collectives, x, op, out, *how, async_op, timeout_s)
-        if not async_op and timeout_s is None:
+        if not async_op:
             if type(x) is list:
-                result = self._quick_list(x, self._list_like(x) if out is None else out, op)
+                target = self._list_like(x) if out is None else out
+                result = self._quick_list(x, target, op, timeout_s)
             else:
-                target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
-                result = self._quick_all_reduce(x, target, op, None)
+                if out is not None:
+                    target = out
+                else:
+                    target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+                result = self._quick_all_reduce(x, target, op, None, timeout_s)
             if result is not None:
                 return result
             self._raise_left()
@@ -165,12 +170,12 @@ class Reductions(Front):
         >>> comm.reduce(np.ones(3), "max", root=1)  # on rank 1; None on the others
         array([1., 1., 1.])
         """
-        if not async_op and timeout_s is None:
+        if not async_op:
             is_root = self.rank == root
             target = out if is_root else x
-            if target is None and type(x) is np.ndarray:
-                target = np.empty_like(x)
-            result = self._quick_reduce(x, target, op, root)
+            if target is None:
+                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            result = self._quick_reduce(x, target, op, root, timeout_s)
             if result is not None:
                 return result if is_root else None
             self._raise_left()
@@ -229,9 +234,9 @@ class Reductions(Front):
         >>> comm.reduce_scatter(np.arange(4.0))  # on rank 1 of 2
         array([4., 6.])
         """
-        if counts is None and not async_op and timeout_s is None:
+        if counts is None and not async_op:
             target = self._block_like(x) if out is None else out
-            result = self._quick_reduce_scatter(x, target, op, None)
+            result = self._quick_reduce_scatter(x, target, op, None, timeout_s)
             if result is not None:
                 return result
             self._raise_left()

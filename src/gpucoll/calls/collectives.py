@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.array_kinds import kind_of_array
+from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
 from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.calls import counts as exchanged_counts
@@ -133,9 +135,8 @@ class Collectives:
             self._gpu.learn(collective, x, given, prepared)
             return result
         call = self.host.prepare(prepared.request)
-        plain = x if x is not None else arguments.out
-        if type(plain) is np.ndarray and arguments.counts is None:
-            self.host.learn(collective, plain.dtype, given.get("op"), given.get("root"))
+        if arguments.counts is None:
+            self._learn(collective, x if x is not None else arguments.out, prepared.template, given)
         return self.runner.run(
             collective.spelled,
             call.run,
@@ -178,8 +179,8 @@ class Collectives:
         numbers, fused = apart(collective, arguments.op, made)
         tasks = [self._number_task(collective, item, arguments, gets) for item in numbers]
         tasks += [self._list_task(collective, arrays, arguments) for arrays in by_dtype(fused)]
-        if collective == Collective.ALL_REDUCE and len(tasks) == 1 and type(xs[0]) is np.ndarray:
-            self.host.learn(Collective.ALL_REDUCE_LIST, xs[0].dtype, given.get("op"), None)
+        if collective == Collective.ALL_REDUCE and len(tasks) == 1:
+            self._learn(Collective.ALL_REDUCE_LIST, xs[0], made[0].template, given)
 
         def task(timeout_s: float | None) -> None:
             for part in tasks:
@@ -193,6 +194,14 @@ class Collectives:
             timeout_s=timeout_s,
             lasting=lasting,
         )
+
+    def _learn(
+        self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
+    ) -> None:
+        """Have the compiled entry serve such a call the next time, if it reads arrays like x."""
+        kind = kind_of_array(x, template)
+        if kind is not None:
+            self.host.learn(collective, kind, given.get("op"), given.get("root"))
 
     def _number_task(
         self, collective: Collective, item: Operands, arguments: Arguments, gets: bool

@@ -96,7 +96,7 @@ UNORDERED = (
     "memory.numpy_handler.release",
     "entries.collectives.prepared_call",
     "entries.collectives.queued_call",
-    "entries.collectives.collective_entry",
+    "entries.collective_entry.collective_entry",
     "entries.lists.list_entry",
     "entries.messages.message_entry",
 )
@@ -104,10 +104,9 @@ UNORDERED = (
 
 READ_NUMPY = {
     "entries.collectives.count_elements",
-    "entries.collectives._sign",
-    "entries.collectives._divides",
+    "entries.collective_entry._prepare",
     "entries.collectives.is_usable",
-    "entries.lists._sign_array",
+    "entries.lists._add_arrays",
     "entries.messages._fill_row",
     "entries.messages._prepare_message",
 }

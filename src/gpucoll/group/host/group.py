@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.entries import collectives
+from gpucoll.entries.deadlines import LEAST_SLICE_S, SLICE_S
 from gpucoll.errors import GpucollError, StateError
 from gpucoll.group.host import binding, diagnosis, reasons, recovery
 from gpucoll.group.host.context import new_context
@@ -31,9 +32,6 @@ from gpucoll.transport.shared.flags import bell_ring
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Call, Context, State, Status
 from gpucoll.wording import another_thread, rank_of
-
-SLICE_S = 0.02
-"""How long a wait sleeps before it looks for Ctrl-C, lost peers and its deadline."""
 
 _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
 
@@ -75,7 +73,7 @@ class HostGroup:
 
     def _set_timeout(self, timeout_s: float) -> None:
         self.context[Context.TIMEOUT_NS] = int(min(timeout_s, 1e9) * 1e9)
-        self.context[Context.SLICE_NS] = int(max(min(SLICE_S, timeout_s), 1e-4) * 1e9)
+        self.context[Context.SLICE_NS] = int(max(min(SLICE_S, timeout_s), LEAST_SLICE_S) * 1e9)
 
     # --- running calls ---------------------------------------------------------------------------
 
@@ -155,19 +153,23 @@ class HostGroup:
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means.
 
-        Returns after NO_ROOM where more memory was granted: the call can be made again.
+        Returns after NO_ROOM where more memory was granted: the call can be made again. An entry has
+        left the call's own deadline where messages read it; it ends here.
         """
-        if status == Status.NO_ROOM:
-            self.context[Context.STATE] = State.IDLE  # it had not begun
-            make_room(self.context)
-            return
-        if status == Status.NOT_RUN:
-            self.check_usable()
-            raise StateError("the communicator was used while it was in another call")
-        if status == Status.MISMATCH:
-            recovery.announce(self)
-        self.raise_if_aborted()
-        raise recovery.answer(self)
+        try:
+            if status == Status.NO_ROOM:
+                self.context[Context.STATE] = State.IDLE  # it had not begun
+                make_room(self.context)
+                return
+            if status == Status.NOT_RUN:
+                self.check_usable()
+                raise StateError("the communicator was used while it was in another call")
+            if status == Status.MISMATCH:
+                recovery.announce(self)
+            self.raise_if_aborted()
+            raise recovery.answer(self)
+        finally:
+            self._set_timeout(self.timeout_s)
 
     def ring_bell(self, rank: int) -> None:
         """Wake a rank that sleeps for messages."""

@@ -1,0 +1,80 @@
+"""Arrays that compiled entries read by themselves: those of NumPy, and PyTorch's on the host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays import tensor_table
+from gpucoll.arrays.library import Template
+
+
+@dataclass(frozen=True)
+class ArrayKind:
+    """Arrays of one dtype of one library.
+
+    Attributes
+    ----------
+    native : object
+        The library's dtype object.
+    key : int
+        What entries know it by: its identity, or for tensors `gpucoll.arrays.tensor_table.key_of`.
+    dtype, item_bytes
+        As in `Template`.
+    tensor_table : int
+        Address of the table by which these are read (`gpucoll.arrays.tensor_table`); 0 for NumPy's.
+    """
+
+    native: Any
+    key: int
+    dtype: str
+    item_bytes: int
+    tensor_table: int = 0
+
+
+_makers: dict[type, Callable[[Any], Any]] = {}
+"""Types of tensors that entries read -> what makes a new one like it."""
+
+
+def kind_of_array(x: Any, template: Template) -> ArrayKind | None:
+    """Return the kind of x, whose template this is; None where entries cannot read such arrays."""
+    name, item_bytes = template.dtype, template.item_bytes
+    if type(x) is np.ndarray:
+        return ArrayKind(x.dtype, id(x.dtype), name, item_bytes)
+    torch: Any = sys.modules.get("torch")
+    if torch is None or type(x) not in (torch.Tensor, torch.nn.Parameter) or not x.is_cpu:
+        return None
+    key, table = tensor_table.key_of(name), tensor_table.table()
+    if key == 0 or table is None:
+        return None
+    _makers[type(x)] = torch.empty_like
+    return ArrayKind(x.dtype, key, name, item_bytes, table.ctypes.data)
+
+
+def new_like(x: Any) -> Any:
+    """Return a new tensor like x, of a type that entries read; None for anything else.
+
+    Also where PyTorch makes no such tensor: the call goes through Python then, which says why.
+    """
+    make = _makers.get(type(x))
+    if make is None or not x.is_cpu:
+        return None
+    try:
+        return make(x)
+    except RuntimeError:
+        return None
+
+
+def new_of_rows(x: Any, multiply: int, divide: int) -> Any:
+    """Return a new tensor of so many times and so many parts of x's rows; None as in `new_like`."""
+    if type(x) not in _makers or not x.is_cpu:
+        return None
+    try:
+        shape = x.shape
+        return x.new_empty((shape[0] * multiply // divide, *shape[1:])) if shape else None
+    except RuntimeError:
+        return None

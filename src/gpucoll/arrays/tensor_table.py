@@ -1,0 +1,179 @@
+"""How compiled code reads PyTorch tensors: through PyTorch's own C functions, by address.
+
+A tensor's fields lie where a C++ compiler has put them. But since 2.10 PyTorch gives away a table
+of C functions (``__dlpack_c_exchange_api__``, of DLPack 1.3), and one of them says in 50 ns where a
+tensor lies, without owning it. What DLPack does not know (autograd, lazy negation and conjugation)
+is asked for through Python's C API. With older versions, calls on tensors go through Python.
+Source: include/dlpack/dlpack.h, version 1.3; torch/csrc/autograd/python_variable.cpp, 2.13.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.arrays import numpy_struct
+from gpucoll.arrays.dlpack import CODES
+
+MAJOR_VERSION = 1
+CPU = 1
+"""DLDeviceType of host memory."""
+
+
+class View(IntEnum):
+    """Words of a ``DLTensor``."""
+
+    DATA = 0
+    DEVICE = 1  # its type in the lower half
+    N_DIMENSIONS = 2  # in the lower half; above, code, bits and lanes of the elements
+    SHAPE = 3
+    STRIDES = 4  # in elements
+    BYTE_OFFSET = 5
+
+
+VIEW_WORDS = 6
+
+
+class Word(IntEnum):
+    """Words of the table."""
+
+    TENSOR_TYPE = 0
+    PARAMETER_TYPE = 1
+    READ = 2  # address of a function (tensor object, DLTensor) -> 0, or an error is set
+    FALSE = 3
+    INCREMENT = 4  # of the versions of some tensors, by which autograd sees what is written
+    IS_NEG = 5  # methods
+    IS_CONJ = 6
+    IS_INFERENCE = 7
+    STORAGE_OFFSET = 8
+    DTYPE = 9  # names of attributes
+    REQUIRES_GRAD = 10
+    INT8 = 11  # dtypes: DLPack knows them and int4 by the same words
+    UINT8 = 12
+
+
+class _Exchange(ctypes.Structure):
+    """DLPackExchangeAPI."""
+
+    _fields_: ClassVar = [
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("previous", ctypes.c_void_p),
+        ("allocate", ctypes.c_void_p),
+        ("from_object", ctypes.c_void_p),
+        ("to_object", ctypes.c_void_p),
+        ("view", ctypes.c_void_p),
+        ("stream", ctypes.c_void_p),
+    ]
+
+
+_made: list[tuple[npt.NDArray[np.int64], list[Any]]] = []
+"""The table, and what it points to."""
+
+
+def table() -> npt.NDArray[np.int64] | None:
+    """Return the table of the PyTorch that is loaded; None where compiled code cannot read it.
+
+    None is for now: where the user has changed what PyTorch's functions make, for a while.
+    """
+    import torch
+
+    if _made:
+        return _made[0][0]
+    read = _read_function(torch.Tensor)
+    if read == 0 or not numpy_struct.matches():
+        return None
+    with torch.inference_mode(False):
+        increment = _increment_function()
+        if increment is None or not _reads_as_expected(read):
+            return None
+    words, objects = _filled(read, increment)
+    _made.append((words, objects))
+    return words
+
+
+def _filled(read: int, increment: Any) -> tuple[npt.NDArray[np.int64], list[Any]]:
+    import torch
+
+    tensor: Any = torch.Tensor
+    objects = {
+        Word.TENSOR_TYPE: tensor,
+        Word.PARAMETER_TYPE: torch.nn.Parameter,
+        Word.FALSE: False,
+        Word.INCREMENT: increment,
+        Word.IS_NEG: tensor.is_neg,
+        Word.IS_CONJ: tensor.is_conj,
+        Word.IS_INFERENCE: tensor.is_inference,
+        Word.STORAGE_OFFSET: tensor.storage_offset,
+        Word.DTYPE: "dtype",
+        Word.REQUIRES_GRAD: "requires_grad",
+        Word.INT8: torch.int8,
+        Word.UINT8: torch.uint8,
+    }
+    words = np.zeros(len(Word), np.int64)
+    words[Word.READ] = read
+    for word, each in objects.items():
+        words[word] = id(each)
+    return words, [*objects.values()]
+
+
+def key_of(dtype: str) -> int:
+    """Return what entries know a tensor's dtype by; 0 where DLPack has no words for it.
+
+    Less than zero, so that it is the address of no object.
+    """
+    if dtype not in CODES:
+        return 0
+    code, bits = CODES[dtype]
+    return -(1 << 16 | bits << 8 | code)
+
+
+def _read_function(kind: type) -> int:
+    """Return the address of the function that says where a tensor lies; 0 where there is none."""
+    capsule = getattr(kind, "__dlpack_c_exchange_api__", None)
+    if "dlpack_exchange_api" not in repr(capsule):
+        return 0
+    pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+    pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    exchange = _Exchange.from_address(pointer_of(capsule, b"dlpack_exchange_api"))
+    return int(exchange.view or 0) if exchange.major == MAJOR_VERSION else 0
+
+
+def _increment_function() -> Any:
+    """Return what increments the versions of some tensors, the quicker one where it works."""
+    import torch
+
+    for owner in (torch._C, torch.autograd.graph):
+        name = "_increment_version" if owner is torch._C else "increment_version"
+        increment: Any = getattr(owner, name, None)
+        tensor = torch.zeros(1, device="cpu")
+        try:
+            increment((tensor, tensor))
+        except (TypeError, RuntimeError):
+            continue
+        if tensor._version == 2:
+            return increment
+    return None
+
+
+def _reads_as_expected(read: int) -> bool:
+    """Return whether the function says of a tensor what PyTorch's methods say."""
+    import torch
+
+    function: Any = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p)(read)
+    tensor = torch.zeros(3, 7, dtype=torch.float32, device="cpu")[:, 2:]
+    view = np.zeros(VIEW_WORDS, np.int64)
+    if function(tensor, view.ctypes.data) != 0:
+        return False
+    numbers = [int(view[field]) for field in (View.SHAPE, View.STRIDES)]
+    shape, strides = ((ctypes.c_int64 * 2).from_address(number) for number in numbers)
+    return (
+        int(view[View.DATA] + view[View.BYTE_OFFSET]) == tensor.data_ptr()
+        and int(view[View.DEVICE]) & 0xFFFFFFFF == CPU
+        and int(view[View.N_DIMENSIONS]) == (1 << 48 | 32 << 40 | 2 << 32 | 2)
+        and (tuple(shape), tuple(strides)) == ((3, 5), (7, 1))
+    )

@@ -1,0 +1,55 @@
+"""A deadline of its own for one call of a compiled entry."""
+
+from __future__ import annotations
+
+from numba import types
+
+from gpucoll.arrays.numpy_struct import OBJECT_TYPE
+from gpucoll.config import LONGEST_TIMEOUT_S
+from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.memory import get, load64, put
+from gpucoll.transport.shared.words import Context
+
+SLICE_S = 0.02
+"""After so long in a wait: look whether to go on."""
+LEAST_SLICE_S = 1e-4
+
+USUAL = 0
+"""Instead of nanoseconds: the communicator's deadline."""
+UNKNOWN = -1
+"""Instead of nanoseconds: Python has to look at what was given."""
+
+_TIMEOUT_NS, _SLICE_NS = int(Context.TIMEOUT_NS), int(Context.SLICE_NS)
+_MOST_SLICE_NS, _LEAST_SLICE_NS = int(SLICE_S * 1e9), int(LEAST_SLICE_S * 1e9)
+_LONGEST_S = float(LONGEST_TIMEOUT_S)
+_i64 = types.int64
+_as_double = types.ExternalFunction("PyFloat_AsDouble", types.float64(_i64))
+_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
+
+
+@inline
+def deadline_ns(seconds, none, int_type, float_type):
+    """Return a ``timeout_s`` in nanoseconds: of a plain float or int that can be one."""
+    if seconds == none:
+        return USUAL
+    kind = load64(seconds + OBJECT_TYPE)
+    if kind != float_type and kind != int_type:
+        return UNKNOWN
+    number = _as_double(seconds)
+    if number > 0 and number <= _LONGEST_S:
+        return max(1, types.int64(number * 1e9))
+    _clear_error()  # of an int that no float holds
+    return UNKNOWN
+
+
+@inline
+def set_deadline(context, timeout_ns):
+    """Give the next call this deadline."""
+    put(context, _TIMEOUT_NS, timeout_ns)
+    put(context, _SLICE_NS, max(min(_MOST_SLICE_NS, timeout_ns), _LEAST_SLICE_NS))
+
+
+@inline
+def usual_deadline_ns(context):
+    """Return the deadline that the communicator has now."""
+    return get(context, _TIMEOUT_NS)
