@@ -61,6 +61,9 @@ class Request:
         Of an all_to_all with counts: rows from each rank.
     row_count : int
         Elements of a row.
+    sources, destinations : tuple of Buffer, optional
+        Of an input or output of one array for each rank: these, by rank. `source` or `destination`
+        then says only what they are together.
     parts : tuple of (Buffer, Buffer), optional
         Of a fused list: each array's input and output, all of one dtype; `source` is the first.
     part_of : PartOf, optional
@@ -78,6 +81,8 @@ class Request:
     counts: tuple[int, ...] | None = None
     receive_counts: tuple[int, ...] | None = None
     row_count: int = 1
+    sources: tuple[Buffer, ...] = ()
+    destinations: tuple[Buffer, ...] = ()
     parts: tuple[tuple[Buffer, Buffer], ...] = ()
     part_of: PartOf | None = None
     keeps: bool = False

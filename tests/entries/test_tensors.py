@@ -236,7 +236,7 @@ def test_inside_transforms_of_torch_func(comm):
 
 @pytest.mark.ranks(2)
 def test_a_call_within_a_call_that_looks_at_its_tensors(comm):
-    nested = []
+    nested: list[Any] = []
 
     def intrude(_, function, types, args=(), kwargs=None):
         with torch._C.DisableTorchFunction():

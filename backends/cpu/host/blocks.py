@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import accumulate
 
+from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.host.movements import movement_loop
 from gpucoll.backends.cpu.host.reductions import reduction_loop
 from gpucoll.backends.protocol import Request
@@ -169,6 +170,11 @@ class BlockMaker:
         )
         if request.collective in MOVEMENTS:
             self._set_blocks(block, request)
+        if request.sources:
+            self._set_addresses(block, Call.INPUTS, request.sources)
+        if request.destinations:
+            self._set_addresses(block, Call.LANDINGS, request.destinations)
+            block.words[Call.DESTINATION] = 0
         if request.parts:
             self._set_parts(block, request)
         if (whole := request.part_of) is not None:
@@ -176,6 +182,11 @@ class BlockMaker:
             block.sign(*whole.numbers)
             block.show_shape(whole.shape)
         return block
+
+    def _set_addresses(self, block: CallBlock, field: Call, buffers: tuple[Buffer, ...]) -> None:
+        """Say where the arrays of an input or output lie, one for each rank."""
+        block.set_table(field, [buffer.address for buffer in buffers])
+        block.keep += tuple(buffer.owner for buffer in buffers)
 
     def _set_parts(self, block: CallBlock, request: Request) -> None:
         """Describe a list of arrays, as `entries.lists` does."""

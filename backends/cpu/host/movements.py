@@ -12,13 +12,18 @@ arrived, so that a mismatch is found before anything is written.
 from __future__ import annotations
 
 from gpucoll.backends.cpu.host.pieces import (
+    INPUTS,
     IS_SPREAD,
     PIECES,
+    block_bytes,
+    block_offset,
+    input_piece,
     landing,
     largest_piece_bytes,
     piece_bytes,
     piece_offset,
     pieces_agree,
+    posted_inputs,
     posted_pieces,
     table_bytes,
 )
@@ -26,7 +31,7 @@ from gpucoll.backends.cpu.host.single_copy import can_copy_once, read_from
 from gpucoll.backends.cpu.host.staged_movement import move_staged
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import call_copy, get, put, store64
+from gpucoll.kernels.cpu.memory import call_copy, get, load64, put, store64
 from gpucoll.transport.shared.flags import event_pending_since, wait
 from gpucoll.transport.shared.layout import NEVER
 from gpucoll.transport.shared.peer_arena import arena_of, reach
@@ -80,6 +85,8 @@ _SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
 _SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
 _GATHER_COPY_MAX_BYTES = int(Context.GATHER_COPY_MAX_BYTES)
 _COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
+_LISTED = -1
+"""In place of an input's address: it is one array for each rank, and `posted_inputs` says where."""
 _IN_PLACE = 0
 """In place of a destination's offset: what this rank sends to itself is there already."""
 _FLOW, _ALL = int(Call.FLOW), int(Flow.ALL)
@@ -121,8 +128,7 @@ def _copy(context, destination, source, size_bytes):
 def _is_in_place(context, call):
     """Return whether what this rank sends to itself is there already."""
     me = get(context, RANK)
-    source = get(call, SOURCE) + piece_offset(context, call, me, me)
-    return source == get(call, DESTINATION) + landing(call, me)
+    return input_piece(context, call, me) == get(call, DESTINATION) + landing(call, me)
 
 
 @inline
@@ -130,9 +136,9 @@ def _take_own(context, call):
     """Copy the piece that this rank sends to itself, unless it is in place already."""
     if not _is_in_place(context, call):
         me = get(context, RANK)
-        source = get(call, SOURCE) + piece_offset(context, call, me, me)
         destination = get(call, DESTINATION) + landing(call, me)
-        _copy(context, destination, source, piece_bytes(context, call, me, me))
+        source, size_bytes = input_piece(context, call, me), piece_bytes(context, call, me, me)
+        _copy(context, destination, source, size_bytes)
 
 
 @inline
@@ -146,7 +152,10 @@ def _input_of(context, call, rank, way):
     """Return where the piece of `rank` for this rank lies: in its slot, its arena, its process."""
     offset = piece_offset(context, call, rank, get(context, RANK))
     if way == _SINGLE_COPY:
-        return posted_address(context, rank) + offset
+        address = posted_address(context, rank)
+        if address == _LISTED:
+            return load64(posted_inputs(context, rank) + 8 * get(context, RANK))
+        return address + offset
     if way == _SYMMETRIC:
         return arena_of(context, rank) + posted_source(context, rank) + offset
     return _payload_of(context, call, rank) + offset
@@ -158,7 +167,7 @@ def _reduce_pieces(context, call, way):
     sources = get(context, SOURCES)
     for rank in range(world_size):
         store64(sources + 8 * rank, _input_of(context, call, rank, way))
-    store64(sources + 8 * me, get(call, SOURCE) + piece_offset(context, call, me, me))
+    store64(sources + 8 * me, input_piece(context, call, me))
     store64(get(context, DESTINATIONS), get(call, DESTINATION))
     size_bytes = piece_bytes(context, call, me, me)
     reduce_inputs(context, call, get(context, DESTINATIONS), world_size, size_bytes, 0)
@@ -191,7 +200,8 @@ def _take(context, call, way):
 def _write_pieces(context, call):
     """Put the table of this rank's pieces into its slot."""
     table = posted_pieces(context, get(context, RANK))
-    call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), table_bytes(context), 0)
+    size_bytes = 16 * get(context, WORLD_SIZE)
+    call_copy(get(context, _COPY_PLAIN), table, get(call, PIECES), size_bytes, 0)
 
 
 @inline
@@ -204,18 +214,32 @@ def _check_pieces(context, call):
 
 
 @inline
+def _pack_inputs(context, call):
+    """Put a small input that is one array for each rank into the slot, side by side."""
+    payload = _payload_of(context, call, get(context, RANK))
+    for rank in range(get(context, WORLD_SIZE)):
+        size_bytes = block_bytes(call, rank)
+        place = payload + block_offset(call, rank)
+        call_copy(get(context, _COPY_PLAIN), place, input_piece(context, call, rank), size_bytes, 0)
+
+
+@inline
 def _post_input(context, call):
     """Post this rank's header, with its small input in the slot or its arena offset."""
     sends, size_bytes = _sends(context, call), get(call, SIZE_BYTES)
-    is_small = _is_small(context, call)
+    is_small, is_listed = _is_small(context, call), get(call, INPUTS) != 0
     source = destination = NOT_SHARED
     # Small rooted ones go through slots, so that senders need not wait.
     may_share = get(call, _FLOW) == _ALL or not is_small
+    if is_listed:
+        may_share = False
     if sends and may_share and get(call, LARGEST_BYTES) >= get(context, _SYMMETRIC_MIN_BYTES):
         source = arena_offset(context, get(call, SOURCE), size_bytes)
     slot = slot_of(context, get(context, SEQUENCE), get(context, RANK))
     if get(call, PIECES) != 0:
         _write_pieces(context, call)
+    elif is_listed and is_small:
+        _pack_inputs(context, call)
     elif sends and is_small and source == NOT_SHARED:
         call_copy(
             get(context, _COPY_POSTED),
@@ -226,8 +250,12 @@ def _post_input(context, call):
         )
     if _is_in_place(context, call):
         destination = _IN_PLACE
+    if is_listed and not is_small:
+        table = posted_inputs(context, get(context, RANK))
+        addresses_bytes = 8 * get(context, WORLD_SIZE)
+        call_copy(get(context, _COPY_PLAIN), table, get(call, INPUTS), addresses_bytes, 0)
     if not is_small:
-        store64(slot + HEADER_ADDRESS, get(call, SOURCE))
+        store64(slot + HEADER_ADDRESS, _LISTED if is_listed else get(call, SOURCE))
     post(context, call, source, destination)
 
 
@@ -386,7 +414,7 @@ def _alone(context, call):
         if status == OK:
             _take_own(context, call)
         return status
-    store64(get(context, SOURCES), get(call, SOURCE))
+    store64(get(context, SOURCES), input_piece(context, call, 0))
     store64(get(context, DESTINATIONS), get(call, DESTINATION))
     reduce_inputs(context, call, get(context, DESTINATIONS), 1, get(call, SIZE_BYTES), 0)
     return OK
@@ -395,16 +423,19 @@ def _alone(context, call):
 @inline
 def _make_ready(context, call):
     """Have memory for what this call uses; return a status."""
-    if get(call, PIECES) == 0 and get(call, LARGEST_BYTES) <= get(context, READY_BYTES):
+    has_table = get(call, PIECES) | get(call, INPUTS)
+    if has_table == 0 and get(call, LARGEST_BYTES) <= get(context, READY_BYTES):
         return OK
     most_bytes = get(context, _ONE_SHOT_BYTES if get(call, _FLOW) == _ALL else _ROOTED_BYTES)
     status = OK
     if get(context, WORLD_SIZE) == 1:
         return OK
-    if get(call, PIECES) != 0:
+    if has_table != 0:
         status = make_ready(context, table_bytes(context), table_bytes(context))
-        if status == OK:
-            status = make_ready(context, NEVER, 0)  # small pieces go through stages, too
+    if status != OK:
+        return status
+    if get(call, PIECES) != 0:
+        status = make_ready(context, NEVER, 0)  # small pieces go through stages, too
     elif _sends(context, call):
         status = make_ready(context, get(call, LARGEST_BYTES), most_bytes)
     return status

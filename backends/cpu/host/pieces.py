@@ -1,7 +1,8 @@
 """What goes from whom to whom in a movement: sizes and places of the pieces, in bytes.
 
 A piece is what one rank sends to another. The input of a *spread* movement (scatter, all_to_all,
-reduce_scatter) is one block for each rank; that of the others goes to everybody as a whole.
+reduce_scatter) is one block for each rank; that of the others goes to everybody as a whole. The
+blocks of an input or output may be arrays of their own: then a table says where they lie.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import get, load64
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.steps import (
+    RANK,
     SEQUENCE,
+    SOURCE,
     WORLD_SIZE,
     payload_of,
 )
@@ -18,6 +21,7 @@ from gpucoll.transport.shared.words import Call
 
 IS_SPREAD, PIECES = int(Call.IS_SPREAD), int(Call.PIECES)
 LANDS_APART, LANDINGS = int(Call.LANDS_APART), int(Call.LANDINGS)
+INPUTS = int(Call.INPUTS)
 _BLOCK_BYTES, _OFFSETS = int(Call.BLOCK_BYTES), int(Call.OFFSETS)
 _MORE_THAN_INLINE = layout.INLINE_BYTES + 1  # there the header says where the input is
 
@@ -38,8 +42,8 @@ def block_bytes(call, rank):
 
 @inline
 def table_bytes(context):
-    """Return the size of the table that a rank posts."""
-    return 16 * get(context, WORLD_SIZE)
+    """Return the size of the tables that a rank posts: of its pieces, and of its inputs."""
+    return 24 * get(context, WORLD_SIZE)
 
 
 @inline
@@ -68,6 +72,21 @@ def piece_offset(context, call, sender, receiver):
     for rank in range(receiver):
         offset += piece_bytes(context, call, sender, rank)
     return offset
+
+
+@inline
+def input_piece(context, call, receiver):
+    """Return the address of this rank's own piece for `receiver`."""
+    table = get(call, INPUTS)
+    if table != 0:
+        return get(table, receiver)
+    return get(call, SOURCE) + piece_offset(context, call, get(context, RANK), receiver)
+
+
+@inline
+def posted_inputs(context, rank):
+    """Return the table that `rank` has posted of an input in several arrays: where each lies."""
+    return posted_pieces(context, rank) + 16 * get(context, WORLD_SIZE)
 
 
 @inline

@@ -20,10 +20,10 @@ from gpucoll.backends.cpu.host.chunks import (
 )
 from gpucoll.backends.cpu.host.pieces import (
     IS_SPREAD,
+    input_piece,
     landing,
     largest_piece_bytes,
     piece_bytes,
-    piece_offset,
 )
 from gpucoll.backends.cpu.host.tables import DESTINATIONS, SOURCES, reduce_inputs
 from gpucoll.backends.cpu.host.tuning import LANE_BYTES
@@ -69,7 +69,7 @@ def _fill(context, call, place, lane_bytes):
             rank = (me + step) % world_size
             size_bytes = _part_bytes(context, call, me, rank, place, lane_bytes)
             if size_bytes > 0:
-                source = get(call, SOURCE) + piece_offset(context, call, me, rank) + start
+                source = input_piece(context, call, rank) + start
                 call_copy(copy, stage + rank * lane_bytes, source, size_bytes, ahead)
     signal_chunk(context, FILLED, place)
 
@@ -113,8 +113,7 @@ def _reduce_parts(context, call, place, lane_bytes):
     sources, start = get(context, SOURCES), place * lane_bytes
     for rank in range(world_size):
         store64(sources + 8 * rank, _part_in_stage(context, call, rank, place, lane_bytes))
-    mine = get(call, SOURCE) + piece_offset(context, call, me, me) + start
-    store64(sources + 8 * me, mine)
+    store64(sources + 8 * me, input_piece(context, call, me) + start)
     store64(get(context, DESTINATIONS), get(call, DESTINATION) + start)
     reduce_inputs(
         context,

@@ -17,7 +17,8 @@ class ArrayCollectives(Reductions, Scans, Gathering, Movements):
         Where the result goes: an array of x's library, dtype and device with as many elements as
         the result, in whatever shape. Default: a new array. Nothing else is ever written. It may be
         x itself or, where x is one block of the result or the result one block of x, exactly that
-        block (in place); any other overlap is refused.
+        block (in place); any other overlap is refused. Where the result is one block for each rank,
+        it may be a list of these.
     async_op : bool
         Return a `Work` at once; input and output belong to it until it is done.
     timeout_s : float, optional

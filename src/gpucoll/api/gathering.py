@@ -40,6 +40,14 @@ class Gathering(Front):
         self, x: A, *, counts: Counts = None, **options: Unpack[EitherInto[A]]
     ) -> A | Work[A]: ...
     @overload
+    def all_gather(
+        self, x: A, *, counts: Counts = None, out: list[A], **options: Unpack[Blocking]
+    ) -> list[A]: ...
+    @overload
+    def all_gather(
+        self, x: A, *, counts: Counts = None, out: list[A], **options: Unpack[Asynchronous]
+    ) -> Work[list[A]]: ...
+    @overload
     def all_gather(self, x: Number, **options: Unpack[Blocking]) -> npt.NDArray[Any]: ...
     @overload
     def all_gather(self, x: Number, **options: Unpack[Asynchronous]) -> Work[npt.NDArray[Any]]: ...
@@ -61,13 +69,17 @@ class Gathering(Front):
             Shape (m, ...), the same on every rank; with `counts`, (counts[r], ...).
         counts : sequence of int or "auto", optional
             Rows of axis 0 per rank, the whole vector on every rank; "auto" exchanges them first.
-        out, async_op, timeout_s, stream
-            See `ArrayCollectives`; in place x is block r of it.
+        out : array or list of arrays, optional
+            See `ArrayCollectives`; in place x is block r of it. A list of P arrays gets a block
+            each, without a copy in between; blocks of different sizes need no `counts` if every
+            rank gives a list.
+        async_op, timeout_s, stream
+            See `ArrayCollectives`.
 
         Returns
         -------
         array
-            Shape (P m, ...), or (sum(counts), ...); (P,) for a number or a 0-d x.
+            Shape (P m, ...), or (sum(counts), ...); (P,) for a number or a 0-d x. `out` if given.
 
         Notes
         -----
@@ -102,6 +114,26 @@ class Gathering(Front):
     ) -> A | Work[A | None] | None: ...
     @overload
     def gather(
+        self,
+        x: A,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        out: list[A],
+        **options: Unpack[Blocking],
+    ) -> list[A] | None: ...
+    @overload
+    def gather(
+        self,
+        x: A,
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        out: list[A],
+        **options: Unpack[Asynchronous],
+    ) -> Work[list[A] | None]: ...
+    @overload
+    def gather(
         self, x: Number, root: int = 0, **options: Unpack[Blocking]
     ) -> npt.NDArray[Any] | None: ...
     @overload
@@ -128,7 +160,8 @@ class Gathering(Front):
         root : int
             Who gets it.
         out, async_op, timeout_s, stream
-            See `ArrayCollectives`; `out` counts on the root only.
+            As for `all_gather`; `out` counts on the root only. A list of blocks of different sizes
+            needs `counts` on every rank: the others do not know it.
 
         Returns
         -------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -13,7 +14,16 @@ from gpucoll.types import Collective
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from gpucoll.api.call_types import A, AsynchronousInto, BlockingInto, Counts, EitherInto, X
+    from gpucoll.api.call_types import (
+        A,
+        Asynchronous,
+        AsynchronousInto,
+        Blocking,
+        BlockingInto,
+        Counts,
+        EitherInto,
+        X,
+    )
     from gpucoll.calls.work import Work
 
 
@@ -106,6 +116,24 @@ class Movements(Front):
         counts: Counts = None,
         **options: Unpack[EitherInto[A]],
     ) -> A | Work[A]: ...
+    @overload
+    def scatter(
+        self,
+        x: Sequence[A],
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        **options: Unpack[BlockingInto[A]],
+    ) -> A: ...
+    @overload
+    def scatter(
+        self,
+        x: Sequence[A],
+        root: int = 0,
+        *,
+        counts: Counts = None,
+        **options: Unpack[AsynchronousInto[A]],
+    ) -> Work[A]: ...
     def scatter(
         self,
         x: Any = None,
@@ -121,14 +149,15 @@ class Movements(Front):
 
         Parameters
         ----------
-        x : array, optional
-            On the root, shape (P m, ...) or (sum(counts), ...). On the others a template of it, or
-            nothing where `out` is given (with no rows of its own, `out` has the others' row shape).
+        x : array or list of arrays, optional
+            On the root, shape (P m, ...) or (sum(counts), ...), or a list of P arrays, the blocks,
+            which are read where they lie. On the others a template of it, or nothing where `out` is
+            given (with no rows of its own, `out` has the others' row shape).
         root : int
             Whose x.
         counts : sequence of int or "auto", optional
-            Rows of axis 0 per rank, the whole vector on every rank; "auto" takes each rank's from
-            its `out`.
+            Rows of axis 0 per rank, the whole vector on every rank, also where the root's list has
+            blocks of different sizes; "auto" takes each rank's from its `out`.
         out, async_op, timeout_s, stream
             See `ArrayCollectives`; in place it is block r of x, on the root.
 
@@ -185,6 +214,54 @@ class Movements(Front):
         recv_counts: Counts = None,
         **options: Unpack[EitherInto[A]],
     ) -> A | Work[A]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: Sequence[A],
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        out: A,
+        **options: Unpack[Blocking],
+    ) -> A: ...
+    @overload
+    def all_to_all(
+        self,
+        x: Sequence[A] | A,
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        out: list[A],
+        **options: Unpack[Blocking],
+    ) -> list[A]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: Sequence[A] | A,
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        out: list[A],
+        **options: Unpack[Asynchronous],
+    ) -> Work[list[A]]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: list[A],
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **options: Unpack[Blocking],
+    ) -> list[A]: ...
+    @overload
+    def all_to_all(
+        self,
+        x: list[A],
+        *,
+        send_counts: Counts = None,
+        recv_counts: Counts = None,
+        **options: Unpack[Asynchronous],
+    ) -> Work[list[A]]: ...
     def all_to_all(
         self,
         x: Any,
@@ -200,23 +277,29 @@ class Movements(Front):
 
         Parameters
         ----------
-        x : array
-            Shape (P m, ...): block s goes to rank s.
+        x : array or list of arrays
+            Shape (P m, ...): block s goes to rank s. Or a list of P arrays, the blocks, which are
+            read where they lie; they may have different numbers of rows.
         send_counts : sequence of int, optional
             Rows of axis 0 to each rank. Default: equal blocks.
         recv_counts : sequence of int or "auto", optional
             Rows from each rank; "auto" (also the default with `send_counts`) asks the others first.
-        out, async_op, timeout_s, stream
-            See `ArrayCollectives`; in place it is x, with counts only where both are the same.
+        out : array or list of arrays, optional
+            See `ArrayCollectives`; in place it is x, with counts only where both are the same. A
+            list of P arrays gets a block from each rank.
+        async_op, timeout_s, stream
+            See `ArrayCollectives`.
 
         Returns
         -------
-        array
-            Shape (P m, ...), or (sum(recv_counts), ...): block s is block r of rank s.
+        array or list of arrays
+            Shape (P m, ...), or (sum(recv_counts), ...): block s is block r of rank s. Of a list
+            without `out`, a list.
 
         Notes
         -----
-        Cost: n (P-1)/P into shared memory and as much out of it.
+        A call with a list is one with counts, the rows of its blocks: the calls of the other ranks
+        must have lists or counts, too. Cost: n (P-1)/P into shared memory and as much out of it.
 
         Examples
         --------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -195,6 +196,24 @@ class Reductions(Front):
     def reduce_scatter(
         self, x: A, op: Op = "sum", *, counts: Counts = None, **options: Unpack[EitherInto[A]]
     ) -> A | Work[A]: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: Sequence[A],
+        op: Op = "sum",
+        *,
+        counts: Counts = None,
+        **options: Unpack[BlockingInto[A]],
+    ) -> A: ...
+    @overload
+    def reduce_scatter(
+        self,
+        x: Sequence[A],
+        op: Op = "sum",
+        *,
+        counts: Counts = None,
+        **options: Unpack[AsynchronousInto[A]],
+    ) -> Work[A]: ...
     def reduce_scatter(
         self,
         x: Any,
@@ -210,8 +229,9 @@ class Reductions(Front):
 
         Parameters
         ----------
-        x : array
-            Shape (P m, ...): the same on every rank.
+        x : array or list of arrays
+            Shape (P m, ...): the same on every rank. Or a list of P arrays, the blocks, which are
+            read where they lie; they may have different numbers of rows.
         op
             As for `all_reduce`.
         counts : sequence of int or "auto", optional
@@ -223,7 +243,7 @@ class Reductions(Front):
         Returns
         -------
         array
-            Shape (m, ...), or (counts[r], ...).
+            Shape (m, ...), or (counts[r], ...), or that of block r.
 
         Notes
         -----

@@ -123,7 +123,7 @@ def raise_not_an_array(x: Any, what: str) -> NoReturn:
     hint = ""
     if isinstance(x, list | tuple):
         hint = ". Make it an array first, as numpy.asarray does; all_reduce and broadcast take a "
-        hint += "list of arrays, too"
+        hint += "list of arrays, too, scatter, reduce_scatter and all_to_all one for each rank"
     elif isinstance(x, Iterator):  # model.parameters()
         hint = ". all_reduce and broadcast take a list of arrays: list(x)"
     raise ArgumentTypeError(

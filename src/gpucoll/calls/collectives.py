@@ -13,6 +13,8 @@ from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
 from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.calls import counts as exchanged_counts
+from gpucoll.calls.block_lists import check_on_host, has_blocks, with_counts
+from gpucoll.calls.block_preparation import prepare_blocks
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
@@ -114,6 +116,9 @@ class Collectives:
             and (not x or is_sequence_of_arrays(x))
         ):
             return self._run_list(collective, x, given, async_op, timeout_s, stream)
+        if has_blocks(collective, x, given.get("out")):
+            given = with_counts(collective, x, given, self.rank, self.world_size)
+            counts = given.get("counts"), given.get("receive_counts")
         if exchanged_counts.are_asked_for(collective, *counts):
             return self._run_with_counts(collective, x, given, async_op, timeout_s, stream)
         return self._run_now(collective, x, given, async_op, timeout_s, stream)
@@ -128,7 +133,7 @@ class Collectives:
         stream: Any,
     ) -> Any:
         arguments = self.parse(given)
-        prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        prepared = self._prepare(collective, x, arguments)
         if self.dispatch.is_enqueued(prepared.template):
             gpu_call = _gpu_call(collective, prepared, stream, timeout_s)
             result = self._gpu.call(gpu_call, async_op, group_result(prepared))
@@ -195,6 +200,14 @@ class Collectives:
             lasting=lasting,
         )
 
+    def _prepare(self, collective: Collective, x: Any, arguments: Arguments) -> Prepared:
+        """Check this rank's arguments and return the request."""
+        if not has_blocks(collective, x, arguments.out):
+            return prepare(collective, x, arguments, self.rank, self.world_size)
+        prepared = prepare_blocks(collective, x, arguments, self.rank, self.world_size)
+        check_on_host(prepared.request, self.dispatch.is_enqueued(prepared.template))
+        return prepared
+
     def _learn(
         self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
     ) -> None:
@@ -251,8 +264,14 @@ class Collectives:
 
     def plan(self, collective: Collective, x: Any, **given: Any) -> Plan[Any]:
         """Prepare a call that is made again and again on the same memory."""
+        if has_blocks(collective, x, given.get("out")):
+            given = with_counts(collective, x, given, self.rank, self.world_size)
+            if given.get("counts") is not None and given.get("receive_counts", ()) is None:
+                raise ArgumentError(
+                    "a plan of a list needs out= or recv_counts=: it does not ask the others"
+                )
         arguments = self.parse(given)
-        prepared = prepare(collective, x, arguments, self.rank, self.world_size)
+        prepared = self._prepare(collective, x, arguments)
         gets_nothing = prepared.request.destination is None
         if prepared.is_packed:
             raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
@@ -285,7 +304,7 @@ class Collectives:
         rank, world_size, channel = self.rank, self.world_size, self.runner.channel
         arguments = self.parse({**given, "counts": None, "receive_counts": None})
         template = exchanged_counts.check_alone(collective, x, given, arguments, world_size)
-        mine = exchanged_counts.own(collective, x, given, world_size)
+        mine = exchanged_counts.own(collective, x, given, rank, world_size)
         if template is not None and self.dispatch.is_enqueued(template):
             known: dict[str, Any] = {}
 
@@ -298,7 +317,7 @@ class Collectives:
 
         def task(timeout_s: float | None) -> None:
             known = exchanged_counts.exchange(channel, collective, mine, rank, timeout_s)
-            prepared = prepare(collective, x, self.parse({**given, **known}), rank, world_size)
+            prepared = self._prepare(collective, x, self.parse({**given, **known}))
             self.host.prepare(prepared.request).run(timeout_s)
             finishing.append(prepared.finish)
 

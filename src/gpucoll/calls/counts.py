@@ -49,9 +49,9 @@ def check_alone(
 
     `arguments` are those of the call but for its counts.
     """
-    templates = [template_of(x)] if x is not None else []
+    templates = [template_of(_first(x))] if x is not None else []
     if arguments.out is not None:
-        templates.append(template_of(arguments.out, "out"))
+        templates.append(template_of(_first(arguments.out), "out"))
     for template in templates:
         ensure_served(template)
         if arguments.op is not None:
@@ -60,18 +60,27 @@ def check_alone(
         raise ArgumentTypeError(
             f"out has dtype {templates[1].dtype}, but x has {templates[0].dtype}"
         )
-    if collective == Collective.ALL_TO_ALL:
+    if collective == Collective.ALL_TO_ALL and not isinstance(x, list | tuple):
         counts = parse_counts(given["counts"], world_size, "send_counts")
         check_rows(collective, templates[0].shape, sum(counts), "send_counts add up to")
     return templates[0] if templates else None
 
 
-def own(collective: Collective, x: Any, given: dict[str, Any], world_size: int) -> list[int]:
+def _first(x: Any) -> Any:
+    """Return the first of a list of blocks, for what all have in common."""
+    return x[0] if isinstance(x, list | tuple) else x
+
+
+def own(
+    collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
+) -> list[int]:
     """Return what this rank tells the others: its own rows, or those to each of them."""
     if collective == Collective.ALL_TO_ALL:
         return list(parse_counts(given["counts"], world_size, "send_counts"))
     takes_out = collective in (Collective.SCATTER, Collective.REDUCE_SCATTER)
     array, name = (given["out"], "out") if takes_out else (x, "x")
+    if takes_out and array is None and isinstance(x, list | tuple):
+        array = x[rank]
     shape = getattr(array, "shape", ())
     if not shape:
         raise ArgumentError(

@@ -32,7 +32,7 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 7
+LAYOUT_VERSION = 8
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -324,7 +324,9 @@ class SegmentLayout:
     @functools.cached_property
     def payload_stride(self) -> int:
         """Bytes between payloads: no power of two, whose lines would compete for the same sets."""
-        pieces_bytes = 16 * self.world_size  # of all_to_all with counts
+        # Of all_to_all with counts: bytes to and from each rank; of an input that is one array for
+        # each rank: their addresses, behind those.
+        pieces_bytes = 24 * self.world_size
         payload_bytes = max(self.tuning.one_shot_bytes, self.tuning.rooted_bytes, pieces_bytes)
         return round_up(payload_bytes + 1, LINE_BYTES)
 

@@ -166,7 +166,7 @@ class Call(IntEnum):
     LANDS_APART = 27  # the output is one block from each rank
     BLOCK_BYTES = 28
     OFFSETS = 29  # address of the blocks' world_size + 1 offsets in bytes; 0: equal blocks
-    LANDINGS = 30  # all_to_all with counts: where each rank's block goes
+    LANDINGS = 30  # where each rank's block goes, as addresses where DESTINATION is 0; 0: in order
     PIECES = 31  # all_to_all with counts: bytes to each rank, then bytes from each rank
     LARGEST_BYTES = 32  # the largest input of any rank
     N_COUNTS = 33
@@ -188,9 +188,11 @@ class Call(IntEnum):
     # A call on GPU arrays, see `Record`.
     SENT = 46
     RECEIVED = 47
+    # A spread movement whose input is one array for each rank.
+    INPUTS = 48  # address of their addresses; 0: one array
 
 
-CALL_WORDS = 48
+CALL_WORDS = 49
 
 
 class Flow(IntEnum):

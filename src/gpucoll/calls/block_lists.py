@@ -1,0 +1,150 @@
+"""Lists of blocks, one array for each rank: as inputs that are spread, and as outputs side by side.
+
+Nothing is packed: backends get the addresses of all blocks (`Request.sources`, `destinations`).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from gpucoll.arrays.libraries import is_array
+from gpucoll.arrays.library import Template
+from gpucoll.arrays.operands import ensure_served, is_sequence_of_arrays, template_of
+from gpucoll.backends.protocol import Request
+from gpucoll.calls.exact_integers import check_range
+from gpucoll.calls.shapes import GATHERING, SCATTERING, result_of
+from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.types import Collective
+from gpucoll.wording import rank_of
+
+SPREADING = (*SCATTERING, Collective.ALL_TO_ALL)
+"""Collectives whose input may be a list of blocks."""
+LANDING = (*GATHERING, Collective.ALL_TO_ALL)
+"""Collectives whose output may be one."""
+
+
+def has_blocks(collective: Collective, x: Any, out: Any) -> bool:
+    """Return whether x or `out` is a list of blocks."""
+    if collective in SPREADING and is_sequence_of_arrays(x):
+        return True
+    return collective in LANDING and is_sequence_of_arrays(out)
+
+
+def templates_of(
+    blocks: Any, name: str, collective: Collective, who: str, n: int
+) -> list[Template]:
+    """Say what the blocks of a list are.
+
+    Raises
+    ------
+    ArgumentError, ArgumentTypeError
+        They are not one array for each rank, of one library, device, dtype and shape of a row.
+    """
+    if len(blocks) != n:
+        raise ArgumentError(
+            f"{collective.spelled} on {who}: {name} must be a list of {n} arrays, one for each "
+            f"rank; got {len(blocks)}"
+        )
+    found = []
+    for place, block in enumerate(blocks):
+        label = f"{name}[{place}]"
+        if not is_array(block):
+            raise ArgumentTypeError(
+                f"{collective.spelled} on {who}: {label} must be an array; got "
+                f"{type(block).__name__}"
+            )
+        template = template_of(block, label)
+        ensure_served(template, label)
+        check_range(template, label)
+        found.append(template)
+        _check_alike(found[0], template, f"{collective.spelled} on {who}: {label}", name)
+    return found
+
+
+def _check_alike(first: Template, other: Template, what: str, name: str) -> None:
+    said = [
+        [of.library.NAME, f"dtype {of.dtype}", f"device {of.device}", f"rows {of.shape[1:]}"]
+        for of in (first, other)
+    ]
+    if name == "out":  # whose blocks may have any shape of so many elements
+        said = [each[:3] for each in said]
+    for expected, found in zip(*said, strict=True):
+        if found != expected:
+            raise ArgumentError(
+                f"{what} has {found}, but {name}[0] {expected}: blocks differ in their number of "
+                "rows only"
+            )
+
+
+def rows_of(shape: tuple[int, ...]) -> int:
+    """Return the rows of a block; a 0-d one is a row."""
+    return shape[0] if shape else 1
+
+
+def with_counts(
+    collective: Collective, x: Any, given: dict[str, Any], rank: int, world_size: int
+) -> dict[str, Any]:
+    """Return what the user gave, with the counts that lists of blocks of different sizes say.
+
+    An all_to_all with lists always has counts: no rank knows whether all blocks of all ranks are
+    equal. The others have them where the blocks of a list differ, which all ranks see alike, but
+    for a root alone.
+    """
+    who, out, known = rank_of(rank, world_size), given.get("out"), dict(given)
+    is_root = given.get("root") in (None, rank)
+    if isinstance(x, list | tuple) and collective in SPREADING:
+        found = templates_of(x, "x", collective, who, world_size)
+        _add_counts(collective, known, "counts", [rows_of(each.shape) for each in found], who)
+    elif collective == Collective.ALL_TO_ALL and known.get("counts") is None:
+        shape = template_of(x).shape
+        result_of(collective, shape, rank, world_size)  # raises where rows do not divide
+        known["counts"] = [shape[0] // world_size] * world_size
+    if isinstance(out, list | tuple) and collective in LANDING and is_root:
+        found = templates_of(out, "out", collective, who, world_size)
+        name = "receive_counts" if collective == Collective.ALL_TO_ALL else "counts"
+        row_shape = template_of(x[0] if isinstance(x, list | tuple) else x).shape[1:]
+        what = f"{collective.spelled} on {who}: out"
+        rows = [_rows_in(each, row_shape, f"{what}[{n}]") for n, each in enumerate(found)]
+        _add_counts(collective, known, name, rows, who)
+    return known
+
+
+def _rows_in(template: Template, row_shape: tuple[int, ...], what: str) -> int:
+    """Return how many of the input's rows a block of an output holds."""
+    if template.shape[1:] == row_shape:
+        return rows_of(template.shape)
+    count, row = math.prod(template.shape), math.prod(row_shape)
+    if row == 0 or count % row:
+        raise ArgumentError(
+            f"{what} has shape {template.shape}, {count} elements, which is no whole number of x's "
+            f"rows, of shape {row_shape}"
+        )
+    return count // row
+
+
+def _add_counts(
+    collective: Collective, known: dict[str, Any], name: str, rows: list[int], who: str
+) -> None:
+    """Take the rows of a list's blocks as counts, where they are needed and not given."""
+    if known.get(name) is not None:
+        return  # compared with the blocks in `prepare_blocks`
+    if collective == Collective.ALL_TO_ALL:
+        known[name] = rows
+    elif len({*rows}) > 1:
+        if collective in (Collective.GATHER, Collective.SCATTER):
+            raise ArgumentError(
+                f"{collective.spelled} on {who}: the blocks have {rows} rows, which the other "
+                "ranks do not know: give counts= on every rank, the rows of each block, or "
+                'counts="auto"'
+            )
+        known[name] = rows
+
+
+def check_on_host(request: Request, is_enqueued: bool) -> None:
+    """Raise where lists of blocks would be for arrays on a GPU."""
+    if is_enqueued and (request.sources or request.destinations):
+        raise ArgumentTypeError(
+            f"{request.collective.spelled}: lists of blocks are for arrays in host memory: on a "
+            "GPU give one array, whose rows the blocks are"
+        )
