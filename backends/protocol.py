@@ -22,9 +22,9 @@ class PartOf:
     ----------
     collective : Collective
         What the user called.
-    op : ReduceOp
+    op : ReduceOp or None
     dtype : str
-        Of the user's array, or the first of a list.
+        Of the user's array, or the first of a list; empty for objects.
     detail : int
         What else the call is: which compression.
     shape : tuple of int
@@ -34,7 +34,7 @@ class PartOf:
     """
 
     collective: Collective
-    op: ReduceOp
+    op: ReduceOp | None
     dtype: str
     detail: int
     shape: tuple[int, ...]

@@ -223,11 +223,6 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
         ArgumentError,
         "needs 2 items; got None",
     ),
-    "unpicklable": (
-        lambda c: c.all_gather_object(lambda: 0),
-        ArgumentTypeError,
-        "all_gather_object on rank . of 2: this function cannot be pickled",
-    ),
     "deadline": (lambda c: c.barrier(timeout_s=0), ArgumentError, "timeout_s must be positive"),
     "deadline that never comes": (
         lambda c: c.all_reduce(x(), timeout_s=float("inf")),

@@ -35,10 +35,13 @@ class CpuCall:
         self._block = block
         self.run_once = group.prepare(block)
         """Runs it, unless asynchronous calls are queued, and returns its `Status`."""
+        self._run_queued: Callable[[], int] | None = None
 
     def run(self, timeout_s: float | None = None) -> None:
         """Do it; raise what went wrong."""
-        self._group.run(self._block, timeout_s)
+        if self._run_queued is None:
+            self._run_queued = self._group.prepare(self._block, queued=True)
+        self._group.run_prepared(self._run_queued, timeout_s)
 
 
 class CpuBackend:

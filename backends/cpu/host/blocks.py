@@ -178,7 +178,7 @@ class BlockMaker:
         if request.parts:
             self._set_parts(block, request)
         if (whole := request.part_of) is not None:
-            block.set_call(whole.collective, whole.dtype, whole.op, NO_ROOT, whole.detail)
+            block.set_call(whole.collective, whole.dtype, whole.op, request.root, whole.detail)
             block.sign(*whole.numbers)
             block.show_shape(whole.shape)
         return block

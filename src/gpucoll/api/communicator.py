@@ -31,6 +31,7 @@ from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.messages import MessageQueue
+from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
@@ -78,6 +79,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         messages = MessageQueue(backend.messages, runner.queue, runner.run, group.check_open)
         self._point_to_point = PointToPoint(group, backend, gpu, dispatch, messages)
         self._collectives = Collectives(runner, backend, gpu, dispatch, _caller_of(self))
+        self._objects = ObjectMover(runner, backend)
         self._bind(self._collectives)
         _open.add(self)
         # One that is dropped without close: the queue's thread would keep everything but this.

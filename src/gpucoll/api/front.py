@@ -11,6 +11,7 @@ from gpucoll.arrays.array_kinds import new_like, new_of_rows
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.group.protocol import Group
@@ -34,6 +35,7 @@ class Front:
     _runner: Runner
     _collectives: Collectives
     _point_to_point: PointToPoint
+    _objects: ObjectMover
     _call: Callable[..., Any]
     """`Collectives.call`."""
     _raise_left: Callable[[], None]

@@ -3,9 +3,9 @@
 Payloads have one size on all ranks and fit into a slot; longer ones go in pieces. Without payload
 it is a barrier.
 
-Objects are pickled into them. Nothing is unpickled that another user's process could
-have written: the segment is reachable through descriptors that were handed over after the kernel
-had vouched for their user.
+What ranks say to each other is pickled into them. Nothing is unpickled, here or in the object
+collectives, that another user's process could have written: the segment is reachable through
+descriptors that were handed over after the kernel had vouched for their user.
 """
 
 from __future__ import annotations

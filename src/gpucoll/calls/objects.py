@@ -1,0 +1,328 @@
+"""How Python objects go from rank to rank: one exchange for small ones, further rounds for others.
+
+The first round is an all_gather of a fixed size: what every rank has to send, in numbers, and the
+beginning of it. Whatever does not fit follows, in calls whose sizes all who take part know by then.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
+from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
+from gpucoll.calls.runner import Runner
+from gpucoll.errors import ArgumentTypeError
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import NO_ROOT, Collective
+from gpucoll.wording import rank_of
+
+FIRST_BYTES = 1024
+_HEAD = struct.Struct("<qqqq")
+ROOM = FIRST_BYTES - _HEAD.size
+"""How much of an object's tail goes with the first round."""
+_PLACE = struct.Struct("<qq")
+"""Of one rank's object in what a root scatters: its parts, and the bytes of its tail."""
+
+_NAMES = {collective: collective.spelled for collective in Collective}
+_NOT_RUN = int(Status.NOT_RUN)
+
+
+class Head(NamedTuple):
+    """What a rank says of its object in the first round."""
+
+    n_parts: int
+    tail_bytes: int
+    n_large: int
+    has_failed: int
+    """Whether it could not be pickled: the tail says why."""
+
+
+class ObjectMover:
+    """Moves objects between the ranks of one communicator.
+
+    Parameters
+    ----------
+    runner : Runner
+        Takes the calls in their turn.
+    host : HostBackend
+        Moves bytes.
+    """
+
+    def __init__(self, runner: Runner, host: HostBackend) -> None:
+        self._runner = runner
+        self._host = host
+        self._rank, self._world_size = runner.group.rank, runner.group.world_size
+        sizes = FIRST_BYTES, FIRST_BYTES * self._world_size
+        rooms: list[Any] = [np.zeros(size, np.uint8) for size in sizes]
+        self._mine, self._everyone = rooms
+        self._my_view, self._view = memoryview(rooms[0]), memoryview(rooms[1])
+        self._first_calls: dict[tuple[Collective, int], PreparedCall] = {}
+
+    # --- the collectives --------------------------------------------------------------------------
+
+    def broadcast(self, value: Any, root: int, timeout_s: float | None) -> Any:
+        """Return the root's object; on the root itself, the very same."""
+        collective, is_root = Collective.BROADCAST_OBJECT, self._rank == root
+        parcel, failure = self._packed(collective, value) if is_root else (NOTHING, None)
+        arrived: list[Arrival] = []
+
+        def task(timeout_s: float | None) -> None:
+            head = self._first(collective, root, parcel, failure, timeout_s, (root,))[root]
+            if head.tail_bytes <= ROOM and not head.n_large:
+                arrived.append(self._arrival(root, head))
+                return
+            arrival = self._arrival(root, head)
+            if head.tail_bytes > ROOM:
+                tail: Any = parcel.tail if is_root else np.empty(head.tail_bytes, np.uint8)
+                self._spread(collective, root, 0, tail, timeout_s)
+                arrival.tail = tail
+            if not is_root:
+                arrival.make_room()
+            for place in range(head.n_large):
+                part = (parcel.large if is_root else arrival.large)[place]
+                self._spread(collective, root, 1 + place, part, timeout_s)
+            arrived.append(arrival)
+
+        self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
+        return value if is_root else arrived[0].unpack()
+
+    def gather(
+        self, collective: Collective, value: Any, root: int, timeout_s: float | None
+    ) -> dict[int, Arrival] | None:
+        """Return the other ranks' objects, on the root or, with none, on all; elsewhere None."""
+        gets = root in (NO_ROOT, self._rank)
+        parcel, failure = self._packed(collective, value)
+        arrived: dict[int, Arrival] = {}
+
+        def task(timeout_s: float | None) -> None:
+            everyone = range(self._world_size)
+            heads = self._first(collective, root, parcel, failure, timeout_s, everyone)
+            for rank in self._others() if gets else ():
+                arrived[rank] = self._arrival(rank, heads[rank])
+            receivers = [rank for rank in self._others() if root in (NO_ROOT, rank)]
+            if any(head.tail_bytes > ROOM for head in heads.values()):
+                is_long = len(parcel.tail) > ROOM
+                sent = dict.fromkeys(receivers, parcel.tail) if is_long else {}
+                self._move_tails(collective, root, sent, arrived, heads, timeout_s)
+            sent_parts = dict.fromkeys(receivers, parcel.large)
+            n_rounds = max(head.n_large for head in heads.values())
+            self._move_large(collective, root, sent_parts, arrived, n_rounds, timeout_s)
+
+        self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
+        return arrived if gets else None
+
+    def scatter(self, values: Sequence[Any] | None, root: int, timeout_s: float | None) -> Any:
+        """Return this rank's item of the root's sequence."""
+        collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
+        parcels, bundle, failure = [NOTHING], NOTHING, None
+        if is_root:
+            assert values is not None
+            parcels, bundle, failure = self._bundled(collective, values)
+        arrived: dict[int, Arrival] = {}
+
+        def task(timeout_s: float | None) -> None:
+            head = self._first(collective, root, bundle, failure, timeout_s, (root,))[root]
+            table_bytes = _PLACE.size * self._world_size
+            if head.tail_bytes <= ROOM:
+                table: Any = self._room_of(root, head.tail_bytes)
+            else:
+                table = bundle.tail[:table_bytes] if is_root else np.empty(table_bytes, np.uint8)
+                self._spread(collective, root, 0, table, timeout_s)
+            entries = _PLACE.iter_unpack(bytes(table[:table_bytes]))
+            places = [Head(n_parts, n_bytes, 0, 0) for n_parts, n_bytes in entries]
+            mine = Arrival(places[self._rank].n_parts)
+            arrived.update({} if is_root else {root: mine})
+            if head.tail_bytes <= ROOM:
+                start = table_bytes + sum(place.tail_bytes for place in places[: self._rank])
+                mine.tail = table[start : start + places[self._rank].tail_bytes]
+            else:
+                sent = {rank: parcels[rank].tail for rank in self._others()} if is_root else {}
+                sizes = {root: places[self._rank]}
+                self._move_tails(collective, root, sent, arrived, sizes, timeout_s, least=0)
+            sent_parts = {rank: parcels[rank].large for rank in self._others()} if is_root else {}
+            self._move_large(collective, root, sent_parts, arrived, head.n_large, timeout_s)
+
+        self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
+        if is_root:
+            assert values is not None
+            return values[root]
+        return arrived[root].unpack()
+
+    # --- pickling ---------------------------------------------------------------------------------
+
+    def _packed(
+        self, collective: Collective, value: object
+    ) -> tuple[Parcel, ArgumentTypeError | None]:
+        """Return an object as parts; or why it cannot be pickled, and the error that says so."""
+        try:
+            return pack(value), None
+        except Exception as error:  # of whatever kind: the object's own code may raise
+            failure = ArgumentTypeError(
+                f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: this "
+                f"{type(value).__name__} cannot be pickled: {error}. Give data, and functions and "
+                "classes of modules instead of local ones"
+            )
+            failure.__cause__ = error
+            return Parcel(0, str(failure).encode(errors="replace")[:ROOM], []), failure
+
+    def _bundled(
+        self, collective: Collective, values: Sequence[Any]
+    ) -> tuple[list[Parcel], Parcel, ArgumentTypeError | None]:
+        """Return each rank's object as parts, and all of them as what the root announces."""
+        parcels = []
+        for rank, value in enumerate(values):
+            parcel, failure = (
+                (NOTHING, None) if rank == self._rank else self._packed(collective, value)
+            )
+            if failure is not None:
+                return [], parcel, failure
+            parcels.append(parcel)
+        table = b"".join(_PLACE.pack(each.n_parts, len(each.tail)) for each in parcels)
+        size_bytes = len(table) + sum(len(each.tail) for each in parcels)
+        tails = [each.tail for each in parcels] if size_bytes <= ROOM else [b"\0" * ROOM]
+        most = max((each.large for each in parcels), key=len)
+        return parcels, Parcel(0, b"".join([table, *tails]), most), None
+
+    # --- the rounds -------------------------------------------------------------------------------
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self._world_size) if rank != self._rank]
+
+    def _first(
+        self,
+        collective: Collective,
+        root: int,
+        parcel: Parcel,
+        failure: ArgumentTypeError | None,
+        timeout_s: float | None,
+        senders: Iterable[int],
+    ) -> dict[int, Head]:
+        """Tell all ranks what comes, with as much of it as has room; return what senders said.
+
+        Raises ArgumentTypeError on every rank where one of them has failed.
+        """
+        call = self._first_calls.get((collective, root))
+        if call is None:
+            call = self._host.prepare(self._first_request(collective, root))
+            self._first_calls[collective, root] = call
+        tail = parcel.tail
+        n_bytes, failed = len(tail), failure is not None
+        _HEAD.pack_into(self._my_view, 0, parcel.n_parts, n_bytes, len(parcel.large), failed)
+        filled = n_bytes if n_bytes < ROOM else ROOM
+        self._my_view[_HEAD.size : _HEAD.size + filled] = tail[:filled]
+        self._run(call, timeout_s)
+        if failure is not None:
+            raise failure
+        heads = {}
+        for rank in senders:
+            heads[rank] = head = Head._make(_HEAD.unpack_from(self._view, FIRST_BYTES * rank))
+            if head.has_failed:
+                text = self._room_of(rank, head.tail_bytes).decode(errors="replace")
+                raise ArgumentTypeError(
+                    f"{collective.spelled} on {rank_of(self._rank, self._world_size)}: another "
+                    f"rank failed: {text}"
+                )
+        return heads
+
+    def _run(self, call: PreparedCall, timeout_s: float | None) -> None:
+        """Run a call that is made again and again: as a plan does, where that is possible."""
+        if timeout_s is not None or (status := call.run_once()) == _NOT_RUN:
+            call.run(timeout_s)
+        elif status:
+            self._runner.group.raise_for(status)
+
+    def _first_request(self, collective: Collective, root: int) -> Request:
+        part_of = PartOf(collective, None, "", 0, (), ())
+        source, whole = buffer_of(self._mine), buffer_of(self._everyone)
+        return Request(Collective.ALL_GATHER, source, whole, root=root, part_of=part_of)
+
+    def _room_of(self, rank: int, size_bytes: int) -> bytes:
+        """Return what a rank has sent with the first round."""
+        start = FIRST_BYTES * rank + _HEAD.size
+        return bytes(self._view[start : start + size_bytes])
+
+    def _arrival(self, rank: int, head: Head) -> Arrival:
+        tail = self._room_of(rank, head.tail_bytes) if head.tail_bytes <= ROOM else b""
+        return Arrival(head.n_parts, tail)
+
+    def _spread(
+        self, collective: Collective, root: int, number: int, data: Any, timeout_s: float | None
+    ) -> None:
+        """Give all ranks the root's bytes; `data` is where they are or go."""
+        part_of = PartOf(collective, None, "", 0, (), (number, len(data)))
+        buffer = buffer_of(data)
+        source = buffer if self._rank == root else None
+        request = Request(Collective.BROADCAST, source, buffer, root=root, part_of=part_of)
+        self._host.prepare(request).run(timeout_s)
+
+    def _move(
+        self,
+        collective: Collective,
+        root: int,
+        sent: dict[int, Any],
+        received: dict[int, Bytes],
+        timeout_s: float | None,
+    ) -> None:
+        """Give each rank its bytes; all ranks take part, whoever has something."""
+        nothing = b""
+        sources = tuple(buffer_of(sent.get(rank, nothing)) for rank in range(self._world_size))
+        landing = tuple(buffer_of(received.get(rank, nothing)) for rank in range(self._world_size))
+        counts, receive_counts = (
+            tuple(buffer.size_bytes for buffer in buffers) for buffers in (sources, landing)
+        )
+        request = Request(
+            Collective.ALL_TO_ALL,
+            Buffer(0, (sum(counts),), "uint8", 1, None),
+            Buffer(0, (sum(receive_counts),), "uint8", 1, None),
+            root=root,
+            counts=counts,
+            receive_counts=receive_counts,
+            sources=sources,
+            destinations=landing,
+            part_of=PartOf(collective, None, "", 0, (), (-1,)),
+        )
+        self._host.prepare(request).run(timeout_s)
+
+    def _move_tails(
+        self,
+        collective: Collective,
+        root: int,
+        sent: dict[int, bytes],
+        arrived: dict[int, Arrival],
+        heads: dict[int, Head],
+        timeout_s: float | None,
+        least: int = ROOM,
+    ) -> None:
+        """Move the tails that are longer than `least`."""
+        received: dict[int, Bytes] = {}
+        for rank, arrival in arrived.items():
+            if heads[rank].tail_bytes > least:
+                arrival.tail = received[rank] = np.empty(heads[rank].tail_bytes, np.uint8)
+        self._move(collective, root, sent, received, timeout_s)
+
+    def _move_large(
+        self,
+        collective: Collective,
+        root: int,
+        sent: dict[int, list[Bytes]],
+        arrived: dict[int, Arrival],
+        n_rounds: int,
+        timeout_s: float | None,
+    ) -> None:
+        """Move the large parts, each rank's first, second, ... in a round each."""
+        if n_rounds:
+            for arrival in arrived.values():
+                arrival.make_room()
+        for place in range(n_rounds):
+            outgoing = {rank: parts[place] for rank, parts in sent.items() if place < len(parts)}
+            incoming = {
+                rank: arrival.large[place]
+                for rank, arrival in arrived.items()
+                if place < len(arrival.large)
+            }
+            self._move(collective, root, outgoing, incoming, timeout_s)
