@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numba import types
 
 from gpucoll.arrays.numpy_struct import (
     ARRAY_DATA,
@@ -40,7 +39,7 @@ from gpucoll.entries.tensors import (
     read_view,
     shape_of,
 )
-from gpucoll.kernels.cpu.jit import compiled, inline
+from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
 from gpucoll.transport.shared.steps import (

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from numba import types
 
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.config import LONGEST_TIMEOUT_S
-from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import get, load64, put
 from gpucoll.transport.shared.words import Context
 

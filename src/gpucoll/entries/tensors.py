@@ -8,11 +8,10 @@ nothing in memory that such a thread may use, too.
 from __future__ import annotations
 
 import numpy as np
-from numba import types
 
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.arrays.tensor_table import CPU, View, Word, key_of
-from gpucoll.kernels.cpu.jit import inline
+from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import call_loop, get, load64
 
 _TENSOR_TYPE, _PARAMETER_TYPE = int(Word.TENSOR_TYPE), int(Word.PARAMETER_TYPE)
