@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.layout import SentNumber
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
@@ -140,6 +141,9 @@ class PreparedCall(Protocol):
     def run(self, timeout_s: float | None = None) -> None:
         """Do it; raise what went wrong."""
 
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Start it in the group's queue; return its number, or 0: it must be `run`."""
+
 
 class HostMessages(Protocol):
     """Moves messages of host buffers between two ranks.
@@ -220,6 +224,12 @@ class HostBackend(Protocol):
         """Return the compiled entry: ``(x, out, op, root, timeout_s)`` -> `out`; None: not so.
 
         For ALL_REDUCE_LIST it is ``(xs, outs, op, timeout_s)`` of lists.
+        """
+
+    def starter(self, collective: Collective) -> Callable[..., Any]:
+        """Return the entry that starts a collective: ``(x, out, op, root)`` -> its number, or None.
+
+        In the group's queue of started calls; None: not that way.
         """
 
     def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpucoll.api.initialise import init
     from gpucoll.api.messages import Message
     from gpucoll.calls.plan import Plan
+    from gpucoll.calls.wait_for_several import wait_all, wait_any
     from gpucoll.calls.work import Work
     from gpucoll.compression.options import Compression
     from gpucoll.errors import (
@@ -71,6 +72,8 @@ __all__ = [
     "__version__",
     "init",
     "launch",
+    "wait_all",
+    "wait_any",
 ]
 
 _HOMES = {
@@ -85,6 +88,8 @@ _HOMES = {
     "Work": "calls.work",
     "init": "api.initialise",
     "launch": "launcher.function",
+    "wait_all": "calls.wait_for_several",
+    "wait_any": "calls.wait_for_several",
 }
 
 

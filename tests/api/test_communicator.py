@@ -188,6 +188,8 @@ def test_the_public_names():
         "Work",
         "init",
         "launch",
+        "wait_all",
+        "wait_any",
     }
     others |= {"ANY_SOURCE", "ANY_TAG"}
     names = sorted({*errors.__all__, *others, "__version__"})

@@ -14,6 +14,7 @@ from gpucoll.backends.cpu.host.message_table import MessageTable
 from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.errors import ArgumentError
 from gpucoll.group.host.group import HostGroup
+from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Path
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
@@ -30,9 +31,10 @@ PROMISES = {
 class CpuCall:
     """A prepared call of this backend: one built-in over one call block."""
 
-    def __init__(self, group: HostGroup, block: CallBlock) -> None:
+    def __init__(self, group: HostGroup, block: CallBlock, request: Request) -> None:
         self._group = group
         self._block = block
+        self._request = request
         self.run_once = group.prepare(block)
         """Runs it, unless asynchronous calls are queued, and returns its `Status`."""
         self._run_queued: Callable[[], int] | None = None
@@ -42,6 +44,17 @@ class CpuCall:
         if self._run_queued is None:
             self._run_queued = self._group.prepare(self._block, queued=True)
         self._group.run_prepared(self._run_queued, timeout_s)
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Start it in the group's queue; return its number, or 0: there is no room."""
+        request = self._request
+        reads = request.sources or [source for source, _ in request.parts] or [request.source]
+        writes = request.destinations or [out for _, out in request.parts] or [request.destination]
+        self._block.set_extents(
+            [(buffer.address, buffer.size_bytes) for buffer in reads if buffer is not None],
+            [(buffer.address, buffer.size_bytes) for buffer in writes if buffer is not None],
+        )
+        return started.start(self._block, self._group.timeout_s if timeout_s is None else timeout_s)
 
 
 class CpuBackend:
@@ -62,7 +75,7 @@ class CpuBackend:
 
     def prepare(self, request: Request) -> CpuCall:
         """Prepare a collective."""
-        return CpuCall(self._group, self._blocks.of(request))
+        return CpuCall(self._group, self._blocks.of(request), request)
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
@@ -70,6 +83,10 @@ class CpuBackend:
         if collective not in self._entries:
             self._entries[collective] = kind(self._group)
         return self._entries[collective].call
+
+    def starter(self, collective: Collective) -> Callable[..., Any]:
+        """Return the entry that starts a collective."""
+        return self._entries[collective].starter()
 
     def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""

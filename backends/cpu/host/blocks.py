@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.cpu.host.movements import movement_loop
-from gpucoll.backends.cpu.host.reductions import reduction_loop
+from gpucoll.backends.cpu.host.movements import movement_finish, movement_loop, movement_post
+from gpucoll.backends.cpu.host.reductions import reduction_finish, reduction_loop, reduction_post
 from gpucoll.backends.protocol import Request
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.addresses import (
@@ -24,6 +24,8 @@ from gpucoll.transport.shared.words import Call, Flow
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
 INT8_MAX = 127
+_MOVEMENT = movement_loop, movement_post, movement_finish
+_REDUCTION = reduction_loop, reduction_post, reduction_finish
 
 
 @dataclass(frozen=True)
@@ -72,10 +74,11 @@ class BlockMaker:
         keeps: bool = False,
     ) -> CallBlock:
         """Return the block of a call whose arrays are not known yet; `keeps`: see `Request`."""
-        loop = movement_loop if collective in MOVEMENTS else reduction_loop
+        loop, *parts = _MOVEMENT if collective in MOVEMENTS else _REDUCTION
         block = CallBlock(
             collective, loop.address, dtype=dtype, item_bytes=item_bytes, op=op, root=root
         )
+        block.words[Call.POST], block.words[Call.FINISH] = (part.address for part in parts)
         if op is not None:
             self._set_kernel(block, collective, dtype, op, keeps)
         if collective in MOVEMENTS:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.entries import collective_entry, collectives, lists
+from gpucoll.entries import collective_entry, collectives, lists, starting
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
@@ -70,8 +70,20 @@ class EntryTable:
         self._entries: list[Entry] = []
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
-            holder = capsule(self._table.ctypes.data)
-            self.call = builtin(code.address, METH_FASTCALL, holder)
+            self.call = self._entry(code)
+
+    def _entry(self, code: Any) -> Callable[..., Any]:
+        made: Callable[..., Any] = builtin(
+            code.address, METH_FASTCALL, capsule(self._table.ctypes.data)
+        )
+        return made
+
+    def starter(self) -> Callable[..., Any]:
+        """Return what starts such calls: ``(x, out, op, root)`` -> the number, or None."""
+        if not numpy_struct.matches():
+            return _never
+        self._table[collectives.TABLE_QUEUE] = self._group.started_calls().address
+        return self._entry(starting.start_entry)
 
     def learn(
         self,

@@ -45,6 +45,7 @@ from gpucoll.transport.shared.steps import (
     LINE,
     MISMATCH,
     MISMATCHED,
+    NOT_RUN,
     NOT_SHARED,
     OK,
     PATH,
@@ -59,6 +60,7 @@ from gpucoll.transport.shared.steps import (
     WORLD_SIZE,
     arena_offset,
     begin,
+    begin_ahead,
     close_record,
     make_ready,
     payload_of,
@@ -373,8 +375,7 @@ def _move_small(context, call):
 
 @inline
 def _move(context, call):
-    """Post, wait for the others and move on the way that all have chosen; return a status."""
-    _post_input(context, call)
+    """Wait for the others and move on the way that all have chosen; return a status."""
     is_small = _is_small(context, call)
     if is_small and get(call, _FLOW) != _ALL:
         return _move_small(context, call)
@@ -449,9 +450,37 @@ def movement_loop(context, call):
         status = begin(context, call)
     if status != OK:
         return status
-    is_alone = get(context, WORLD_SIZE) == 1
-    status = _alone(context, call) if is_alone else _move(context, call)
+    if get(context, WORLD_SIZE) == 1:
+        status = _alone(context, call)
+    else:
+        _post_input(context, call)
+        status = _move(context, call)
     if status != OK:
         return status
     close_record(context)
     return OK
+
+
+@compiled(types.int64(types.int64, types.int64))
+def movement_post(context, call):
+    """Post a movement ahead, without waiting; NOT_RUN where that cannot be.
+
+    What is shared the others only read.
+    """
+    if get(context, WORLD_SIZE) == 1 or not _is_small(context, call):
+        return NOT_RUN
+    if _make_ready(context, call) != OK:
+        return NOT_RUN  # Python looks, when it is run
+    status = begin_ahead(context, call)
+    if status == OK:
+        _post_input(context, call)
+    return status
+
+
+@compiled(types.int64(types.int64, types.int64))
+def movement_finish(context, call):
+    """Do the rest of what `movement_post` began; return a status."""
+    status = _move(context, call)
+    if status == OK:
+        close_record(context)
+    return status

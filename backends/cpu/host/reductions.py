@@ -37,6 +37,7 @@ from gpucoll.transport.shared.steps import (
     HEADER_ADDRESS,
     IDENTITY,
     ITEM_BYTES,
+    NOT_RUN,
     NOT_SHARED,
     OK,
     PATH,
@@ -48,6 +49,7 @@ from gpucoll.transport.shared.steps import (
     WORLD_SIZE,
     arena_offset,
     begin,
+    begin_ahead,
     close_record,
     make_ready,
     payload_of,
@@ -221,12 +223,10 @@ def _reduce_few(context, call, count):
 
 
 @inline
-def _move(context, call, source, destination):
-    """Post, wait for the others and reduce on the way that all have chosen; return a status."""
-    size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
-    shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
+def _post_input(context, call, source, destination, shared):
+    """Post this rank's header; the input in its slot, if that is small and not shared already."""
+    size_bytes = get(call, SIZE_BYTES)
     is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
-    is_shift = _is_plain_shift(context, call)
     if is_small and not shared:
         copy_in(
             call,
@@ -240,6 +240,20 @@ def _move(context, call, source, destination):
     if not is_small:
         store64(slot + HEADER_ADDRESS, get(call, SOURCE))
     post(context, call, source, destination)
+
+
+@inline
+def _move(context, call, source, destination, posts):
+    """Post, wait for the others and reduce on the way that all have chosen; return a status.
+
+    `posts`: False where it was posted ahead.
+    """
+    size_bytes, count = get(call, SIZE_BYTES), n_inputs(context, call)
+    shared = source != NOT_SHARED and (destination != NOT_SHARED or count == 0)
+    is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    is_shift = _is_plain_shift(context, call)
+    if posts:
+        _post_input(context, call, source, destination, shared)
     staged_ahead = not is_small and not shared and not is_shift
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
@@ -269,17 +283,24 @@ def _move(context, call, source, destination):
 
 
 @inline
-def _together(context, call):
+def _shared_offset(context, call, address):
+    """Return where in this rank's arena an array is, if that is worth saying, or NOT_SHARED."""
     size_bytes, kind = get(call, SIZE_BYTES), get(call, COLLECTIVE)
     least_bytes = get(context, _SYMMETRIC_MIN_BYTES)
     # Small ones go through slots, so that ranks wait for those alone whose input they need.
     if kind == _REDUCE or kind == _SCAN or kind == _EXCLUSIVE_SCAN:
         least_bytes = max(least_bytes, get(context, _ONE_SHOT_BYTES) + 1)
-    source = destination = NOT_SHARED
-    if size_bytes >= least_bytes and get(context, ARENA_BYTES) > 0 and is_one_piece(call):
-        source = arena_offset(context, get(call, SOURCE), size_bytes)
-        destination = arena_offset(context, get(call, DESTINATION), size_bytes)
-    status = _move(context, call, source, destination)
+    if size_bytes < least_bytes or get(context, ARENA_BYTES) == 0 or not is_one_piece(call):
+        return NOT_SHARED
+    return arena_offset(context, address, size_bytes)
+
+
+@inline
+def _together(context, call, posts):
+    kind = get(call, COLLECTIVE)
+    source = _shared_offset(context, call, get(call, SOURCE))
+    destination = _shared_offset(context, call, get(call, DESTINATION))
+    status = _move(context, call, source, destination, posts)
     is_empty = kind == _EXCLUSIVE_SCAN and get(context, RANK) == 0
     if status == OK and is_empty and get(context, PATH) != _SINGLE_COPY:
         _fill_all_with_identity(context, call)
@@ -297,8 +318,35 @@ def reduction_loop(context, call):
     if get(context, WORLD_SIZE) == 1:
         _alone(context, call)
     else:
-        status = _together(context, call)
+        status = _together(context, call, True)
         if status != OK:
             return status
     close_record(context)
     return OK
+
+
+@compiled(types.int64(types.int64, types.int64))
+def reduction_post(context, call):
+    """Post a reduction ahead, without waiting; NOT_RUN where that cannot be."""
+    size_bytes = get(call, SIZE_BYTES)
+    if size_bytes > get(context, _ONE_SHOT_BYTES) or get(context, WORLD_SIZE) == 1:
+        return NOT_RUN
+    # What is shared the others may write as soon as all have posted.
+    source = _shared_offset(context, call, get(call, SOURCE))
+    if source != NOT_SHARED or _shared_offset(context, call, get(call, DESTINATION)) != NOT_SHARED:
+        return NOT_RUN
+    if make_ready(context, size_bytes, get(context, _ONE_SHOT_BYTES)) != OK:
+        return NOT_RUN  # Python looks, when it is run
+    status = begin_ahead(context, call)
+    if status == OK:
+        _post_input(context, call, NOT_SHARED, NOT_SHARED, False)
+    return status
+
+
+@compiled(types.int64(types.int64, types.int64))
+def reduction_finish(context, call):
+    """Do the rest of what `reduction_post` began; return a status."""
+    status = _together(context, call, False)
+    if status == OK:
+        close_record(context)
+    return status

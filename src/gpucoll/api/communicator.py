@@ -35,7 +35,8 @@ from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
-from gpucoll.calls.work import Work, WorkQueue
+from gpucoll.calls.work import Work
+from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
 from gpucoll.group.division import Division
 from gpucoll.group.protocol import Channel, Group
@@ -82,7 +83,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._objects = ObjectMover(runner, backend)
         self._bind(self._collectives)
         _open.add(self)
-        # One that is dropped without close: the queue's thread would keep everything but this.
+        # One that is dropped without close: what is pending goes on, by a thread that keeps it.
         weakref.finalize(self, _let_go, weakref.ref(self._queue)).atexit = False
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
@@ -188,8 +189,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         MismatchError, DeadlineError, PeerLostError, BackendError
             What went wrong; see there.
         """
-        if not self._queue.is_busy:
-            self._queue.raise_unseen()
+        self._queue.raise_unseen()
         self._group.check_open()
         self._group.raise_if_aborted()
         self._gpu.check()
@@ -225,9 +225,10 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         """Let go of everything without waiting for anybody."""
         _open.discard(self)
         self._gpu.give_up()
-        if self._queue.is_busy:  # its thread may be between two looks at what is shared
+        if self._queue.runs_python:  # its thread may be between two looks at what is shared
             self._group.is_in_use = True
         self._group.close()
+        self._queue.forget()
 
     def abort(self) -> None:
         """Give the communicator up: every rank raises AbortedError, now or at its next call."""
@@ -332,6 +333,9 @@ def _close_all() -> None:
         if error is not None:
             communicator._group.note_exception(error)
         communicator._give_up()
+    # Last, while the memory that it looks at is still there.
+    if (progress := sys.modules.get("gpucoll.group.host.progress")) is not None:
+        progress.thread().stop()
 
 
 atexit.register(_close_all)

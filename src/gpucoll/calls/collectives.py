@@ -39,6 +39,7 @@ from gpucoll.calls.preparation import (
 )
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.shapes import parse_counts
+from gpucoll.calls.starting import Starting
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import Collective, ReduceOp
@@ -79,6 +80,7 @@ class Collectives:
         self._gpu = gpu
         self._last_status = host.last_status
         self._call_again = call_again
+        self._starting = Starting(runner, host)
 
     def raise_left(self) -> None:
         """Raise what a compiled entry met, unless it only left the call to Python."""
@@ -100,6 +102,10 @@ class Collectives:
         **given: Any,
     ) -> Any:
         """Check everything, then run in turn; teach the compiled entry where it could serve."""
+        if async_op and timeout_s is None and stream is None:
+            work = self._starting.start(collective, x, given)
+            if work is not None:
+                return work
         cached_calls = self._gpu.call_cache.get(type(x))
         if cached_calls is not None and stream is None:
             result = self._gpu.repeat(cached_calls, collective, x, given, async_op, timeout_s)
@@ -142,9 +148,9 @@ class Collectives:
         call = self.host.prepare(prepared.request)
         if arguments.counts is None:
             self._learn(collective, x if x is not None else arguments.out, prepared.template, given)
-        return self.runner.run(
+        return self.runner.run_call(
             collective.spelled,
-            call.run,
+            call,
             prepared.finish,
             async_op=async_op,
             timeout_s=timeout_s,

@@ -26,12 +26,11 @@ def collected(
     messages: Collected[Grouped] = Collected()
     gpu_calls: Collected[GpuCall] = Collected()
     runner.grouped, message_queue.grouped, gpu.grouped = calls, messages, gpu_calls
-    runner.queue.hold(True)
     try:
-        yield
+        with runner.queue.held():
+            yield
     finally:
         runner.grouped = message_queue.grouped = gpu.grouped = None
-        runner.queue.hold(False)
 
     def task(timeout_s: float | None) -> None:
         message_queue.run_group(messages, timeout_s)

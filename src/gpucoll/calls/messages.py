@@ -15,7 +15,8 @@ from typing import Any
 
 from gpucoll.backends.protocol import HostMessages, MessageRequest
 from gpucoll.calls.collected import Collected, check_in_group
-from gpucoll.calls.work import Work, WorkQueue
+from gpucoll.calls.work import Work
+from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.config import check_timeout_s
 
 
@@ -65,11 +66,7 @@ class _Batch:
         self._host_messages.ring_own_bell()
         return True
 
-    def set_work(self, work: Work[Any]) -> None:
-        """Note the batch's own place in the queue."""
-        self.work = work
-
-    def run(self, _timeout_s: float | None = None) -> None:
+    def run(self) -> None:
         """Run until every delivery is done; what fails is told to its Work."""
         try:
             while requests := self._take_new():
@@ -80,7 +77,7 @@ class _Batch:
                 left = self._unfinished + self._new
                 self._unfinished, self._new = [], []
             for delivery in left:
-                self._queue.fail(delivery.work, error)
+                self._queue.end(delivery.work, error)
 
     def _take_new(self) -> list[MessageRequest]:
         with self._lock:
@@ -105,7 +102,7 @@ class _Batch:
         if not delivery.requests:
             with self._lock:
                 self._unfinished.remove(delivery)
-            self._queue.complete(delivery.work)
+            self._queue.end(delivery.work)
 
 
 class MessageQueue:
@@ -161,12 +158,12 @@ class MessageQueue:
             return self._run(name, task, finish, timeout_s=timeout_s)
         self._check_open()  # a forked child has a queue, but not the thread that serves it
         limit_s = self._host_messages.timeout_s if timeout_s is None else timeout_s
-        delivery = _Delivery(list(requests), Work(finish, name), limit_s)
+        delivery = _Delivery(list(requests), Work(self._queue, name, finish), limit_s)
         batch = self._batch
         if batch is None or not self._queue.is_last(batch.work) or not batch.add(delivery):
             self._batch = batch = _Batch(self._host_messages, self._queue)
             batch.add(delivery)
-            self._run(name, batch.run, async_op=True, on_work=batch.set_work)
+            batch.work = self._queue.submit(batch.run, name)
         return delivery.work if async_op else delivery.work.wait()
 
     def run_group(self, grouped: list[Grouped], timeout_s: float | None) -> None:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
 from gpucoll.calls.preparation import NOT_IN_GROUPS
-from gpucoll.calls.work import Work, WorkQueue
+from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.config import check_timeout_s
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.types import Collective
@@ -49,7 +50,7 @@ class Runner:
     def __init__(self, group: Group, channel: Channel) -> None:
         self.group = group
         self.channel = channel
-        self.queue = WorkQueue(group.set_pending)
+        self.queue = WorkQueue(group)
         self.grouped: Collected[GroupedTask] | None = None
         self._entering = threading.Lock()
 
@@ -62,7 +63,6 @@ class Runner:
         async_op: bool = False,
         timeout_s: float | None = None,
         lasting: Any = NOT_IN_GROUPS,
-        on_work: Callable[[Work[Any]], None] | None = None,
     ) -> Any:
         """Run a task in its turn, then `finish`; or queue it, or keep it for the end of the group.
 
@@ -74,26 +74,36 @@ class Runner:
             self.grouped.append(GroupedTask(task, finish, timeout_s))
             return lasting
         group = self.group
+        if async_op:
+            group.check_open()
+            return self.queue.submit(lambda: task(timeout_s), name, finish)
         if not self._entering.acquire(blocking=False):
             raise another_thread(group.rank, group.world_size)
         try:
-            if not self.queue.is_busy:
-                self.queue.raise_unseen()
-                if not async_op:
-                    task(timeout_s)
-                    return None if finish is None else finish()
-            group.check_open()
-
-            def queued() -> Any:
-                if not async_op:  # what was pending has ended: as if it had before this call
-                    self.queue.raise_unseen()
+            with self.queue.held():
+                self.queue.drain()
                 task(timeout_s)
                 return None if finish is None else finish()
-
-            work = self.queue.submit(queued, name, on_work)
-            return work if async_op else work.wait()
         finally:
             self._entering.release()
+
+    def run_call(
+        self,
+        name: str,
+        call: PreparedCall,
+        finish: Callable[[], Any],
+        *,
+        async_op: bool,
+        timeout_s: float | None,
+        lasting: Any,
+    ) -> Any:
+        """Do the same with a prepared call, which compiled code may run where it is started."""
+        if async_op and self.grouped is None:
+            check_timeout_s(timeout_s)
+            self.group.check_open()
+            return self.queue.start(call, name, finish, timeout_s)
+        task = call.run
+        return self.run(name, task, finish, async_op=async_op, timeout_s=timeout_s, lasting=lasting)
 
     def exchange_bytes(
         self, data: bytes, collective: Collective, root: int, timeout_s: float | None

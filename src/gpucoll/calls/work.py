@@ -1,60 +1,119 @@
-"""Asynchronous calls: a `Work` for the user, a queue with one thread for the communicator."""
+"""Asynchronous calls as users hold them: a `Work`, and waiting for several."""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import weakref
-from collections import deque
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Generator
+from types import SimpleNamespace
+from typing import Any, Generic, Protocol, TypeVar
 
 from gpucoll.config import check_timeout_s
-from gpucoll.errors import ArgumentTypeError, DeadlineError, StateError
+from gpucoll.errors import ArgumentTypeError, DeadlineError
 
 _R = TypeVar("_R", covariant=True)
-_Task = Callable[[], Any]
+_callbacks_lock = threading.Lock()
+
+
+class Queue(Protocol):
+    """What runs the calls that works stand for."""
+
+    def run_until(self, work: Work[Any]) -> None:
+        """Run calls until this one has ended, or return when another thread has run it."""
+
+    def sleep_until(self, work: Work[Any], limit_s: float) -> bool:
+        """Wait for a call that others run, for so long at most; return whether it has ended."""
+
+    def poll(self, work: Work[Any]) -> bool:
+        """Return whether a call has ended. Does not wait."""
+
+    def watch(self, work: Work[Any]) -> None:
+        """Have the end of a call found by a thread of the library's."""
 
 
 class Work(Generic[_R]):
     """A call that was started with ``async_op=True``.
 
-    It owns input and output until it is done: neither may be touched before. A failed Work that
-    nobody waits for is raised at the communicator's next call, or at close.
+    It owns input and output until it is done: neither may be touched before. Its failure is raised
+    by `wait`; one that nobody has asked for by the communicator's `check` and `close`.
+
+    Works can be awaited (``await work``, in asyncio), watched by selectors (`fileno`), and waited
+    for together: `gpucoll.wait_any`, `gpucoll.wait_all`.
     """
 
-    def __init__(self, task: Callable[[], _R], name: str) -> None:
-        self._task = task
+    __slots__ = (
+        "__weakref__",
+        "_callbacks",
+        "_error",
+        "_finish",
+        "_is_done",
+        "_keep",
+        "_name",
+        "_queue",
+        "_result",
+        "_was_seen",
+        "number",
+    )
+
+    def __init__(
+        self,
+        queue: Queue,
+        name: str,
+        finish: Callable[[], Any] | None,
+        result: Any = None,
+        keep: object = None,
+    ) -> None:
+        self._queue = queue
         self._name = name
-        self._finished = threading.Event()
-        self._result: _R
+        self._finish = finish
+        """Makes the result, once, when the call has ended."""
+        self._result: Any = result
+        self._keep = keep
+        """What must live until the call has ended."""
         self._error: BaseException | None = None
-        self._was_seen = False
-        self._process = os.getpid()
+        self._is_done = self._was_seen = False
+        self._callbacks: list[Callable[[Any], object]] | None = None
+        self.number = 0
+        """Its number among the calls that compiled code runs; 0: Python does."""
 
     def wait(self, timeout_s: float | None = None) -> _R:
         """Wait until the call is done and return its result, or raise its error.
+
+        Waiting again gives the same again, after the communicator's `close`, too.
 
         Parameters
         ----------
         timeout_s : float, optional
             How long to wait here, in seconds; the call itself has its own deadline and goes on.
             Default: until the call's deadline has ended it.
+
+        Raises
+        ------
+        DeadlineError
+            It was not done after `timeout_s`; or the call's own deadline is over.
+        MismatchError, PeerLostError, AbortedError
+            What became of the call.
         """
-        if os.getpid() != self._process and not self._finished.is_set():
-            raise StateError(f"{self._name} belongs to the process that this one was forked from")
+        if not self._is_done:
+            if timeout_s is None:
+                self._queue.run_until(self)
+            else:
+                self._wait_at_most(timeout_s)
+        self._was_seen = True
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[no-any-return]
+
+    def _wait_at_most(self, timeout_s: float) -> None:
         if timeout_s != 0:  # which only looks
             check_timeout_s(timeout_s, may_be_endless=True)  # the call has its own deadline
-        limit_s = None if timeout_s is None else min(timeout_s, threading.TIMEOUT_MAX)
-        if not self._finished.wait(limit_s):
+        if not self._queue.sleep_until(self, min(timeout_s, threading.TIMEOUT_MAX)):
             raise DeadlineError(
                 f"{self._name} was not done after {timeout_s:g} s of waiting for its Work; "
                 "it goes on"
             )
-        self._was_seen = True
-        if self._error is not None:
-            raise self._error
-        return self._result
 
     def synchronize(self) -> None:
         """Certify that the call has succeeded; on the host the same as `wait`."""
@@ -62,165 +121,144 @@ class Work(Generic[_R]):
 
     def done(self) -> bool:
         """Return whether the call has ended, well or not. Does not wait."""
-        return self._finished.is_set()
+        return self._is_done or self._queue.poll(self)
 
     def exception(self) -> BaseException | None:
         """Return the call's error; None while it runs or where it went well. Does not wait."""
-        if self._finished.is_set():
+        if self.done():
             self._was_seen = True
         return self._error
 
-    def _run(self) -> None:
-        try:
-            self._result = self._task()
-        except BaseException as error:
-            self._error = error
-        finally:
-            del self._task  # lets go of the arrays
-            self._finished.set()
+    def add_done_callback(self, function: Callable[[Work[_R]], object]) -> None:
+        """Call ``function(work)`` when the call has ended, well or not.
 
-    def _fail(self, error: BaseException) -> None:
+        At once, in this thread, where it has. Otherwise in the thread that finds it ended: the one
+        that waits for it, or for a later call, or one of the library's own. So it should be short.
+        It may start further calls; it must not wait for any. What it raises goes to
+        ``sys.unraisablehook``, and changes nothing for others.
+        """
+        if not callable(function):
+            raise ArgumentTypeError(f"add_done_callback needs a function; got {function!r}")
+        with _callbacks_lock:
+            self._callbacks = [*(self._callbacks or ()), function]
+        if not self._has_ended():
+            self._watch()
+        if self._has_ended():
+            self.call_back()
+
+    def _has_ended(self) -> bool:
+        """Return whether the call was seen to have ended."""
+        return self._is_done
+
+    def _watch(self) -> None:
+        """Have the end of the call found by a thread of the library's."""
+        self._queue.watch(self)
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the call has ended.
+
+        For ``selectors``, ``poll`` and ``loop.add_reader``. Made at the first call; the Work owns
+        it, nothing need be read from it. A new one for each call of this method would be a leak:
+        it is always the same. OSError where the process has too many open.
+        """
+        return _descriptors.of(self)
+
+    def __await__(self) -> Generator[Any, None, _R]:
+        """Wait in an asyncio task, which others go on beside."""
+        if not self.done():
+            import asyncio
+
+            loop = asyncio.get_running_loop()
+            ended = loop.create_future()
+
+            def note(work: Work[Any]) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(_set, ended)
+
+            self.add_done_callback(note)
+            yield from ended
+        return self.wait()
+
+    # --- for the queue ----------------------------------------------------------------------------
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Note how the call has ended: well, or with an error. Let go of what was kept for it."""
+        if self._is_done:
+            return
+        finish, self._finish = self._finish, None
+        if error is None and finish is not None:
+            try:
+                self._result = finish()
+            except BaseException as raised:
+                error = raised
         self._error = error
-        del self._task
-        self._finished.set()
+        self._keep = None
+        self._is_done = True
+
+    def call_back(self) -> None:
+        """Call what was to be called at the end, once."""
+        with _callbacks_lock:
+            callbacks, self._callbacks = self._callbacks, None
+        for function in callbacks or ():
+            _call_back(function, self)
 
     def __reduce__(self) -> Any:
         raise ArgumentTypeError("a Work belongs to its process and cannot be pickled")
 
     def __repr__(self) -> str:
-        if not self._finished.is_set():
+        if not self._is_done:
             return f"<Work {self._name}: not done>"
         state = "done" if self._error is None else f"failed: {type(self._error).__name__}"
         return f"<Work {self._name}: {state}>"
 
 
-_queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
+def _call_back(function: Callable[[Any], object], work: Work[Any]) -> None:
+    try:
+        function(work)
+    except Exception as error:
+        raised: Any = SimpleNamespace(
+            exc_type=type(error),
+            exc_value=error,
+            exc_traceback=error.__traceback__,
+            err_msg=f"Exception ignored in the callback of {work!r}",
+            object=function,
+        )
+        sys.unraisablehook(raised)
 
 
-class WorkQueue:
-    """Runs calls in the order issued, in a thread that exists from the first of them on.
-
-    Parameters
-    ----------
-    on_change : callable
-        Called with the number of works that are waiting, running, or failed without being seen.
-    """
-
-    def __init__(self, on_change: Callable[[int], None]) -> None:
-        self._on_change = on_change
-        self._condition = threading.Condition()
-        self._waiting: deque[Work[Any]] = deque()
-        self._unfinished = 0
-        self._failed: list[Work[Any]] = []
-        self._thread: threading.Thread | None = None
-        self._is_stopping = False
-        self._last: Work[Any] | None = None
-        self._n_held = 0
-        _queues.add(self)
-
-    def submit(
-        self, task: _Task, name: str, on_work: Callable[[Work[Any]], None] | None = None
-    ) -> Work[Any]:
-        """Queue a task and return its Work, which `on_work` gets before the task can run."""
-        work = Work(task, name)
-        if on_work is not None:
-            on_work(work)
-        with self._condition:
-            if self._thread is None:
-                thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
-                thread.start()  # may fail: nothing is queued then
-                self._thread = thread
-            self._waiting.append(work)
-            self._last = work
-            self._unfinished += 1
-            self._tell()
-            self._condition.notify_all()
-        return work
-
-    @property
-    def is_busy(self) -> bool:
-        """Whether a task is waiting or running."""
-        return self._unfinished > 0
-
-    def is_last(self, work: Work[Any] | None) -> bool:
-        """Return whether nothing was queued after this work, which has not ended."""
-        return work is not None and work is self._last
-
-    def complete(self, work: Work[Any]) -> None:
-        """End a Work that was not queued itself, by its task."""
-        work._run()
-        self._note_failure(work)
-
-    def fail(self, work: Work[Any], error: BaseException) -> None:
-        """End a Work that was not queued itself, with an error."""
-        work._fail(error)
-        self._note_failure(work)
-
-    def hold(self, is_held: bool) -> None:
-        """Keep compiled entries from running calls at once, or let them again: see `group`."""
-        with self._condition:
-            self._n_held = int(is_held)
-            self._tell()
-
-    def _note_failure(self, work: Work[Any]) -> None:
-        if work._error is not None:
-            with self._condition:
-                self._failed.append(work)
-                self._tell()
-
-    def raise_unseen(self) -> None:
-        """Raise the first failure that nobody has asked for; forget the others."""
-        with self._condition:
-            failed = [work for work in self._failed if not work._was_seen]
-            self._failed = []
-            self._tell()
-        if failed:
-            failed[0].wait()
-
-    def stop(self, timeout_s: float) -> None:
-        """Wait until every task has ended, and end the thread; DeadlineError where one has not."""
-        limit_s = min(timeout_s, threading.TIMEOUT_MAX)
-        with self._condition:
-            ended = self._condition.wait_for(lambda: self._unfinished == 0, limit_s)
-            self._is_stopping = True
-            self._condition.notify_all()
-        if not ended:
-            raise DeadlineError(f"{self._unfinished} asynchronous calls had not ended at close")
-        if self._thread is not None:
-            self._thread.join()
-
-    def let_go(self) -> None:
-        """End the thread when every task has ended, without waiting for it."""
-        with self._condition:
-            self._is_stopping = True
-            self._condition.notify_all()
-
-    def _tell(self) -> None:
-        self._on_change(self._unfinished + len(self._failed) + self._n_held)
-
-    def _serve(self) -> None:
-        while True:
-            with self._condition:
-                self._condition.wait_for(lambda: self._waiting or self._is_stopping)
-                if not self._waiting:
-                    return
-                work = self._waiting.popleft()
-            work._run()
-            with self._condition:
-                self._unfinished -= 1
-                if self._last is work:
-                    self._last = None
-                if work._error is not None:
-                    self._failed.append(work)
-                self._tell()
-                self._condition.notify_all()
-            del work  # its result belongs to the user alone now
+def _set(future: Any) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
-def _forget_in_child() -> None:
-    """Let a forked child drop what it cannot use: the parent's thread may hold the lock there."""
-    for queue in list(_queues):
-        queue._condition = threading.Condition()
+class _Descriptors:
+    """The descriptors of works, which few have."""
+
+    def __init__(self) -> None:
+        self._by_work: weakref.WeakKeyDictionary[Work[Any], int] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+
+    def of(self, work: Work[Any]) -> int:
+        with self._lock:
+            if work in self._by_work:
+                return self._by_work[work]
+            # os.eventfd is not in Python's own stubs of every platform, nor on every platform.
+            reading, writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+            self._by_work[work] = reading
+        weakref.finalize(work, os.close, reading)
+        end = _WriteEnd(writing)
+        work.add_done_callback(lambda _: end.close())
+        return reading
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+class _WriteEnd:
+    """The other end: whoever closes it makes the first one readable."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._finalize = weakref.finalize(self, os.close, descriptor)
+
+    def close(self) -> None:
+        self._finalize()
+
+
+_descriptors = _Descriptors()

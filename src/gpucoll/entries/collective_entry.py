@@ -128,17 +128,21 @@ def _fill(call, n_dimensions, dimensions, source, destination, out_count):
 
 
 @inline
+def fill(call, x, out):
+    """Fill in a call block for these arrays; return it, or 0 where Python has to look."""
+    n_dimensions, dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS), load64(x + ARRAY_DIMENSIONS)
+    out_count = -1 if x == out else count_elements(out)
+    source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
+    return _fill(call, n_dimensions, dimensions, source, destination, out_count)
+
+
+@inline
 def _prepare(table, x, out, operation, root):
     """Fill in the call block for these arrays; return it, or 0 where Python has to look."""
     if not is_usable(table, x, out):
         return 0
     call = find_call(table, load64(x + ARRAY_DESCRIPTION), operation, root)
-    if call == 0:
-        return 0
-    n_dimensions, dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS), load64(x + ARRAY_DIMENSIONS)
-    out_count = -1 if x == out else count_elements(out)
-    source, destination = load64(x + ARRAY_DATA), load64(out + ARRAY_DATA)
-    return _fill(call, n_dimensions, dimensions, source, destination, out_count)
+    return 0 if call == 0 else fill(call, x, out)
 
 
 @inline

@@ -69,6 +69,50 @@ class EnqueuedCalls(Protocol):
         """Return the ranks that said so."""
 
 
+class StartedCalls(Protocol):
+    """Calls that were started, in order: run by whoever waits, or by the process's own thread.
+
+    Each has a number: 1, 2, ...
+    """
+
+    wait: Callable[[int], int]
+    """``(number)``: runs calls until that one has ended, well and as the next to be noted: 0.
+
+    Else returns 1, perhaps before that, where a failed call must be settled first. Ctrl-C comes out
+    of it.
+    """
+    poll: Callable[[int, int], int]
+    """``(number, wanted)``: finishes what needs nobody else; returns whether that one has ended.
+
+    `wanted`: from now on the thread runs it.
+    """
+    sleep: Callable[[int, int], int]
+    """``(number, ns)``: sleeps until that one has ended, for so long at most; returns whether."""
+    reap: Callable[[int], int]
+    """``(number)``, of a call that has ended: its entry may be used anew.
+
+    Returns whether it is the caller that has to note how it ended.
+    """
+
+    def start(self, block: CallBlock, timeout_s: float) -> int:
+        """Start a call and return its number; 0: there is no room. Keep the block until its end."""
+
+    def make_room(self) -> None:
+        """See to the memory that the next call has not found, so that it can be run again."""
+
+    def begin_serving(self) -> bool:
+        """Start the thread, unless it runs; return whether it runs calls of this queue."""
+
+    def ended(self) -> range:
+        """Return the numbers of calls that have ended and were not reaped."""
+
+    def status_of(self, number: int) -> int:
+        """Return the status of a call that has ended and was not reaped."""
+
+    def settle(self) -> None:
+        """Return when nobody runs calls: the last one's end is told a moment before that."""
+
+
 class Group(Protocol):
     """This rank's part in a group of ranks.
 
@@ -102,11 +146,15 @@ class Group(Protocol):
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is running at this moment, in some thread."""
+        """Whether a call is running at this moment, in some thread of Python's."""
 
     @property
     def is_aborted(self) -> bool:
         """Whether some rank has given the group up."""
+
+    @property
+    def needs_settling(self) -> bool:
+        """Whether no call can run before `check_usable`, or at all."""
 
     # --- may a call run ---------------------------------------------------------------------------
 
@@ -154,8 +202,11 @@ class Group(Protocol):
     def enqueued_calls(self) -> EnqueuedCalls:
         """Return this rank's ring of calls on GPU arrays."""
 
-    def set_pending(self, count: int) -> None:
-        """Say how many asynchronous calls are queued, or have failed without anybody knowing."""
+    def started_calls(self) -> StartedCalls:
+        """Return the queue in which compiled code runs started calls, made at the first time."""
+
+    def hold(self, n_reasons: int) -> None:
+        """Let compiled entries leave every call to Python, for so many reasons more, or fewer."""
 
     def bind_cpus(self) -> None:
         """Bind this process to CPUs of its own, where the ranks share enough of them."""

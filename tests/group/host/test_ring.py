@@ -1,4 +1,4 @@
-"""How far a rank that waits for nobody gets ahead: the length of the ring, less one call."""
+"""How far a rank that waits for nobody gets ahead: the ring's length, less what may be posted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 from tests.collective_cases import SMALL_TUNING
 
 from gpucoll.errors import DeadlineError
-from gpucoll.transport.shared.layout import RING
+from gpucoll.transport.shared.layout import AHEAD, RING
 
-LATE = 1
+LATE, MOST = 1, RING - AHEAD
 
 
 def run_ahead(comm, count, elements):
@@ -29,18 +29,18 @@ def run_ahead(comm, count, elements):
 
 
 @pytest.mark.parametrize("elements", [4, 8, 9, 200], ids=lambda elements: f"{4 * elements} B")
-@pytest.mark.parametrize(("count", "ended"), [(RING - 1, True), (RING, False)])
-def test_the_root_of_small_broadcasts_is_fifteen_calls_ahead(ranks, count, ended, elements):
+@pytest.mark.parametrize(("count", "ended"), [(MOST, True), (MOST + 1, False)])
+def test_the_root_of_small_broadcasts_is_so_many_calls_ahead(ranks, count, ended, elements):
     results = ranks.call(3, run_ahead, count, elements, environment=SMALL_TUNING)
 
     assert results == [ended, True, ended]
 
 
 def follow_the_root(comm, rounds, elements):
-    """Take fifteen broadcasts, then as many again, each time after the root has made them all."""
+    """Take as many broadcasts, then as many again, each time after the root has made them all."""
     expected, taken = [], []
     for round_ in range(rounds):
-        values = [round_ * RING + place for place in range(RING - 1)]
+        values = [round_ * RING + place for place in range(MOST)]
         if comm.rank == 0:
             for value in values:
                 comm.broadcast(np.full(elements, value, "int32"), root=0)

@@ -49,6 +49,17 @@ ORDERS = {
     "memory.heap.lock": "X+",
     "memory.heap.unlock": "X",
     "transport.shared.steps.close_record": "S",
+    "entries.pending.post_ahead": "A",
+    "entries.pending.run_pending": "A+XOX",  # DONE, then the bell's sleepers
+    "entries.pending.begin_running": "X",
+    "entries.pending.end_running": "AX+SOXAOX",  # the state, DONE; then both bells
+    "entries.pending._has_work": "AAA",
+    "entries.pending._serve": "A+XA+",
+    "entries.pending._look_at_all": "A+XOA+XA+XOA+X",  # CURRENT, then whether it is still there
+    "entries.starting._start": "XAX+OX",
+    "entries.waiting._sleep_until": "AXOOOX",
+    "entries.waiting._has_arrived": "A",
+    "entries.waiting._finish_arrived": "A+XOX",  # as `run_pending`
     "backends.gpu.enqueue_entry._step": "X",
     "backends.gpu.enqueue_entry._is_gone": "O+",
     "group.host.enqueued._is_full": "A",
@@ -67,6 +78,7 @@ ORDERS = {
 
 ENTRIES = {
     "transport.shared.flags.wait_long": ".*A",
+    "transport.shared.flags.wait_long_alone": "XOXA",
     "transport.shared.flags.event_compare_exchange": "XF+",
     "transport.shared.flags.event_store": "X",
     "transport.shared.flags.bell_ring": "OX",
@@ -84,7 +96,17 @@ ENTRIES = {
     "group.host.channel.exchange_loop": ".*XO.*",
     "backends.cpu.host.message_loop.message_loop": ".*XO.*",
     "backends.cpu.host.movements.movement_loop": ".*XO.*",
+    "backends.cpu.host.movements.movement_post": "XO",
+    "backends.cpu.host.movements.movement_finish": ".*XO.*",
     "backends.cpu.host.reductions.reduction_loop": ".*XO.*",
+    "backends.cpu.host.reductions.reduction_post": "XO",
+    "backends.cpu.host.reductions.reduction_finish": ".*XO.*",
+    "entries.pending.serve_started": "AXAXOOX",
+    "entries.starting.start_entry": "XAX+OX",
+    "entries.starting.start_block": "XAX+OX",
+    "entries.waiting.wait_started": "AXA+XOOOX",
+    "entries.waiting.poll_started": "AXAXOX",
+    "entries.waiting.sleep_started": "XOOOXA",
 }
 """Entries that order memory, themselves or in the functions above."""
 
@@ -99,6 +121,8 @@ UNORDERED = (
     "entries.collective_entry.collective_entry",
     "entries.lists.list_entry",
     "entries.messages.message_entry",
+    "entries.waiting.reap_started",
+    "entries.waiting.hold_started",
 )
 """Entries that leave it to the loops they call, by address, or touch private memory alone."""
 
@@ -117,6 +141,8 @@ COPIES = {
     "backends.cpu.host.message_loop.message_loop": {"is_aborted_since", "event_pending_since"},
     "backends.cpu.host.movements.movement_loop": {"event_pending_since"},
     "backends.cpu.host.reductions.reduction_loop": {"event_pending_since"},
+    "backends.cpu.host.movements.movement_finish": {"event_pending_since"},
+    "backends.cpu.host.reductions.reduction_finish": {"event_pending_since"},
 }
 """What copies or reduces peers' memory, and looks afterwards whether it was still good."""
 
@@ -164,8 +190,8 @@ def test_every_function_is_in_the_table(arm_code):
 
 @pytest.mark.parametrize("name", ORDERS)
 def test_functions(arm_code, name):
-    (events,) = filter(None, events_of(arm_code["functions"][f"gpucoll.{name}"]))
-    assert is_ordered(ORDERS[name], events), (name, events)
+    found = events_of(arm_code["functions"][f"gpucoll.{name}"])  # of what is not inlined, too
+    assert any(is_ordered(ORDERS[name], events) for events in found), (name, found)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

@@ -18,13 +18,14 @@ import numpy as np
 
 from gpucoll.entries import collectives
 from gpucoll.entries.deadlines import LEAST_SLICE_S, SLICE_S
-from gpucoll.errors import GpucollError, StateError
+from gpucoll.errors import GpucollError, SharedMemoryError, StateError
 from gpucoll.group.host import binding, diagnosis, reasons, recovery
 from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference
 from gpucoll.group.host.segment_room import make_room
+from gpucoll.group.host.started import StartedCalls, hold_started
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout, ordering, room
 from gpucoll.transport.shared.call_block import CallBlock
@@ -59,6 +60,7 @@ class HostGroup:
         """Whether that was raised to somebody."""
         self.is_closed = False
         self._is_forked = False
+        self._started: StartedCalls | None = None
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._cpus = ""
@@ -129,6 +131,10 @@ class HostGroup:
         if self.context[Context.STATE] == State.IDLE:
             return
         self.check_open()
+        if self._started is not None:
+            self._started.settle()
+            if self.context[Context.STATE] == State.IDLE:
+                return
         if self.is_running:
             raise another_thread(self.rank, self.world_size)
         self.raise_if_aborted()
@@ -188,8 +194,9 @@ class HostGroup:
 
     @property
     def is_running(self) -> bool:
-        """Whether a call is running at this moment, in some thread."""
-        return bool(self.context[Context.STATE] == State.BUSY)
+        """Whether a call is running at this moment, in some thread of Python's."""
+        is_ours = self._started is not None and self._started.is_running
+        return bool(self.context[Context.STATE] == State.BUSY) and not is_ours
 
     @property
     def is_aborted(self) -> bool:
@@ -221,9 +228,32 @@ class HostGroup:
         """Return the ranks that will never take part again: ended or closed."""
         return self.members.gone_ranks()
 
-    def set_pending(self, count: int) -> None:
-        """Say how many asynchronous calls are queued, or have failed without anybody knowing."""
-        self.context[Context.PENDING] = count
+    # --- asynchronous calls ----------------------------------------------------------------------
+
+    def started_calls(self) -> StartedCalls:
+        """Return the queue in which compiled code runs started calls, made at the first time."""
+        if self._started is None:
+            self._started = StartedCalls(
+                self.context_address, self.timeout_s, self._make_room_or_give_up
+            )
+        return self._started
+
+    def _make_room_or_give_up(self) -> None:
+        """Let a started call take more memory; where there is none, no rank can go on."""
+        try:
+            make_room(self.context)
+        except SharedMemoryError as error:
+            self.abort(Abort.REQUESTED)
+            raise self.fail(error) from None
+
+    def hold(self, n_reasons: int) -> None:
+        """Let compiled entries leave every call to Python, for so many reasons more, or fewer."""
+        hold_started(self.context_address, n_reasons)
+
+    @property
+    def needs_settling(self) -> bool:
+        """Whether no call can run before `check_usable`, or at all."""
+        return bool(self.context[Context.STATE] == State.NEEDS_PYTHON)
 
     # --- breaking --------------------------------------------------------------------------------
 
@@ -308,7 +338,12 @@ class HostGroup:
         state = self.context.ctypes.data + 8 * Context.STATE
         if ordering.compare_exchange(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
             self.abort()
-            return
+            if self._started is not None:
+                self._started.close()  # the thread sees the abort, within a slice
+            if ordering.compare_exchange(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
+                return  # another thread of Python's is in a call
+        elif self._started is not None:
+            self._started.close()
         if self.is_aborted:
             self.members.arena.retire()
         words = self.members.status_words(self.rank)

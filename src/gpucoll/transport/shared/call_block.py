@@ -117,6 +117,14 @@ class CallBlock:
         self.show_shape(shape)
         self.keep = (*self.keep, *keep)
 
+    def set_extents(
+        self, reads: Sequence[tuple[int, int]], writes: Sequence[tuple[int, int]]
+    ) -> None:
+        """Note between which addresses the inputs and outputs lie, given as (address, bytes)."""
+        for field, areas in ((Call.READS, reads), (Call.WRITES, writes)):
+            self.words[field] = min((start for start, _ in areas), default=0)
+            self.words[field + 1] = max((start + size for start, size in areas), default=0)
+
     def set_table(self, field: Call, values: Sequence[int]) -> None:
         """Store numbers where compiled code finds them, and their address in a field."""
         table = np.array(values, np.int64)

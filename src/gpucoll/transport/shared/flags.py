@@ -279,11 +279,8 @@ def give_up(context, code, rank):
 
 
 @inline
-def look_around(context, deadline_code):
-    """Look whether to go on waiting: signals, lost peers, the deadline; return a status."""
-    if _python_raised(context):
-        give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
-        return _SIGNAL
+def look_for_end(context, deadline_code):
+    """Look whether a rank is lost or the deadline over; return a status."""
     lost = _lost_rank(context)
     if lost >= 0:
         put(context, _LOST_RANK, lost)
@@ -293,6 +290,15 @@ def look_around(context, deadline_code):
         give_up(context, deadline_code, get(context, _RANK))
         return _DEADLINE
     return _OK
+
+
+@inline
+def look_around(context, deadline_code):
+    """Look whether to go on waiting: signals, lost peers, the deadline; return a status."""
+    if _python_raised(context):
+        give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
+        return _SIGNAL
+    return look_for_end(context, deadline_code)
 
 
 @inline
@@ -442,3 +448,22 @@ def event_store(address, value):
 def bell_ring(bell):
     """Ring a bell. For Python."""
     ring(bell)
+
+
+@compiled(_i64(_i64, _i64, _i64, _i64, _i64))
+def wait_long_alone(context, address, waiters, value, rank):
+    """Do the same in a thread that is none of Python's, beside one that computes: sleep at once.
+
+    Whoever has given the communicator up has its reason: no look for signals.
+    """
+    put(context, _WAITED_RANK, rank)
+    start_clock(context)
+    while True:
+        _sleep_slice(context, address, waiters, value)
+        if not behind(load32_acquire(address), value):
+            return _OK
+        if event_pending(context):
+            return _EVENT
+        status = look_for_end(context, _ABORT_DEADLINE)
+        if status != _OK:
+            return status

@@ -32,12 +32,16 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 8
+LAYOUT_VERSION = 9
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
 CPUS = 256
 """CPUs further apart share a word; one that was overwritten is as if nobody had waited there."""
+AHEAD = 4
+"""How many calls a rank may have posted without having ended them: the ring's length less this many
+calls after the last that all have been seen in, it must look (docs/decisions/0031).
+"""
 RECORDS = 32
 RECORD_BYTES = 256
 MAX_RANKS = 256

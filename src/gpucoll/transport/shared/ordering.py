@@ -33,7 +33,7 @@ def word_load_after(address: int) -> int:
     return load64_acquire(address)  # type: ignore[no-any-return]
 
 
-def _function(code: Any, n_arguments: int) -> Callable[..., int]:
+def function(code: Any, n_arguments: int) -> Callable[..., int]:
     """Return compiled code as a function that keeps the interpreter: it is over in nanoseconds.
 
     So it is one step with what is around it also for compiled entries, which look whether they may
@@ -44,11 +44,11 @@ def _function(code: Any, n_arguments: int) -> Callable[..., int]:
     return made
 
 
-load = _function(word_load, 1)
+load = function(word_load, 1)
 """``load(address)``: a flag, before its data."""
-load_after = _function(word_load_after, 1)
+load_after = function(word_load_after, 1)
 """``load_after(address)``: the other side's word of a handshake, or a flag behind its data."""
-store = _function(event_store, 2)
+store = function(event_store, 2)
 """``store(address, value)``: a flag, behind its data and before all else; says what was."""
-compare_exchange = _function(event_compare_exchange, 3)
+compare_exchange = function(event_compare_exchange, 3)
 """``compare_exchange(address, expected, desired)``: the same where `expected` is."""

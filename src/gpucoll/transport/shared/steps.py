@@ -2,8 +2,9 @@
 
 A call takes the next sequence number. Its slot in the ring is free when every rank has finished the
 call ``RING`` numbers before. That needs no look of its own: whoever has posted a call has finished
-the one before, and within each ``RING - 1`` calls a rank sees every header, in a call in which all
-wait for all or in `verify` (docs/decisions/0028, and as a model docs/models/calls.pml).
+the one ``AHEAD`` numbers before, and within each ``RING - AHEAD`` calls a rank sees every header,
+in a call in which all wait for all or in `verify` (docs/decisions/0028 and 0031, and as a model
+docs/models/calls.pml).
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from gpucoll.transport.shared.flags import (
 from gpucoll.transport.shared.layout import Record, RecordState
 from gpucoll.transport.shared.words import Call, Context, Status
 
+AHEAD = layout.AHEAD
 LINE, RING, RECORDS, RECORD_BYTES = (
     layout.LINE_BYTES,
     layout.RING,
@@ -48,6 +50,7 @@ HEADER_SOURCE, HEADER_DESTINATION = layout.HEADER_SOURCE, layout.HEADER_DESTINAT
 HEADER_ADDRESS = layout.HEADER_ADDRESS
 NOT_SHARED, STATUS_DONE = layout.NOT_SHARED, layout.STATUS_DONE
 OK, EVENT, MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
+NOT_RUN = int(Status.NOT_RUN)
 STARTED, DONE = int(RecordState.STARTED), int(RecordState.DONE)
 
 RANK, WORLD_SIZE, SEQUENCE = int(Context.RANK), int(Context.WORLD_SIZE), int(Context.SEQUENCE)
@@ -199,8 +202,22 @@ def begin(context, call):
     put(context, SEQUENCE, sequence)
     put(context, START_NS, 0)
     fill_record(record_of(context, sequence), call, sequence)
-    if behind(get(context, VERIFIED), sequence - (RING - 1)):
+    if behind(get(context, VERIFIED), sequence - (RING - AHEAD)):
         return verify(context)
+    return OK
+
+
+@inline
+def begin_ahead(context, call):
+    """Do the same for a call that is posted before the ones before it have ended.
+
+    Waits for nobody: NOT_RUN where it would have to.
+    """
+    sequence = np.int64(np.int32(get(context, SEQUENCE) + 1))
+    if event_pending(context) or behind(get(context, VERIFIED), sequence - (RING - AHEAD)):
+        return NOT_RUN
+    put(context, SEQUENCE, sequence)
+    fill_record(record_of(context, sequence), call, sequence)
     return OK
 
 

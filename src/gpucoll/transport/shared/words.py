@@ -46,7 +46,7 @@ class Context(IntEnum):
     CHUNK = 6
     PATH = 7
     MISMATCHED = 8
-    PENDING = 9  # asynchronous calls queued, or failed without anybody knowing
+    PENDING = 9  # calls that were started, and reasons to leave every call to Python
     INTERPRETER = 10  # 1: this call holds it; an address: its thread's state, having given it away
     # Where things are in the segment, in the arenas, in this process.
     EVENT_LINE = 11
@@ -113,7 +113,6 @@ class Context(IntEnum):
     ENQUEUED_SEQUENCE = 113  # of the last call posted
     ENQUEUED_SEEN = 114  # up to where all ranks have compared, when last looked at
     ENQUEUED_LATE = 115  # who has not posted the call that is compared next, or -1
-
     # Memory of the segment that is taken when it is first used, see `room`.
     SEGMENT_FD = 116
     ROOM_BYTES = 117  # that may be taken before somebody looks what the host has
@@ -129,9 +128,10 @@ class Context(IntEnum):
     CPUS = 126  # address of the words that say which rank waited last on a CPU
     FULL_SPINS = 127  # SPINS where this rank has its CPU for itself
     SHARING = 128  # how many waits in a row found another rank on this CPU
+    # Asynchronous calls.
+    HOLDS = 129  # how many reasons there are to let Python alone start them
 
-
-CONTEXT_WORDS = 129
+CONTEXT_WORDS = 130
 
 
 class Call(IntEnum):
@@ -188,11 +188,7 @@ class Call(IntEnum):
     # A call on GPU arrays, see `Record`.
     SENT = 46
     RECEIVED = 47
-    # A spread movement whose input is one array for each rank.
-    INPUTS = 48  # address of their addresses; 0: one array
-
-
-CALL_WORDS = 49
+CONTEXT_WORDS = 130
 
 
 class Flow(IntEnum):

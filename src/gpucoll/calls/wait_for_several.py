@@ -1,0 +1,101 @@
+"""Waiting for several asynchronous calls, of any communicators."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpucoll.calls.work import Work
+from gpucoll.config import check_timeout_s
+from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError
+
+_POLLS = 200
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
+
+
+def wait_all(works: Iterable[Work[Any]], timeout_s: float | None = None) -> list[Any]:
+    """Wait until all of these are done; return their results, in order.
+
+    Parameters
+    ----------
+    works : iterable of Work
+        Of any communicators.
+    timeout_s : float, optional
+        How long to wait here in all, in seconds. The calls have deadlines of their own.
+
+    Raises
+    ------
+    DeadlineError
+        They were not done after `timeout_s`; those that are not go on.
+    GpucollError
+        What the first that failed has met, once all are done.
+    """
+    works = _checked(works, "wait_all")
+    check_timeout_s(timeout_s, may_be_endless=True)
+    if timeout_s is None:
+        failed = [work for work in works if _failed(work)]
+        for work in failed[:1]:
+            work.wait()
+        return [work.wait() for work in works]
+    until = time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
+    return [work.wait(max(until - time.monotonic(), 1e-9)) for work in works]
+
+
+def _failed(work: Work[Any]) -> bool:
+    try:
+        work.wait()
+    except Exception:
+        return True
+    return False
+
+
+def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
+    """Wait until one of these is done, well or not; return its place.
+
+    Its result, or its error, is had by `Work.wait`. Of several that are done the first is told.
+
+    Parameters
+    ----------
+    works : iterable of Work
+        At least one; of any communicators.
+    timeout_s : float, optional
+        How long to wait here, in seconds. The calls have deadlines of their own.
+
+    Raises
+    ------
+    DeadlineError
+        None was done after `timeout_s`; all go on.
+
+    Notes
+    -----
+    Looks at all of them in turn, first without a pause, then every 20 us to 1 ms.
+    """
+    works = _checked(works, "wait_any")
+    if not works:
+        raise ArgumentError("wait_any needs at least one Work")
+    check_timeout_s(timeout_s, may_be_endless=True)
+    until = None if timeout_s is None else time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
+    n_looks, pause_s = 0, _SHORTEST_PAUSE_S
+    while True:
+        for place, work in enumerate(works):
+            if work.done():
+                return place
+        if until is not None and time.monotonic() > until:
+            raise DeadlineError(
+                f"none of {len(works)} calls was done after {timeout_s:g} s of waiting for their "
+                "Works; they go on"
+            )
+        n_looks += 1
+        if n_looks > _POLLS:
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _checked(works: Iterable[Work[Any]], name: str) -> Sequence[Work[Any]]:
+    found = list(works)
+    for work in found:
+        if not isinstance(work, Work):
+            raise ArgumentTypeError(f"{name} needs what async_op=True has returned; got {work!r}")
+    return found

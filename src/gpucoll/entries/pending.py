@@ -1,0 +1,260 @@
+"""Calls that were started: a queue that whoever waits, or the process's thread, runs in order.
+
+A call that fits is posted when it is started, without waiting (`Call.POST`), and finished by
+whoever waits for it: nobody waits for a rank that computes meanwhile. Of the others the thread is
+told, which never takes the interpreter; where it has not begun, the waiter runs the call itself.
+
+Who runs calls has taken the context's state from IDLE to BUSY. Those without the interpreter do it
+by a compare-exchange; compiled entries, which have it, look at `Context.PENDING` first, which is
+not zero while anything is queued. Numbers are given with the interpreter held.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.memory import (
+    call_loop,
+    compare_exchange64,
+    exchange64,
+    get,
+    load64_acquire,
+    load64_ordered,
+    put,
+    store64_release,
+)
+from gpucoll.transport.shared.flags import (
+    FUTEX_WAIT,
+    SYS_FUTEX,
+    begin_to_sleep,
+    end_sleep,
+    ring,
+)
+from gpucoll.transport.shared.layout import (
+    AHEAD,
+)
+from gpucoll.transport.shared.steps import (
+    OK,
+    SEQUENCE,
+    START_NS,
+)
+from gpucoll.transport.shared.words import (
+    PENDING_CALLS,
+    STARTED_WORDS,
+    Call,
+    Context,
+    Pending,
+    Started,
+    State,
+    Status,
+    Thread,
+)
+
+STATE, _PENDING = int(Context.STATE), int(Context.PENDING)
+_TIMEOUT_NS, _SLICE_NS = int(Context.TIMEOUT_NS), int(Context.SLICE_NS)
+_WAIT_LONG = int(Context.WAIT_LONG)
+IDLE, BUSY, NEEDS_PYTHON = int(State.IDLE), int(State.BUSY), int(State.NEEDS_PYTHON)
+_DEADLINE, _NO_ROOM = int(Status.DEADLINE), int(Status.NO_ROOM)
+_LOOP, _POST, _FINISH = int(Call.LOOP), int(Call.POST), int(Call.FINISH)
+_READS, _READS_END = int(Call.READS), int(Call.READS_END)
+_WRITES, _WRITES_END = int(Call.WRITES), int(Call.WRITES_END)
+Q_CONTEXT, Q_THREAD = int(Pending.CONTEXT), int(Pending.THREAD)
+Q_WAIT_LONG, Q_WAIT_ALONE = int(Pending.WAIT_LONG), int(Pending.WAIT_LONG_ALONE)
+Q_TIMEOUT_NS, Q_TAIL, Q_REAPED = int(Pending.TIMEOUT_NS), int(Pending.TAIL), int(Pending.REAPED)
+Q_WANTED, Q_DONE, Q_BELL = int(Pending.WANTED), int(Pending.DONE), int(Pending.BELL)
+Q_POSTED, Q_IS_RUNNING = int(Pending.POSTED), int(Pending.IS_RUNNING)
+Q_ENTRIES = int(Pending.ENTRIES)
+E_CALL, E_TIMEOUT_NS, E_STATUS = int(Started.CALL), int(Started.TIMEOUT_NS), int(Started.STATUS)
+E_SEQUENCE, E_FUTEX = int(Started.SEQUENCE), int(Started.FUTEX_TIMEOUT)
+E_WORDS = int(Started.WORDS)
+T_BELL, T_STOP, T_CURRENT = int(Thread.BELL), int(Thread.STOP), int(Thread.CURRENT)
+T_IS_RUNNING, T_FUTEX = int(Thread.IS_RUNNING), int(Thread.FUTEX_TIMEOUT)
+T_COUNT, T_QUEUES = int(Thread.COUNT), int(Thread.QUEUES)
+_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
+NOTHING, RAN, IS_BUSY = 0, 1, 2
+_i64 = types.int64
+_syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
+
+
+# --- running what is queued: by whoever has made the context BUSY ---------------------------------
+
+
+@inline
+def entry_of(queue, number):
+    """Return the address of a call's entry."""
+    place = Q_ENTRIES + (number & (PENDING_CALLS - 1)) * STARTED_WORDS
+    return queue + 8 * place
+
+
+@inline
+def _writes_over(queue, call, done, posted):
+    """Return whether a call before this one, which has not ended, writes where this one reads."""
+    for number in range(done + 1, posted + 1):
+        other = get(entry_of(queue, number), E_CALL)
+        if get(other, _WRITES) < get(call, _READS_END) and get(call, _READS) < get(
+            other, _WRITES_END
+        ):
+            return True
+    return False
+
+
+@inline
+def post_ahead(queue, context, number, call):
+    """Post a call before the ones before it have ended, without waiting; return whether it was."""
+    posted, done = get(queue, Q_POSTED), load64_acquire(queue + 8 * Q_DONE)
+    post = get(call, _POST)
+    if posted != number - 1 or posted - done >= AHEAD or post == 0:
+        return False
+    if _writes_over(queue, call, done, posted) or call_loop(post, context, call) != OK:
+        return False
+    put(entry_of(queue, number), E_SEQUENCE, get(context, SEQUENCE))
+    put(queue, Q_POSTED, number)
+    return True
+
+
+@inline
+def _set_deadline(context, timeout_ns):
+    put(context, _TIMEOUT_NS, timeout_ns)
+    put(context, _SLICE_NS, max(min(_LONGEST_SLICE_NS, timeout_ns), _SHORTEST_SLICE_NS))
+
+
+@inline
+def _run_one(queue, context, number):
+    """Run a call, or finish what was posted; return its status."""
+    entry = entry_of(queue, number)
+    call = get(entry, E_CALL)
+    _set_deadline(context, get(entry, E_TIMEOUT_NS))
+    if number > get(queue, Q_POSTED):
+        put(queue, Q_POSTED, number)
+        return call_loop(get(call, _LOOP), context, call)
+    last = get(context, SEQUENCE)
+    put(context, SEQUENCE, get(entry, E_SEQUENCE))
+    put(context, START_NS, 0)
+    status = call_loop(get(call, _FINISH), context, call)
+    put(context, SEQUENCE, last)
+    return status
+
+
+@inline
+def run_pending(queue, context, until):
+    """Run calls in order up to a number, or to the first that fails; return the last status.
+
+    Who runs calls says by `_end` that one has failed, when it has put everything back.
+    """
+    status, done = OK, load64_acquire(queue + 8 * Q_DONE)
+    while status == OK and done < until:
+        posted, tail = get(queue, Q_POSTED), load64_acquire(queue + 8 * Q_TAIL)
+        while posted < tail and post_ahead(
+            queue, context, posted + 1, get(entry_of(queue, posted + 1), E_CALL)
+        ):
+            posted += 1
+        done += 1
+        status = _run_one(queue, context, done)
+        put(entry_of(queue, done), E_STATUS, status)
+        if status == OK:
+            exchange64(queue + 8 * Q_DONE, done)
+            ring(queue + 8 * Q_BELL)
+    if status != _DEADLINE:  # of which the error says how long it was
+        _set_deadline(context, get(queue, Q_TIMEOUT_NS))
+    return status
+
+
+@inline
+def begin_running(queue, context):
+    """Become the one that runs calls; return the state that was: IDLE if that has worked."""
+    state = compare_exchange64(context + 8 * STATE, IDLE, BUSY)
+    if state == IDLE:
+        put(queue, Q_IS_RUNNING, 1)
+    return state
+
+
+@inline
+def end_running(queue, context, status):
+    """Let others run calls, and wake who waits for that."""
+    done = load64_acquire(queue + 8 * Q_DONE)
+    if status == _NO_ROOM:  # that call has not begun: whoever waits for it makes room, or gives up
+        put(queue, Q_POSTED, done)
+        exchange64(queue + 8 * Q_WANTED, done)
+        exchange64(context + 8 * STATE, IDLE)
+    elif status != OK:
+        put(queue, Q_POSTED, done + 1)  # the ranks agree on new numbers: the rest is posted anew
+        exchange64(context + 8 * STATE, NEEDS_PYTHON)
+        exchange64(queue + 8 * Q_DONE, done + 1)
+    else:
+        exchange64(context + 8 * STATE, IDLE)
+    store64_release(queue + 8 * Q_IS_RUNNING, 0)
+    ring(queue + 8 * Q_BELL)
+    if status == OK and done < load64_acquire(queue + 8 * Q_WANTED):
+        ring(get(queue, Q_THREAD) + 8 * T_BELL)
+
+
+@inline
+def sleep_on(bell, seen, timeout):
+    """Sleep until the bell is rung, or for as long as the timespec at `timeout` says; 0: ever."""
+    _syscall(SYS_FUTEX, bell, FUTEX_WAIT, np.int64(seen), timeout, 0, 0)
+
+
+# --- the thread -----------------------------------------------------------------------------------
+
+
+@inline
+def _has_work(queue):
+    """Return what there is for the thread in a queue: NOTHING, RAN (it may run), IS_BUSY."""
+    if load64_acquire(queue + 8 * Q_DONE) >= load64_acquire(queue + 8 * Q_WANTED):
+        return NOTHING
+    state = load64_acquire(get(queue, Q_CONTEXT) + 8 * STATE)
+    if state == IDLE:
+        return RAN
+    return IS_BUSY if state == BUSY else NOTHING
+
+
+@inline
+def _serve(queue):
+    """Run all that is in a queue, in the thread."""
+    context = get(queue, Q_CONTEXT)
+    if _has_work(queue) != RAN or begin_running(queue, context) != IDLE:
+        return
+    put(context, _WAIT_LONG, get(queue, Q_WAIT_ALONE))
+    status = OK
+    while status == OK and load64_acquire(queue + 8 * Q_DONE) < load64_acquire(
+        queue + 8 * Q_WANTED
+    ):
+        status = run_pending(queue, context, load64_acquire(queue + 8 * Q_TAIL))
+    put(context, _WAIT_LONG, get(queue, Q_WAIT_LONG))
+    end_running(queue, context, status)
+
+
+@inline
+def _look_at_all(thread, serves):
+    """Serve every queue, or look what there is to do in the one that has most."""
+    most = NOTHING
+    for place in range(load64_acquire(thread + 8 * T_COUNT)):
+        address = thread + 8 * (T_QUEUES + place)
+        queue = load64_acquire(address)
+        if queue == 0:
+            continue
+        exchange64(thread + 8 * T_CURRENT, queue)
+        if load64_ordered(address) == queue:  # else it is being taken away
+            found = _has_work(queue)
+            if serves and found == RAN:
+                _serve(queue)
+            if found == RAN or most == NOTHING:
+                most = found
+        exchange64(thread + 8 * T_CURRENT, 0)
+    return most
+
+
+@compiled(_i64(_i64))
+def serve_started(thread):
+    """Run started calls until told to stop: what `pthread_create` begins. Never the interpreter."""
+    bell, timeout = thread + 8 * T_BELL, thread + 8 * T_FUTEX
+    while load64_acquire(thread + 8 * T_STOP) == 0:
+        if _look_at_all(thread, True) == RAN:
+            continue
+        seen = begin_to_sleep(bell)
+        found = _look_at_all(thread, False)
+        if found != RAN and load64_ordered(thread + 8 * T_STOP) == 0:
+            sleep_on(bell, seen, timeout if found == IS_BUSY else 0)
+        end_sleep(bell)
+    exchange64(thread + 8 * T_IS_RUNNING, 0)
+    return 0

@@ -1,0 +1,248 @@
+"""Built-ins that wait for calls that were started, look for their end, and note it."""
+
+from __future__ import annotations
+
+from gpucoll.entries.collectives import capsule_pointer, new_integer
+from gpucoll.entries.pending import (
+    BUSY,
+    E_CALL,
+    E_FUTEX,
+    E_SEQUENCE,
+    E_STATUS,
+    IDLE,
+    NEEDS_PYTHON,
+    Q_BELL,
+    Q_CONTEXT,
+    Q_DONE,
+    Q_POSTED,
+    Q_REAPED,
+    Q_THREAD,
+    Q_WANTED,
+    STATE,
+    T_BELL,
+    begin_running,
+    end_running,
+    entry_of,
+    run_pending,
+    sleep_on,
+)
+from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.memory import (
+    exchange64,
+    get,
+    load32_acquire,
+    load64,
+    load64_acquire,
+    load64_ordered,
+    pause,
+    put,
+)
+from gpucoll.transport.shared.flags import (
+    HELD,
+    INTERPRETER,
+    NANOSECONDS,
+    begin_to_sleep,
+    behind,
+    end_sleep,
+    release_interpreter,
+    ring,
+)
+from gpucoll.transport.shared.layout import HEADER_WORD
+from gpucoll.transport.shared.steps import (
+    HEADER_SOURCE,
+    LARGEST_BYTES,
+    NOT_SHARED,
+    OK,
+    SIZE_BYTES,
+    WORLD_SIZE,
+    slot_of,
+)
+from gpucoll.transport.shared.words import Context, Status
+
+_PENDING = int(Context.PENDING)
+_HOLDS = int(Context.HOLDS)
+_RAISED = int(Context.RAISED)
+_SIGNAL = int(Status.SIGNAL)
+_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
+_WAIT_SPINS = 200
+"""So often a waiter looks whether the thread is done, before it sleeps: about 10 us."""
+_LONG_BYTES = 8 << 10
+_i64 = types.int64
+_save_thread = types.ExternalFunction("PyEval_SaveThread", _i64())
+_restore_thread = types.ExternalFunction("PyEval_RestoreThread", types.void(_i64))
+_restore_error = types.ExternalFunction("PyErr_Restore", types.void(_i64, _i64, _i64))
+_check_signals = types.ExternalFunction("PyErr_CheckSignals", types.int32())
+_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+
+
+@inline
+def _reap(queue, context, number):
+    """Let the entry of a call that has ended be used anew; False: it is not the next, or was."""
+    if get(queue, Q_REAPED) != number - 1:
+        return False
+    put(queue, Q_REAPED, number)
+    put(context, _PENDING, get(context, _PENDING) - 1)
+    return True
+
+
+@inline
+def _run_here(queue, context, until):
+    """Run calls in this thread, which has the interpreter; return the last status."""
+    put(context, INTERPRETER, HELD)
+    call = get(entry_of(queue, until), E_CALL)
+    if max(get(call, SIZE_BYTES), get(call, LARGEST_BYTES)) > _LONG_BYTES:
+        release_interpreter(context)
+    status = run_pending(queue, context, until)
+    thread = get(context, INTERPRETER)
+    put(context, INTERPRETER, 0)
+    if thread != HELD:
+        _restore_thread(thread)
+    end_running(queue, context, status)
+    if status == _SIGNAL:
+        _restore_error(get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2))
+    return status
+
+
+@inline
+def _sleep_until(queue, context, number, timeout):
+    """Sleep without the interpreter until a call has ended or nobody runs calls; once at most."""
+    bell = queue + 8 * Q_BELL
+    for _ in range(_WAIT_SPINS):
+        if load64_acquire(queue + 8 * Q_DONE) >= number:
+            return
+        pause()
+    thread = _save_thread()
+    seen = begin_to_sleep(bell)
+    is_running = load64_ordered(context + 8 * STATE) == BUSY
+    if load64_ordered(queue + 8 * Q_DONE) < number and is_running:
+        sleep_on(bell, seen, timeout)
+    end_sleep(bell)
+    _restore_thread(thread)
+
+
+@inline
+def _set_timeout(entry, timeout_ns):
+    """Fill in the timespec of who waits for a call; return its address."""
+    put(entry, E_FUTEX, timeout_ns // NANOSECONDS)
+    put(entry, E_FUTEX + 1, timeout_ns % NANOSECONDS)
+    return entry + 8 * E_FUTEX
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def wait_started(self, arguments, n_arguments):
+    """Built-in of (number); `self` is a capsule of the queue: run calls until that one has ended.
+
+    Returns 0 where it ended well and this has reaped it; else Python has to look.
+    """
+    queue = capsule_pointer(self, 0)
+    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
+    while load64_acquire(queue + 8 * Q_DONE) < number:
+        state = begin_running(queue, context)
+        if state == IDLE:
+            if _run_here(queue, context, number) == _SIGNAL:
+                return 0
+        elif state == NEEDS_PYTHON:
+            return new_integer(1)
+        else:
+            timeout = _set_timeout(entry_of(queue, number), _LONGEST_SLICE_NS)
+            _sleep_until(queue, context, number, timeout)
+            if _check_signals() != 0:
+                return 0
+    ended_well = get(entry_of(queue, number), E_STATUS) == OK
+    return new_integer(0 if ended_well and _reap(queue, context, number) else 1)
+
+
+@inline
+def _has_arrived(context, sequence):
+    """Return whether all ranks have posted a call with arrays that are not shared."""
+    for rank in range(get(context, WORLD_SIZE)):
+        slot = slot_of(context, sequence, rank)
+        if behind(load32_acquire(slot + HEADER_WORD), sequence):
+            return False
+        if load64(slot + HEADER_SOURCE) != NOT_SHARED:
+            return False
+    return True
+
+
+@inline
+def _finish_arrived(queue, context, number):
+    """Finish calls up to this one for which nobody need be waited for; return a status."""
+    status, done = OK, load64_acquire(queue + 8 * Q_DONE)
+    while status == OK and done < number:
+        is_alone = get(context, WORLD_SIZE) == 1
+        if not is_alone and (
+            done + 1 > get(queue, Q_POSTED)
+            or not _has_arrived(context, get(entry_of(queue, done + 1), E_SEQUENCE))
+        ):
+            return status
+        done += 1
+        status = run_pending(queue, context, done)
+    return status
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def poll_started(self, arguments, n_arguments):
+    """Built-in of (number, whether the thread is to run it); return whether that call has ended.
+
+    Waits for nobody. What the thread is not told of is only finished where all have arrived.
+    """
+    queue = capsule_pointer(self, 0)
+    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
+    if load64_acquire(queue + 8 * Q_DONE) < number and begin_running(queue, context) == IDLE:
+        put(context, INTERPRETER, HELD)
+        status = _finish_arrived(queue, context, number)
+        thread = get(context, INTERPRETER)
+        put(context, INTERPRETER, 0)
+        if thread != HELD:
+            _restore_thread(thread)
+        end_running(queue, context, status)
+        if status == _SIGNAL:
+            _restore_error(
+                get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2)
+            )
+            return 0
+    if load64_acquire(queue + 8 * Q_DONE) >= number:
+        return new_integer(1)
+    if _as_integer(get(arguments, 1)) != 0 and get(queue, Q_WANTED) < number:
+        exchange64(queue + 8 * Q_WANTED, number)
+        ring(get(queue, Q_THREAD) + 8 * T_BELL)
+    return new_integer(0)
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def sleep_started(self, arguments, n_arguments):
+    """Built-in of (number, ns): sleep until that call has ended, for so long at most.
+
+    Runs nothing. Returns whether it has ended.
+    """
+    queue = capsule_pointer(self, 0)
+    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
+    bell = queue + 8 * Q_BELL
+    timeout = _set_timeout(entry_of(queue, number), _as_integer(get(arguments, 1)))
+    thread = _save_thread()
+    seen = begin_to_sleep(bell)
+    state = load64_ordered(context + 8 * STATE)
+    if load64_ordered(queue + 8 * Q_DONE) < number and state != NEEDS_PYTHON:
+        sleep_on(bell, seen, timeout)
+    end_sleep(bell)
+    _restore_thread(thread)
+    return new_integer(load64_acquire(queue + 8 * Q_DONE) >= number)
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def reap_started(self, arguments, n_arguments):
+    """Built-in of (number), of a call that has ended: its entry may be used anew.
+
+    Returns whether it is the caller that has to note how the call ended.
+    """
+    queue = capsule_pointer(self, 0)
+    number = _as_integer(get(arguments, 0))
+    return new_integer(_reap(queue, get(queue, Q_CONTEXT), number))
+
+
+@compiled(_i64(_i64, _i64))
+def hold_started(context, n_reasons):
+    """Let Python alone start calls, for one reason more or fewer. For Python."""
+    put(context, _HOLDS, get(context, _HOLDS) + n_reasons)
+    put(context, _PENDING, get(context, _PENDING) + n_reasons)
+    return 0

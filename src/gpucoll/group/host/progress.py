@@ -1,0 +1,123 @@
+"""The process's thread that runs started calls: compiled, one for all communicators.
+
+It is begun by ``pthread_create`` on compiled code and never takes the interpreter, so that it goes
+on while Python computes. It sleeps while there is nothing to do, with all signals blocked. Before
+the interpreter ends it must have ended: the memory that it looks at goes then.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+
+import numpy as np
+
+from gpucoll.entries.pending import serve_started
+from gpucoll.transport.shared import ordering
+from gpucoll.transport.shared.flags import bell_ring
+from gpucoll.transport.shared.words import THREAD_QUEUES, THREAD_WORDS, Thread
+
+_BUSY_SLICE_NS = 1_000_000
+_SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
+_STACK_BYTES = 512 << 10
+
+
+class ProgressThread:
+    """The thread, and the queues that it serves.
+
+    Attributes
+    ----------
+    address : int
+        Of its words.
+    """
+
+    def __init__(self) -> None:
+        # Not NumPy's memory: that may be shared with a forked child, who writes here.
+        self._words = np.frombuffer(bytearray(8 * THREAD_WORDS), np.int64)
+        self._words[Thread.FUTEX_TIMEOUT + 1] = _BUSY_SLICE_NS
+        self.address = self._words.ctypes.data
+        self._lock = threading.Lock()
+        self._handle = ctypes.c_ulong()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has been started."""
+        return bool(self._words[Thread.IS_RUNNING])
+
+    def start(self) -> bool:
+        """Start it, unless it runs; return whether it does. There may be no room for a thread."""
+        with self._lock:
+            if not self.is_running:
+                self._words[Thread.IS_RUNNING] = self._create()
+            return self.is_running
+
+    def _create(self) -> bool:
+        libc = ctypes.CDLL(None)
+        everything = (ctypes.c_ubyte * _SIGNAL_SET_BYTES)(*[255] * _SIGNAL_SET_BYTES)
+        before = (ctypes.c_ubyte * _SIGNAL_SET_BYTES)()
+        attributes = (ctypes.c_ubyte * 128)()
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK_BYTES))
+        libc.pthread_sigmask(_SIG_SETMASK, everything, before)  # which the thread inherits
+        try:
+            code = libc.pthread_create(
+                ctypes.byref(self._handle),
+                attributes,
+                ctypes.c_void_p(serve_started.address),
+                ctypes.c_void_p(self.address),
+            )
+        finally:
+            libc.pthread_sigmask(_SIG_SETMASK, before, None)
+            libc.pthread_attr_destroy(attributes)
+        return bool(code == 0)
+
+    def add(self, queue: int) -> bool:
+        """Serve a queue from now on; False: there are too many."""
+        with self._lock:
+            places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
+            free = np.flatnonzero(places == 0)
+            if not free.size:
+                return False
+            place = int(free[0])
+            ordering.store(self.address + 8 * (Thread.QUEUES + place), queue)
+            count = max(int(self._words[Thread.COUNT]), place + 1)
+            ordering.store(self.address + 8 * Thread.COUNT, count)
+            return True
+
+    def remove(self, queue: int) -> None:
+        """Serve a queue no more; return when the thread does not look at it."""
+        with self._lock:
+            places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
+            for place in np.flatnonzero(places == queue):
+                ordering.store(self.address + 8 * (Thread.QUEUES + int(place)), 0)
+        current = self.address + 8 * Thread.CURRENT
+        while self.is_running and ordering.load_after(current) == queue:
+            time.sleep(0.0001)  # rare, and over when the call is: it has been given up, or ended
+
+    def stop(self) -> None:
+        """End the thread; return when it has ended. What it runs must have been given up."""
+        if not self.is_running:
+            return
+        ordering.store(self.address + 8 * Thread.STOP, 1)
+        # As `ring`, but for a sleeper that has announced itself a moment ago, too.
+        bell_ring.ctypes(self.address + 8 * Thread.BELL)
+        ctypes.CDLL(None).pthread_join(self._handle, None)
+        self._words[Thread.STOP] = 0
+
+
+_thread = ProgressThread()
+
+
+def thread() -> ProgressThread:
+    """Return this process's thread, started or not."""
+    return _thread
+
+
+def _after_fork() -> None:
+    global _thread
+    _thread = ProgressThread()  # the child has none, and uses none of its parent's queues
+
+
+os.register_at_fork(after_in_child=_after_fork)

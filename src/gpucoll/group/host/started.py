@@ -1,0 +1,147 @@
+"""A group's queue of started calls, as Python sees it: numbers and what has become of them."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucoll.entries import starting, waiting
+from gpucoll.group.host.progress import thread
+from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
+from gpucoll.transport.shared import ordering
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.flags import wait_long, wait_long_alone
+from gpucoll.transport.shared.words import (
+    PENDING_CALLS,
+    PENDING_WORDS,
+    STARTED_WORDS,
+    Pending,
+    Started,
+    Status,
+)
+
+
+class StartedCalls:
+    """The queue of one group.
+
+    Parameters
+    ----------
+    context : int
+        Address of the group's context.
+    timeout_s : float
+        Default deadline of a call, in seconds.
+    make_room : callable, optional
+        Lets the group take more memory for a call that found none, or gives the group up.
+
+    Attributes
+    ----------
+    address : int
+        Of the queue's words.
+    wait : callable
+        ``(number)``: runs calls until that one has ended, well and as the next to be noted: 0. Else
+        returns 1, perhaps before that, where a failed call must be settled first. Ctrl-C comes out
+        of it.
+    poll : callable
+        ``(number, wanted)``: finishes what needs nobody else; returns whether that call has ended.
+        `wanted`: from now on the thread runs it.
+    sleep : callable
+        ``(number, ns)``: sleeps until that call has ended, for so long at most; returns whether.
+    reap : callable
+        ``(number)``, of a call that has ended: its entry may be used anew. Returns whether it is
+        the caller that has to note how it ended.
+    """
+
+    def __init__(
+        self, context: int, timeout_s: float, make_room: Callable[[], None] | None = None
+    ) -> None:
+        self._make_room = make_room
+        # Not NumPy's memory: that may be shared with a forked child, who writes here.
+        self._memory = bytearray(8 * (PENDING_WORDS + 8))
+        words = np.frombuffer(self._memory, np.int64)
+        words = words[-words.ctypes.data // 8 % 8 :][:PENDING_WORDS]  # from a cache line on
+        self._words = words
+        self.address: int = words.ctypes.data
+        words[Pending.CONTEXT] = context
+        words[Pending.THREAD] = thread().address
+        words[Pending.WAIT_LONG] = wait_long.address
+        words[Pending.WAIT_LONG_ALONE] = wait_long_alone.address
+        words[Pending.TIMEOUT_NS] = nanoseconds(timeout_s)
+        holder = capsule(self.address)
+
+        def entry(code: Any) -> Callable[..., int]:
+            made: Callable[..., int] = builtin(code.address, METH_FASTCALL, holder)
+            return made
+
+        self.wait = entry(waiting.wait_started)
+        self.poll = entry(waiting.poll_started)
+        self.sleep = entry(waiting.sleep_started)
+        self.reap = entry(waiting.reap_started)
+        self._start = entry(starting.start_block)
+        self.is_served = thread().add(self.address)
+        """Whether the thread runs calls; where there are too many communicators, only waiters."""
+        self._stop_serving = weakref.finalize(self, _remove, self.address, self._memory)
+        self._stop_serving.atexit = False
+
+    def start(self, block: CallBlock, timeout_s: float) -> int:
+        """Start a call and return its number; 0: there is no room. Keep the block until its end."""
+        address = block.words.ctypes.data
+        if not (number := self._start(address, nanoseconds(timeout_s))) and self.begin_serving():
+            number = self._start(address, nanoseconds(timeout_s))
+        return number
+
+    def make_room(self) -> None:
+        """See to the memory that the next call has not found, so that it can be run again."""
+        number = int(self._words[Pending.DONE]) + 1
+        if number > int(self._words[Pending.TAIL]) or self.status_of(number) != Status.NO_ROOM:
+            return
+        self._words[self._place_of(number) + Started.STATUS] = Status.NOT_RUN
+        if self._make_room is not None:
+            self._make_room()
+
+    def begin_serving(self) -> bool:
+        """Start the thread, unless it runs; return whether it runs calls of this queue."""
+        return self.is_served and thread().start()
+
+    def ended(self) -> range:
+        """Return the numbers of calls that have ended and were not reaped."""
+        return range(int(self._words[Pending.REAPED]) + 1, int(self._words[Pending.DONE]) + 1)
+
+    def status_of(self, number: int) -> int:
+        """Return the status of a call that has ended and was not reaped."""
+        return int(self._words[self._place_of(number) + Started.STATUS])
+
+    def _place_of(self, number: int) -> int:
+        """Return where the entry of a call begins."""
+        return Pending.ENTRIES + (number % PENDING_CALLS) * STARTED_WORDS
+
+    @property
+    def is_running(self) -> bool:
+        """Whether somebody runs calls of this queue, or has not quite ended that."""
+        return bool(self._words[Pending.IS_RUNNING])
+
+    def settle(self) -> None:
+        """Return when nobody runs calls: the last one's end is told a moment before that."""
+        while self.is_running:
+            time.sleep(0)
+
+    def close(self) -> None:
+        """Let the thread look at this no more."""
+        self._stop_serving()
+
+
+def _remove(queue: int, memory: bytearray) -> None:
+    """Take a queue from the thread; its memory is kept until then."""
+    thread().remove(queue)
+
+
+def nanoseconds(timeout_s: float) -> int:
+    """Return a deadline as the context has it."""
+    return int(min(timeout_s, 1e9) * 1e9)
+
+
+hold_started = ordering.function(waiting.hold_started, 2)
+"""``hold_started(context, n_reasons)``: see `Group.hold`; one step for other threads of Python."""
