@@ -62,7 +62,7 @@ from gpucoll.transport.shared.words import Context, Status
 _PENDING = int(Context.PENDING)
 _HOLDS = int(Context.HOLDS)
 _RAISED = int(Context.RAISED)
-_SIGNAL = int(Status.SIGNAL)
+_SIGNAL, _NO_ROOM = int(Status.SIGNAL), int(Status.NO_ROOM)
 _LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
 _WAIT_SPINS = 200
 """So often a waiter looks whether the thread is done, before it sleeps: about 10 us."""
@@ -139,8 +139,11 @@ def wait_started(self, arguments, n_arguments):
     while load64_acquire(queue + 8 * Q_DONE) < number:
         state = begin_running(queue, context)
         if state == IDLE:
-            if _run_here(queue, context, number) == _SIGNAL:
+            status = _run_here(queue, context, number)
+            if status == _SIGNAL:
                 return 0
+            if status == _NO_ROOM:
+                return new_integer(1)
         elif state == NEEDS_PYTHON:
             return new_integer(1)
         else:
