@@ -64,13 +64,16 @@ FIRST_SPINS = 64
 """So often a wait looks before it lets other Python threads run: about 3 us."""
 SHARING_SPINS, SHARING_YIELDS = 20, 20
 """How often a rank spins and yields that has another rank on its CPU."""
+SHARING_LASTS = 16
+"""So many waits in a row must find no other rank on this CPU: one may have waited twice in turn."""
 SHARING_SLEEPS = 64
 """One in so many waits of such a rank sleeps at once: who is woken is moved to an idle CPU."""
 
 # Plain ints: Numba freezes them into the code, where enumeration members would cost typing time.
 _SPINS, _YIELDS, _SLICE_NS = int(Context.SPINS), int(Context.YIELDS), int(Context.SLICE_NS)
 _SLEEPY = int(Context.SLEEPY)
-_CPUS, _FULL_SPINS, _SHARING = int(Context.CPUS), int(Context.FULL_SPINS), int(Context.SHARING)
+_CPUS, _FULL_SPINS = int(Context.CPUS), int(Context.FULL_SPINS)
+_SHARING, _SHARING_WAITS = int(Context.SHARING), int(Context.SHARING_WAITS)
 _IO_VECTORS = int(Context.IO_VECTORS)
 _FUTEX_TIMEOUT, _CLOCK = int(Context.FUTEX_TIMEOUT), int(Context.CLOCK)
 _EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
@@ -322,12 +325,15 @@ def _shares_cpu(context):
 @inline
 def _look_for_sharers(context):
     """Spin less from now on where another rank is on this CPU: it cannot run meanwhile."""
+    sharing = get(context, _SHARING)
     if _shares_cpu(context):
         put(context, _SPINS, min(SHARING_SPINS, get(context, _FULL_SPINS)))
-        put(context, _SHARING, get(context, _SHARING) + 1)
-    else:
-        put(context, _SPINS, get(context, _FULL_SPINS))
-        put(context, _SHARING, 0)
+        put(context, _SHARING, SHARING_LASTS)
+    elif sharing > 0:
+        put(context, _SHARING, sharing - 1)
+        if sharing == 1:
+            put(context, _SPINS, get(context, _FULL_SPINS))
+            put(context, _SHARING_WAITS, 0)
 
 
 @inline
@@ -342,10 +348,12 @@ def _yield_until(context, address, value):
     if sleepy > 0:
         put(context, _SLEEPY, sleepy - 1)
         return False
-    sharing, yields = get(context, _SHARING), get(context, _YIELDS)
-    if sharing > 0:
+    yields = get(context, _YIELDS)
+    if get(context, _SHARING) > 0:
         yields = min(yields, SHARING_YIELDS)
-        if sharing % SHARING_SLEEPS == 1:
+        waits = get(context, _SHARING_WAITS)
+        put(context, _SHARING_WAITS, waits + 1)
+        if waits % SHARING_SLEEPS == 0:
             return False
     before_ns = start_clock(context)
     for _ in range(yields):

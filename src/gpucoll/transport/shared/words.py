@@ -127,11 +127,13 @@ class Context(IntEnum):
     # Ranks on one CPU, see `flags`.
     CPUS = 126  # address of the words that say which rank waited last on a CPU
     FULL_SPINS = 127  # SPINS where this rank has its CPU for itself
-    SHARING = 128  # how many waits in a row found another rank on this CPU
+    SHARING = 128  # waits that are still to find no other rank on this CPU; 0: it has its own
+    SHARING_WAITS = 129  # how many waits there were since one was found
     # Asynchronous calls.
-    HOLDS = 129  # how many reasons there are to let Python alone start them
+    HOLDS = 130  # how many reasons there are to let Python alone start them
 
-CONTEXT_WORDS = 130
+
+CONTEXT_WORDS = 131
 
 
 class Call(IntEnum):
