@@ -11,7 +11,6 @@ from typing import Any
 from gpucoll.arrays.libraries import is_array
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import ensure_served, is_sequence_of_arrays, template_of
-from gpucoll.backends.protocol import Request
 from gpucoll.calls.exact_integers import check_range
 from gpucoll.calls.shapes import GATHERING, SCATTERING, result_of
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -141,10 +140,10 @@ def _add_counts(
         known[name] = rows
 
 
-def check_on_host(request: Request, is_enqueued: bool) -> None:
+def check_on_host(collective: Collective, is_enqueued: bool) -> None:
     """Raise where lists of blocks would be for arrays on a GPU."""
-    if is_enqueued and (request.sources or request.destinations):
+    if is_enqueued:
         raise ArgumentTypeError(
-            f"{request.collective.spelled}: lists of blocks are for arrays in host memory: on a "
-            "GPU give one array, whose rows the blocks are"
+            f"{collective.spelled}: lists of blocks are for arrays in host memory: on a GPU give "
+            "one array, whose rows the blocks are"
         )

@@ -211,7 +211,7 @@ class Collectives:
         if not has_blocks(collective, x, arguments.out):
             return prepare(collective, x, arguments, self.rank, self.world_size)
         prepared = prepare_blocks(collective, x, arguments, self.rank, self.world_size)
-        check_on_host(prepared.request, self.dispatch.is_enqueued(prepared.template))
+        check_on_host(collective, self.dispatch.is_enqueued(prepared.template))
         return prepared
 
     def _learn(

@@ -112,6 +112,28 @@ def test_user_ops_and_scans_of_averages_are_refused(gpus):
     gpus.call(2, refuse_custom)
 
 
+def give_lists_of_blocks(comm, kit):
+    x = kit.bytes_of(np.ones(4, np.uint8))
+    blocks = [kit.bytes_of(np.zeros(4, np.uint8)) for _ in range(comm.world_size)]
+    calls = (
+        lambda: comm.all_gather(x, out=blocks),
+        lambda: comm.gather(x, out=blocks),
+        lambda: comm.reduce_scatter(blocks),
+        lambda: comm.scatter(blocks),
+        lambda: comm.all_to_all(blocks, out=blocks),
+    )
+    for call in calls:
+        with pytest.raises(ArgumentTypeError, match="lists of blocks are for arrays in host mem"):
+            call()
+    return kit.read(comm.all_reduce(x)).tolist()
+
+
+@REPLAYED
+def test_lists_of_blocks_are_refused(gpus):
+    size = gpus.world(2)
+    assert gpus.call(2, give_lists_of_blocks) == [[size] * 4] * size
+
+
 def reduce_float8_on_an_older_gpu(comm, kit):
     x = kit.seen_as(kit.bytes_of(np.zeros(4, np.uint8)), (4,), "float8_e4m3fn")
     comm.all_gather(x)  # a reduction would be known from then on: a GPU does not grow older
