@@ -8,6 +8,8 @@ from __future__ import annotations
 BLOCK = 256
 """Elements that share a scale."""
 ALIGNMENT_BYTES = 16
+FORMATS = ("int8", "float8_e4m3fn", "float8_e5m2")
+"""What an element's byte is."""
 
 
 def scales_bytes(blocks: int) -> int:

@@ -1,7 +1,7 @@
 """Where kernels are in memory, and what callers must know of them. Imports no compiler by itself.
 
 Those that most programs need are in the linked library of the cache; any other is compiled when it
-is first asked for, which imports LLVM.
+is first asked for, which imports LLVM, and kept there, too.
 """
 
 from __future__ import annotations
@@ -77,15 +77,27 @@ class Kernel(NamedTuple):
 
 
 def address_of(kernel: Kernel) -> int:
-    """Return a kernel's address: in the library, or of what is compiled now (5 to 30 ms)."""
-    library = cache.library()
-    found = None if library is None else library.address(kernel.name)
-    if found is not None:
-        return found
+    """Return a kernel's address: in a library, or of what is compiled now (5 to 30 ms)."""
     with _compile_lock:
+        library = cache.library()
+        found = None if library is None else library.address(kernel.name)
+        if found is None and library is not None:
+            from gpucoll.kernels.cpu.kernel_files import kept_library
+
+            path = cache.cache_folder() / f"{kernel.name}.so"
+            kept = kept_library(path, functools.partial(_linked, kernel))
+            found = None if kept is None else kept.address(kernel.name)
+        if found is not None:
+            return found
         from gpucoll.kernels.cpu.codegen import compile_function
 
         return compile_function(kernel.emit())
+
+
+def _linked(kernel: Kernel) -> bytes:
+    from gpucoll.kernels.cpu.linking import linked_kernel
+
+    return linked_kernel(kernel.name, kernel.emit())
 
 
 def linked_kernels() -> Iterator[Kernel]:

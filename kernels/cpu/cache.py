@@ -191,6 +191,7 @@ def _build(
     _compiling = True
     try:
         made = _building = loop_files.begin(folder)
+        loop_files.salvage(folder, made)
     except OSError as error:
         cannot_keep(error)
     try:

@@ -35,6 +35,18 @@ def target_machine() -> Any:
     )
 
 
+def library_machine() -> Any:
+    """Return the same for code that is linked: position-independent, in the small code model."""
+    machine = target_machine()
+    return llvm.Target.from_triple(machine.triple).create_target_machine(
+        cpu=llvm.get_host_cpu_name(),
+        features=llvm.get_host_cpu_features().flatten(),
+        opt=3,
+        reloc="pic",
+        codemodel="small",
+    )
+
+
 @functools.cache
 def host_features() -> frozenset[str]:
     """Return the names of the features that this processor has, as LLVM spells them."""

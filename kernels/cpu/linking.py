@@ -20,11 +20,12 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from gpucoll.kernels.cpu import library_trial
+from gpucoll.kernels.cpu.codegen import library_machine
 from gpucoll.kernels.cpu.elf_library import link
 from gpucoll.kernels.cpu.elf_object import LinkError, read_object
 from gpucoll.kernels.cpu.jit import ExternalFunction, Loop
 
-__all__ = ["linked", "target_of_numba", "try_out"]
+__all__ = ["linked", "linked_kernel", "target_of_numba", "try_out"]
 
 _SPEED_LEVEL = 2
 _TRIAL_S = 60.0
@@ -74,6 +75,15 @@ def linked(loops: Iterable[Loop], kernels: Iterable[tuple[str, ir.Function]]) ->
     for symbol, function in kernels:
         _add(whole, llvm.parse_assembly(str(function.module)), function.name, symbol)
     return emit(whole, machine, ExternalFunction.declared | _OF_COMPILERS)
+
+
+def linked_kernel(symbol: str, function: ir.Function) -> bytes:
+    """Return the shared library of one kernel, which needs nothing from elsewhere."""
+    machine = library_machine()
+    module = llvm.parse_assembly(str(function.module))
+    module.triple, module.data_layout = machine.triple, str(machine.target_data)
+    module.get_function(function.name).name = symbol
+    return emit(module, machine, ())
 
 
 def _add(whole: Any, module: Any, name: str, symbol: str) -> None:

@@ -17,7 +17,19 @@ from typing import NamedTuple
 from gpucoll.hashing import blake2b
 from gpucoll.kernels.cpu.own_folders import UnsafeFolderError, is_own_file, own_folder
 
-__all__ = ["Contents", "FolderLock", "begin", "look", "publish", "remove_old", "touch"]
+__all__ = [
+    "LIBRARY",
+    "Contents",
+    "FolderLock",
+    "begin",
+    "look",
+    "publish",
+    "read_own",
+    "remove",
+    "remove_old",
+    "salvage",
+    "touch",
+]
 
 _LIST = "complete"
 _SUFFIXES = (".nbi", ".nbc", ".so")
@@ -49,9 +61,9 @@ def look(folder: Path) -> Contents:
     """Read a folder of loops whole, and return whether it is as it was written (about 2 ms)."""
     try:
         own_folder(folder)
-        listed = json.loads(_read(folder / _LIST))
+        listed = json.loads(read_own(folder / _LIST))
         for name, checksum in listed.items():
-            data = _read(folder / name)
+            data = read_own(folder / name)
             if _checksum(data) != checksum:
                 return Contents(False, f"{name} is {'empty' if not data else 'damaged'}")
     except FileNotFoundError as error:
@@ -64,7 +76,8 @@ def look(folder: Path) -> Contents:
     return Contents(True)
 
 
-def _read(path: Path) -> bytes:
+def read_own(path: Path) -> bytes:
+    """Return what a file has that only this user can have written; else an OSError."""
     with open(path, "rb", opener=_open_without_waiting) as file:
         if not is_own_file(os.fstat(file.fileno())):
             raise UnsafeFolderError(f"{path.name} is no file that this user alone can write to")
@@ -94,6 +107,17 @@ def begin(folder: Path) -> Path:
     import tempfile  # of those who compile
 
     return Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+
+
+def salvage(folder: Path, made: Path) -> None:
+    """Copy the loops of a damaged folder that are as they were written: those need no compiling."""
+    with contextlib.suppress(OSError, AttributeError, ValueError):
+        listed = json.loads(read_own(own_folder(folder) / _LIST))
+        for name, checksum in listed.items():
+            with contextlib.suppress(OSError):
+                data = read_own(folder / name)
+                if _checksum(data) == checksum and name != LIBRARY and name == Path(name).name:
+                    (made / name).write_bytes(data)
 
 
 def publish(made: Path, folder: Path) -> None:

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.kernels import block_message
-from gpucoll.kernels.block_message import BLOCK
+from gpucoll.kernels.block_message import BLOCK, FORMATS
 from gpucoll.kernels.cpu.addresses import Kernel, address_of, convert_kernel
-from gpucoll.kernels.cpu.block_codes import FORMATS
 
 HALVES = ("float16", "bfloat16")
 WIRE_FORMATS = (*FORMATS, *HALVES)

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 from gpucoll.backends import precompile
+from gpucoll.kernels.cpu.cache import cache_folder
 
 BEGIN = """\
 import sys
@@ -88,7 +89,19 @@ def test_a_rank_imports_no_more_than_it_uses():
 
 
 def test_other_kernels_are_compiled_when_they_are_needed():
+    """And kept: the next process imports no compiler; a custom operation needs Numba each time."""
+    for path in cache_folder().glob("gpucoll_*.so"):
+        path.unlink()
     assert said(BEGIN + OTHERS) == ["['llvmlite']", "['numba', 'llvmlite']"]
+    assert said(BEGIN + OTHERS) == ["[]", "['numba', 'llvmlite']"]
+
+
+def test_a_kernel_whose_file_is_damaged_is_compiled_again():
+    assert said(BEGIN + OTHERS)
+    (path,) = cache_folder().glob("gpucoll_scan_sum_float32.so")
+    os.truncate(path, path.stat().st_size - 1)
+    assert said(BEGIN + OTHERS)[0] == "['llvmlite']"
+    assert said(BEGIN + OTHERS)[0] == "[]"
 
 
 def test_where_the_library_cannot_be_loaded():

@@ -6,12 +6,13 @@ import ctypes
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import llvmlite.binding as llvm
 import pytest
 from tests.kernels.cpu.elf_reading import Loaded
 
-from gpucoll.kernels.cpu import addresses, elf_library, jit, library, linking
+from gpucoll.kernels.cpu import addresses, elf_library, jit, kernel_files, library, linking
 from gpucoll.kernels.cpu.elf_object import LinkError
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_loop, get, put
@@ -175,6 +176,78 @@ class TestFromMemory:
         assert [library.load(path) for path in self.libraries(tmp_path)] == [None] * 3
         monkeypatch.delattr(os, "memfd_create")
         assert [library.load(path) for path in self.libraries(tmp_path)] == [None] * 3
+
+
+class TestKept:
+    """Kernels in files of their own."""
+
+    def make(self):
+        self.made += 1
+        kernel = addresses._reduce("int8", "max")
+        return linking.linked_kernel(kernel.name, kernel.emit())
+
+    made = 0
+    path: Path
+
+    @pytest.fixture(autouse=True)
+    def place(self, tmp_path):
+        self.path = tmp_path / "gpucoll_reduce_max_int8.so"
+
+    def check(self):
+        """Have it loaded, or made; look what it does."""
+        found = kernel_files.kept_library(self.path, self.make)
+        assert found is not None
+        address = found.address("gpucoll_reduce_max_int8")
+        assert address is not None
+        arrays = [(ctypes.c_int8 * 100)(*values) for values in (range(100), range(100, 0, -1))]
+        total = (ctypes.c_int8 * 100)()
+        tables = [
+            (ctypes.c_int64 * len(each))(*map(ctypes.addressof, each))
+            for each in ((total,), arrays)
+        ]
+        kernel = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 7)(address)
+        kernel(ctypes.addressof(tables[0]), 1, ctypes.addressof(tables[1]), 2, 100, 0, 0)
+        assert list(total) == [max(n, 100 - n) for n in range(100)]
+
+    def test_is_made_once(self):
+        for _ in range(2):
+            self.check()
+        assert self.made == 1
+        assert [path.name for path in self.path.parent.iterdir()] == [self.path.name]
+        assert self.path.stat().st_mode & 0o777 == 0o600
+
+    @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "other file", "open to others"])
+    def test_damage(self, damage):
+        self.check()
+        with open(self.path, "rb") as held:  # as a process that runs it has it
+            before = held.read()
+            if damage == "open to others":
+                self.path.chmod(0o666)
+            else:
+                content = {
+                    "cut": before[:-1],
+                    "changed": before[:4999] + b"\xcc" + before[5000:],
+                    "empty": b"",
+                    "other file": before[100:],
+                }[damage]
+                self.path.unlink()
+                self.path.write_bytes(content)
+                self.path.chmod(0o600)
+            self.check()
+            assert self.made == 2
+            held.seek(0)
+            assert held.read() == before
+        assert kernel_files._load(self.path) is not None
+
+    def test_where_it_cannot_be_kept(self, tmp_path, monkeypatch):
+        self.path = tmp_path / "none" / "x.so"
+        assert kernel_files.kept_library(self.path, self.make) is None
+
+        def refuse():
+            raise LinkError("no")
+
+        assert kernel_files.kept_library(tmp_path / "x.so", refuse) is None
+        assert not list(tmp_path.iterdir())
 
 
 def test_every_linked_kernel_has_a_name_of_its_own():

@@ -120,6 +120,32 @@ class TestPublish:
             assert not path.stat().st_mode & 0o077
 
 
+class TestSalvage:
+    def test_what_is_whole_need_not_be_compiled_again(self, tmp_path):
+        folder = tmp_path / "loops-0123456789abcdef"
+        made = loop_files.begin(folder)
+        for name in ("a.nbi", "b.nbi", "c.nbc", "kernels.so"):
+            (made / name).write_bytes(name.encode() * 100)
+        loop_files.publish(made, folder)
+        (folder / "b.nbi").write_bytes(b"b.nbi")
+        (folder / "c.nbc").chmod(0o666)
+        (folder / "d.nbi").write_bytes(b"not listed")
+        made = loop_files.begin(folder)
+        loop_files.salvage(folder, made)
+        assert [path.name for path in made.iterdir()] == ["a.nbi"]
+        assert (made / "a.nbi").read_bytes() == b"a.nbi" * 100
+
+    def test_nothing_of_a_folder_without_a_list(self, tmp_path):
+        folder, made = tmp_path / "loops-0123456789abcdef", tmp_path / "made"
+        made.mkdir(mode=0o700)
+        loop_files.salvage(folder, made)
+        (folder / "complete").write_text("[1]")
+        loop_files.salvage(folder, made)
+        (folder / "complete").write_text('{"../x": "", "a": 5}')
+        loop_files.salvage(folder, made)
+        assert not list(made.iterdir())
+
+
 class TestRemoveOld:
     def other(self, folder, number, age_days):
         path = folder.with_name(f"loops-{number:016x}")

@@ -1,0 +1,65 @@
+"""Kernels that were compiled because somebody asked for them: each in a library of its own.
+
+They lie in the folder of the linked library, and end in a checksum: one that was cut off or changed
+is made anew. Whatever stands against a file, the kernel is compiled for this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from gpucoll.hashing import blake2b
+from gpucoll.kernels.cpu import library
+from gpucoll.kernels.cpu.library import Library
+from gpucoll.kernels.cpu.loop_files import read_own
+
+__all__ = ["kept_library"]
+
+_CHECKSUM_BYTES = 32
+
+
+def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
+    """Return the library at a path, made if need be; None where it cannot be made, kept or loaded.
+
+    Parameters
+    ----------
+    make : callable
+        Returns the library's content; what it raises is not known.
+    """
+    if (found := _load(path)) is not None:
+        return found
+    try:
+        content = make()
+        _keep(path, content + _checksum(content))
+    except Exception:
+        return None
+    return _load(path)
+
+
+def _load(path: Path) -> Library | None:
+    try:
+        data = read_own(path)
+    except OSError:
+        return None
+    content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
+    return library.load(path) if content and checksum == _checksum(content) else None
+
+
+def _keep(path: Path, data: bytes) -> None:
+    """Put a file in its place at once; one that is there goes, but not from those who use it."""
+    import tempfile  # of those who compile
+
+    descriptor, made = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+        os.replace(made, path)
+    except BaseException:
+        os.unlink(made)
+        raise
+
+
+def _checksum(content: bytes) -> bytes:
+    return blake2b(content, digest_size=_CHECKSUM_BYTES).digest()
