@@ -86,6 +86,7 @@ class _Types:
 
     int64 = Kind("int64", ctypes.c_int64)
     int32 = Kind("int32", ctypes.c_int32)
+    float64 = Kind("float64", ctypes.c_double)
     void = Kind("void", None)
     ExternalFunction: Any = ExternalFunction  # to be called in loops
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.arrays.array_kinds import ArrayKind
+from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.numpy_arrays import check_dtype, dtype_of
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable, ListEntryTable
@@ -48,13 +49,17 @@ class CpuCall:
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
         """Start it in the group's queue; return its number, or 0: there is no room."""
         request = self._request
-        reads = request.sources or [source for source, _ in request.parts] or [request.source]
-        writes = request.destinations or [out for _, out in request.parts] or [request.destination]
+        reads: list[Buffer | None] = [*request.sources, *(source for source, _ in request.parts)]
+        writes: list[Buffer | None] = [*request.destinations, *(out for _, out in request.parts)]
         self._block.set_extents(
-            [(buffer.address, buffer.size_bytes) for buffer in reads if buffer is not None],
-            [(buffer.address, buffer.size_bytes) for buffer in writes if buffer is not None],
+            _areas(reads or [request.source]), _areas(writes or [request.destination])
         )
         return started.start(self._block, self._group.timeout_s if timeout_s is None else timeout_s)
+
+
+def _areas(buffers: Sequence[Buffer | None]) -> list[tuple[int, int]]:
+    """Return the address and size of each."""
+    return [(buffer.address, buffer.size_bytes) for buffer in buffers if buffer is not None]
 
 
 class CpuBackend:

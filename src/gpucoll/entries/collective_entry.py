@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-
 from gpucoll.arrays.numpy_struct import (
     ARRAY_DATA,
     ARRAY_DESCRIPTION,

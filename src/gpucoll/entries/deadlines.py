@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.config import LONGEST_TIMEOUT_S
@@ -36,7 +37,7 @@ def deadline_ns(seconds, none, int_type, float_type):
         return UNKNOWN
     number = _as_double(seconds)
     if number > 0 and number <= _LONGEST_S:
-        return max(1, types.int64(number * 1e9))
+        return max(1, np.int64(number * 1e9))
     _clear_error()  # of an int that no float holds
     return UNKNOWN
 

@@ -12,6 +12,7 @@ not zero while anything is queued. Numbers are given with the interpreter held.
 from __future__ import annotations
 
 import numpy as np
+
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     call_loop,

@@ -159,8 +159,8 @@ class HostGroup:
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means.
 
-        Returns after NO_ROOM where more memory was granted: the call can be made again. An entry has
-        left the call's own deadline where messages read it; it ends here.
+        Returns after NO_ROOM where more memory was granted: the call can be made again. An entry
+        has left the call's own deadline where messages read it; it ends here.
         """
         try:
             if status == Status.NO_ROOM:

@@ -467,7 +467,7 @@ def wait_long_alone(context, address, waiters, value, rank):
     put(context, _WAITED_RANK, rank)
     start_clock(context)
     while True:
-        _sleep_slice(context, address, waiters, value)
+        _sleep_slice(context, address, waiters, value, get(context, _SLICE_NS))
         if not behind(load32_acquire(address), value):
             return _OK
         if event_pending(context):

@@ -190,7 +190,71 @@ class Call(IntEnum):
     # A call on GPU arrays, see `Record`.
     SENT = 46
     RECEIVED = 47
-CONTEXT_WORDS = 130
+    # A spread movement whose input is one array for each rank.
+    INPUTS = 48  # address of their addresses; 0: one array
+    # In two parts, for a call that was started and is waited for later; 0: it has none.
+    POST = 49  # address of what posts it without waiting, and returns NOT_RUN where it cannot
+    FINISH = 50  # address of what does the rest
+    READS, READS_END = 51, 52  # between which addresses its input lies
+    WRITES, WRITES_END = 53, 54
+
+
+CALL_WORDS = 55
+
+
+class Pending(IntEnum):
+    """Fields of the queue of calls that were started, one per communicator: `entries.pending`.
+
+    Each has a number: 1, 2, ... What different threads write is lines apart.
+    """
+
+    CONTEXT = 0
+    THREAD = 2  # address of the words of the process's thread
+    WAIT_LONG = 3  # how a thread of Python's waits
+    WAIT_LONG_ALONE = 4  # how one waits that is none
+    TIMEOUT_NS = 5  # the communicator's
+    TAIL = 8  # last number given, with the interpreter held
+    REAPED = 9  # up to which Python has taken note of the end
+    WANTED = 16  # up to which the thread is to run calls
+    DONE = 24  # up to which calls have ended
+    BELL = 25  # rung at every end: {int32 rings, int32 sleepers}
+    POSTED = 32  # up to which calls have been posted, by whoever runs calls
+    IS_RUNNING = 33  # whether somebody runs calls of the queue, or has not quite ended that
+    ENTRIES = 40
+
+
+class Started(IntEnum):
+    """Fields of one entry of that queue."""
+
+    CALL = 0  # address of its call block
+    TIMEOUT_NS = 1
+    STATUS = 2
+    SEQUENCE = 3  # under which it was posted ahead
+    FUTEX_TIMEOUT = 4  # 2 words, of who waits for it
+    WORDS = 6  # a call block of the entry's own
+
+
+PENDING_CALLS = 64
+"""Entries of the queue; a power of two."""
+STARTED_WORDS = -(-(Started.WORDS + CALL_WORDS) // 8) * 8  # whole cache lines
+PENDING_WORDS = Pending.ENTRIES + PENDING_CALLS * STARTED_WORDS
+
+
+class Thread(IntEnum):
+    """Fields of the thread that runs started calls of all of a process's communicators."""
+
+    BELL = 0  # {int32 rings, int32 sleepers}
+    STOP = 8
+    CURRENT = 16  # the queue it looks at, which must stay where it is
+    IS_RUNNING = 17
+    FUTEX_TIMEOUT = 18  # 2 words
+    COUNT = 20  # places in use, and free ones between them
+    QUEUES = 24
+
+
+THREAD_QUEUES = 1024
+"""How many communicators the thread serves; calls on more are run by whoever waits."""
+THREAD_WORDS = Thread.QUEUES + THREAD_QUEUES
 
 
 class Flow(IntEnum):
