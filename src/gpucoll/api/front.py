@@ -22,7 +22,8 @@ class Front:
     """The parts of a `Communicator` that its methods call.
 
     A method tries its compiled entry (``_quick_...``) first: that serves exact NumPy arrays, and
-    PyTorch tensors on the host, of a kind that was seen before. What it leaves goes to
+    PyTorch tensors on the host, of a kind that was seen before; of tensors it makes results of x's
+    shape, too. What it leaves goes to
     `Collectives` or `PointToPoint`. Bound methods of those are kept here, since each further
     attribute costs a small call 10 ns.
     """

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front
-from gpucoll.arrays.array_kinds import new_like
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -79,10 +78,7 @@ class Movements(Front):
         array([1, 1])
         """
         if not async_op:
-            if out is not None:
-                target = out
-            else:
-                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
             result = self._quick_broadcast(x, target, None, root, timeout_s)
             if result is not None:
                 return result
@@ -308,10 +304,7 @@ class Movements(Front):
         """
         plain = send_counts is None and recv_counts is None
         if plain and not async_op:
-            if out is not None:
-                target = out
-            else:
-                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
             result = self._quick_all_to_all(x, target, None, None, timeout_s)
             if result is not None:
                 return result

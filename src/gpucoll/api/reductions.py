@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front
-from gpucoll.arrays.array_kinds import new_like
 from gpucoll.compression import compressed
 from gpucoll.types import Collective
 
@@ -112,10 +111,7 @@ class Reductions(Front):
                 target = self._list_like(x) if out is None else out
                 result = self._quick_list(x, target, op, timeout_s)
             else:
-                if out is not None:
-                    target = out
-                else:
-                    target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+                target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
                 result = self._quick_all_reduce(x, target, op, None, timeout_s)
             if result is not None:
                 return result
@@ -174,8 +170,8 @@ class Reductions(Front):
         if not async_op:
             is_root = self.rank == root
             target = out if is_root else x
-            if target is None:
-                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            if target is None and type(x) is np.ndarray:
+                target = np.empty_like(x)
             result = self._quick_reduce(x, target, op, root, timeout_s)
             if result is not None:
                 return result if is_root else None

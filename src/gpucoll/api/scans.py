@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from gpucoll.api.front import Front
-from gpucoll.arrays.array_kinds import new_like
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ class Scans(Front):
         >>> comm.scan(comm.rank + 1)  # on ranks 0, 1, 2: 1, 3, 6
         """
         if not async_op:
-            if out is not None:
-                target = out
-            else:
-                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
             result = self._quick_scan(x, target, op, None, timeout_s)
             if result is not None:
                 return result
@@ -116,10 +112,7 @@ class Scans(Front):
         >>> first_row = comm.exclusive_scan(n_rows)  # where this rank's rows begin
         """
         if not async_op:
-            if out is not None:
-                target = out
-            else:
-                target = np.empty_like(x) if type(x) is np.ndarray else new_like(x)
+            target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
             result = self._quick_exclusive_scan(x, target, op, None, timeout_s)
             if result is not None:
                 return result

@@ -54,6 +54,7 @@ class Word(IntEnum):
     REQUIRES_GRAD = 10
     INT8 = 11  # dtypes: DLPack knows them and int4 by the same words
     UINT8 = 12
+    EMPTY_LIKE = 13
 
 
 class _Exchange(ctypes.Structure):
@@ -113,6 +114,7 @@ def _filled(read: int, increment: Any) -> tuple[npt.NDArray[np.int64], list[Any]
         Word.REQUIRES_GRAD: "requires_grad",
         Word.INT8: torch.int8,
         Word.UINT8: torch.uint8,
+        Word.EMPTY_LIKE: torch.empty_like,
     }
     words = np.zeros(len(Word), np.int64)
     words[Word.READ] = read

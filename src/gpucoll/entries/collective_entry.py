@@ -28,11 +28,13 @@ from gpucoll.entries.collectives import (
 from gpucoll.entries.tensors import (
     address_of,
     counts_versions,
+    drop_reference,
     has_memory,
     is_plain,
     is_tensor,
     key_of_dtype,
     may_be_written,
+    new_like,
     note_one_written,
     number_of_dimensions,
     read_view,
@@ -153,19 +155,34 @@ def _only_reads(context, call):
 
 
 @inline
-def _may_use(table, call, x, out, key):
+def _may_use(table, call, x, out, key, is_new):
     """Return whether the flags of tensors of this dtype allow a call. Other threads may run."""
     tensors = get(table, TABLE_TENSORS)
-    if not is_plain(tensors, x, key) or (x != out and not is_plain(tensors, out, key)):
+    if not is_plain(tensors, x, key):
+        return False
+    if is_new:
+        return True
+    if x != out and not is_plain(tensors, out, key):
         return False
     return _only_reads(get(table, TABLE_CONTEXT), call) or may_be_written(tensors, out)
 
 
 @inline
-def _prepare_tensors(table, arguments):
+def _new_result(table, arguments):
+    """Return a new tensor for a result of x's shape, a new reference; or 0. Others may run."""
+    tensors, view, x = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW, get(arguments, 0)
+    if read_view(tensors, x, view) < 0:
+        return 0
+    call = find_call(table, key_of_dtype(view), get(arguments, 2), get(arguments, 3))
+    if call == 0 or get(call, _SOURCE_PARTS) != get(call, _DESTINATION_PARTS):
+        return 0
+    return new_like(tensors, x)
+
+
+@inline
+def _prepare_tensors(table, arguments, out, is_new):
     """Fill in the call block for these tensors; return it, or 0 where Python has to look."""
-    tensors, view = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW
-    x, out = get(arguments, 0), get(arguments, 1)
+    tensors, view, x = get(table, TABLE_TENSORS), table + 8 * TABLE_VIEW, get(arguments, 0)
     count = read_view(tensors, x, view)
     if count < 0 or not has_memory(tensors, x, view, count):
         return 0
@@ -180,7 +197,7 @@ def _prepare_tensors(table, arguments):
             return 0
         destination = address_of(view)
     call = find_call(table, key, get(arguments, 2), get(arguments, 3))
-    if call == 0 or not _may_use(table, call, x, out, key):
+    if call == 0 or not _may_use(table, call, x, out, key, is_new):
         return 0
     if not is_idle(get(table, TABLE_CONTEXT)):
         return 0
@@ -194,20 +211,25 @@ def _prepare_tensors(table, arguments):
 def _run_on_tensors(table, arguments, timeout_ns):
     """Run a call on tensors; return `out`, a new reference, None to leave it to Python, or 0."""
     none, context = get(table, TABLE_NONE), get(table, TABLE_CONTEXT)
-    tensors, out = get(table, TABLE_TENSORS), get(arguments, 1)
-    call = _prepare_tensors(table, arguments)
+    tensors, out, call = get(table, TABLE_TENSORS), get(arguments, 1), 0
+    is_new = out == none
+    out = _new_result(table, arguments) if is_new else new_reference(out)
+    if out != 0:
+        call = _prepare_tensors(table, arguments, out, is_new)
     if call == 0:
+        if out != 0:
+            drop_reference(out)
         put(context, _STATUS, _NOT_RUN)
         return new_reference(none)
     status = run_within(context, call, largest_bytes(call), timeout_ns)
-    if status == _SIGNAL:
+    if status == _OK:
+        is_seen = not is_new and not _only_reads(context, call) and counts_versions(tensors, out)
+        if not is_seen or note_one_written(tensors, out):
+            return out
+        drop_reference(out)
         return 0
-    if status != _OK:
-        return new_reference(none)
-    is_seen = not _only_reads(context, call) and counts_versions(tensors, out)
-    if is_seen and not note_one_written(tensors, out):
-        return 0
-    return new_reference(out)
+    drop_reference(out)
+    return 0 if status == _SIGNAL else new_reference(none)
 
 
 @compiled(_i64(_i64, _i64, _i64))

@@ -18,6 +18,7 @@ _TENSOR_TYPE, _PARAMETER_TYPE = int(Word.TENSOR_TYPE), int(Word.PARAMETER_TYPE)
 _READ, _FALSE, _INCREMENT = int(Word.READ), int(Word.FALSE), int(Word.INCREMENT)
 _IS_NEG, _IS_CONJ, _IS_INFERENCE = int(Word.IS_NEG), int(Word.IS_CONJ), int(Word.IS_INFERENCE)
 _DTYPE, _REQUIRES_GRAD = int(Word.DTYPE), int(Word.REQUIRES_GRAD)
+_EMPTY_LIKE = int(Word.EMPTY_LIKE)
 _STORAGE_OFFSET, _INT8, _UINT8 = int(Word.STORAGE_OFFSET), int(Word.INT8), int(Word.UINT8)
 _DATA, _DEVICE, _N_DIMENSIONS = int(View.DATA), int(View.DEVICE), int(View.N_DIMENSIONS)
 _SHAPE, _STRIDES, _BYTE_OFFSET = int(View.SHAPE), int(View.STRIDES), int(View.BYTE_OFFSET)
@@ -166,6 +167,15 @@ def has_memory(tensors, x, view, count):
     if count == 0:
         return True
     return _has_memory(tensors, x, address_of(view), get(view, _N_DIMENSIONS) >> 43 & 31)
+
+
+@inline
+def new_like(tensors, x):
+    """Return a new tensor like x, a new reference; 0 where PyTorch makes none."""
+    made = _call_with(get(tensors, _EMPTY_LIKE), x)
+    if made == 0:
+        _clear_error()
+    return made
 
 
 @inline
