@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests import oracle
+from tests.collective_cases import SINGLE_COPY_TUNING, SMALL_TUNING
 from tests.guarded import Guarded
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError, MismatchError
 
+NO_SINGLE_COPY = {"GPUCOLL_CPU_TUNING": f"single_copy_min_bytes={2**62}"}
 SIZES = [0, 1, 3, 700, 40_000]  # rows of two float32: through slots, stages, other processes
 
 
@@ -187,7 +189,12 @@ def test_views_numbers_of_dimensions_and_shapes(comm):
 
 @pytest.mark.ranks(2, 3)
 def test_a_rank_may_have_a_list_and_another_an_array(comm):
-    size, rank, rows = comm.world_size, comm.rank, 20_000
+    for rows in (1, 150, 20_000):
+        check_mixed(comm, rows)
+
+
+def check_mixed(comm, rows):
+    size, rank = comm.world_size, comm.rank
     whole = [values(r, size * rows) for r in range(size)]
     mine = blocks_of(whole[rank], even(comm, rows)) if rank else whole[0]
     expected = oracle.reduce_scatter(whole)[rank]
@@ -200,6 +207,21 @@ def test_a_rank_may_have_a_list_and_another_an_array(comm):
     comm.all_gather(whole[rank][:rows], out=blocks if rank else gathered)
     gathered = np.concatenate(blocks) if rank else gathered
     assert np.array_equal(gathered, np.concatenate([x[:rows] for x in whole]))
+
+
+def with_all_ways(comm):
+    for kind in COUNTS:
+        check_all_gather_and_gather(comm, 700, kind, "private")
+        check_reduce_scatter_and_scatter(comm, 700, kind, "private")
+        check_all_to_all(comm, 700, kind, "private")
+        check_all_to_all(comm, 20_000, kind, "private")
+    check_mixed(comm, 700)
+
+
+@pytest.mark.parametrize("tuning", [SMALL_TUNING, SINGLE_COPY_TUNING, NO_SINGLE_COPY])
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_ways_that_pieces_take(ranks, world_size, tuning):
+    ranks.call(world_size, with_all_ways, environment=tuning)
 
 
 @pytest.mark.ranks(2)
