@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 from gpucoll.api.front import Front
 from gpucoll.calls.plan import Plan
@@ -38,7 +39,7 @@ class Plans(Front):
         return self._collectives.plan(Collective.REDUCE, x, op=op, root=root, out=out)
 
     def plan_reduce_scatter(
-        self, x: A, op: Op = "sum", *, counts: Rows = None, out: A | None = None
+        self, x: A | Sequence[A], op: Op = "sum", *, counts: Rows = None, out: A | None = None
     ) -> Plan[A]:
         """Prepare a `reduce_scatter` that is done again and again on the same memory."""
         return self._collectives.plan(Collective.REDUCE_SCATTER, x, op=op, counts=counts, out=out)
@@ -55,25 +56,55 @@ class Plans(Front):
         """Prepare a `broadcast` that is done again and again on the same memory."""
         return self._collectives.plan(Collective.BROADCAST, x, root=root, out=out)
 
-    def plan_all_gather(self, x: A, *, counts: Rows = None, out: A | None = None) -> Plan[A]:
+    @overload
+    def plan_all_gather(self, x: A, *, counts: Rows = None, out: A | None = None) -> Plan[A]: ...
+    @overload
+    def plan_all_gather(self, x: A, *, counts: Rows = None, out: list[A]) -> Plan[list[A]]: ...
+    def plan_all_gather(self, x: Any, *, counts: Rows = None, out: Any = None) -> Plan[Any]:
         """Prepare an `all_gather` that is done again and again on the same memory."""
         return self._collectives.plan(Collective.ALL_GATHER, x, counts=counts, out=out)
 
+    @overload
     def plan_gather(
         self, x: A, root: int = 0, *, counts: Rows = None, out: A | None = None
-    ) -> Plan[A | None]:
+    ) -> Plan[A | None]: ...
+    @overload
+    def plan_gather(
+        self, x: A, root: int = 0, *, counts: Rows = None, out: list[A]
+    ) -> Plan[list[A] | None]: ...
+    def plan_gather(
+        self, x: Any, root: int = 0, *, counts: Rows = None, out: Any = None
+    ) -> Plan[Any]:
         """Prepare a `gather` that is done again and again on the same memory."""
         return self._collectives.plan(Collective.GATHER, x, root=root, counts=counts, out=out)
 
     def plan_scatter(
-        self, x: A | None = None, root: int = 0, *, counts: Rows = None, out: A | None = None
+        self,
+        x: A | Sequence[A] | None = None,
+        root: int = 0,
+        *,
+        counts: Rows = None,
+        out: A | None = None,
     ) -> Plan[A]:
         """Prepare a `scatter` that is done again and again on the same memory."""
         return self._collectives.plan(Collective.SCATTER, x, root=root, counts=counts, out=out)
 
+    @overload
     def plan_all_to_all(
         self, x: A, *, send_counts: Rows = None, recv_counts: Rows = None, out: A | None = None
-    ) -> Plan[A]:
+    ) -> Plan[A]: ...
+    @overload
+    def plan_all_to_all(
+        self,
+        x: Sequence[A] | A,
+        *,
+        send_counts: Rows = None,
+        recv_counts: Rows = None,
+        out: list[A],
+    ) -> Plan[list[A]]: ...
+    def plan_all_to_all(
+        self, x: Any, *, send_counts: Rows = None, recv_counts: Rows = None, out: Any = None
+    ) -> Plan[Any]:
         """Prepare an `all_to_all` that is done again and again on the same memory."""
         return self._collectives.plan(
             Collective.ALL_TO_ALL, x, counts=send_counts, receive_counts=recv_counts, out=out
