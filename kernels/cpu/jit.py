@@ -86,7 +86,14 @@ class _Types:
 
     int64 = Kind("int64", ctypes.c_int64)
     int32 = Kind("int32", ctypes.c_int32)
+    int16 = Kind("int16", ctypes.c_int16)
+    int8 = Kind("int8", ctypes.c_int8)
+    uint64 = Kind("uint64", ctypes.c_uint64)
+    uint32 = Kind("uint32", ctypes.c_uint32)
+    uint16 = Kind("uint16", ctypes.c_uint16)
+    uint8 = Kind("uint8", ctypes.c_uint8)
     float64 = Kind("float64", ctypes.c_double)
+    float32 = Kind("float32", ctypes.c_float)
     void = Kind("void", None)
     ExternalFunction: Any = ExternalFunction  # to be called in loops
 

@@ -250,6 +250,18 @@ class TestKept:
         assert not list(tmp_path.iterdir())
 
 
+def test_types_are_those_of_numba_and_of_c():
+    from numba import types as numba_types
+
+    kinds = {name: kind for name, kind in vars(types).items() if isinstance(kind, jit.Kind)}
+    for name, kind in kinds.items():
+        assert (kind.name, kind.numba) == (name, getattr(numba_types, name))
+        if name != "void":
+            assert 8 * ctypes.sizeof(kind.c_type) == kind.numba.bitwidth
+    signature = types.int64(types.int32, types.float64)
+    assert signature.numba == numba_types.int64(numba_types.int32, numba_types.float64)
+
+
 def test_every_linked_kernel_has_a_name_of_its_own():
     kernels = list(addresses.linked_kernels())
     assert len({kernel.name for kernel in kernels}) == len(kernels)
