@@ -16,11 +16,16 @@
 #ifndef TURNS
 #define TURNS 4		/* even; sequence numbers wrap after P times as many times round the ring */
 #endif
+#ifndef AHEAD
+#define AHEAD 1		/* layout.AHEAD: how many calls may have been posted and not ended */
+#endif
 #ifndef VERIFY_AFTER
-#ifdef LATE_VERIFY
-#define VERIFY_AFTER (R + 1)
-#else
+#if defined(LATE_VERIFY)
+#define VERIFY_AFTER (R - AHEAD + 2)
+#elif defined(AS_IF_NOT_AHEAD)
 #define VERIFY_AFTER R
+#else
+#define VERIFY_AFTER (R - AHEAD + 1)
 #endif
 #endif
 
@@ -89,6 +94,9 @@ bit dead[P], has_ended[P];
 #define ANSWER(r, e) (2 * (r) + (e) % 2)
 #endif
 
+/* entries.pending.post_ahead: what would have to wait is not posted ahead. */
+#define MAY_POST (n_posted == 0 || (n_posted < AHEAD && (PLUS(last, 1) + M - verified) % M < VERIFY_AFTER))
+
 inline choose(kind) {
   if
   :: HAS(SYNC) -> kind = SYNC
@@ -104,7 +112,7 @@ inline choose(kind) {
 /* The next sequence number, and what this rank calls: as the others, or for once something else. */
 inline take_sequence() {
   atomic {
-    s = PLUS(s, 1); sequence[me] = s;
+    s = PLUS(last, 1); sequence[me] = s; last = s;
     if :: calls <= R -> calls++ :: else fi;
     j = 0; is_first = 1; is_last = 1;
     do
@@ -238,6 +246,7 @@ inline check_slot_is_free() {
 
 proctype rank(byte me) LIVES {
   byte s, verified, calls, kind, mine, j, q, digest, status, worst, highest;	/* calls: since the start, at most R + 1 */
+  byte last, n_posted, kinds[AHEAD], digests[AHEAD];	/* s: the call that is posted or ended; last: SEQUENCE */
   bit is_first, is_last;
 again:
   do
@@ -245,12 +254,12 @@ again:
   :: aborted -> goto ended
 #ifdef MESSAGES
   :: event != seen[me] && answer_event[ANSWER(me, event)] != event ->	/* messages._answer */
-     q = event; answer_sequence[ANSWER(me, q)] = s; answer_event[ANSWER(me, q)] = q; q = 0
+     q = event; answer_sequence[ANSWER(me, q)] = last; answer_event[ANSWER(me, q)] = q; q = 0
 #endif
-  :: else ->
+  :: event == seen[me] && !aborted && MAY_POST ->
      take_sequence();
 #ifndef NO_VERIFY
-     if :: (s + M - verified) % M >= VERIFY_AFTER -> verify() :: else fi;
+     if :: n_posted == 0 && (s + M - verified) % M >= VERIFY_AFTER -> verify() :: else fi;
 #endif
 #ifndef UNCHECKED
      check_slot_is_free();
@@ -262,6 +271,17 @@ again:
      if :: kind == SYMMETRIC -> memory[me] = s :: else fi;
      post();
 #endif
+     atomic { kinds[n_posted] = kind; digests[n_posted] = mine; n_posted++; kind = SYNC; mine = 0 }
+  :: event == seen[me] && !aborted && n_posted > 0 ->	/* the oldest is ended */
+     atomic {
+       s = PLUS(last, M + 1 - n_posted); kind = kinds[0]; mine = digests[0];
+       j = 1;
+       do
+       :: j < n_posted -> kinds[j - 1] = kinds[j]; digests[j - 1] = digests[j]; j++
+       :: else -> break
+       od;
+       n_posted--; kinds[n_posted] = 0; digests[n_posted] = 0; j = 0
+     }
      if
      :: kind == SYNC || kind == SYMMETRIC || (IS_TO(kind) && me == ROOT(kind)) ->
         wait_all_arrived();
@@ -323,6 +343,11 @@ failed:
   :: else
   fi;
 answer:
+  atomic {
+    s = last; j = 0;	/* what was posted is void: the others may be in any of it */
+    do :: j < n_posted -> kinds[j] = 0; digests[j] = 0; j++ :: else -> break od;
+    n_posted = 0; j = 0
+  }
   atomic { seen[me] = event; status = OK; kind = SYNC; mine = 0; answer_sequence[ANSWER(me, seen[me])] = s }
   answer_event[ANSWER(me, seen[me])] = seen[me];
   /* recovery.recover, at the next call */
@@ -364,7 +389,7 @@ answer:
        j = 0;
        do :: j < 2 * R -> plan[j] = NONE; j++ :: else -> break od
     fi;
-    sequence[me] = s; verified = s; calls = 0; j = 0; highest = 0
+    sequence[me] = s; verified = s; last = s; calls = 0; j = 0; highest = 0
   }
   goto again;
 ended:

@@ -22,15 +22,21 @@ HOLDS = [
     ("calls", "-DKINDS=127 -DODDS=0 -DTURNS=2"),
     ("calls", "-DKINDS=2"),
     ("calls", "-DKINDS=1 -DMESSAGES"),
+    ("calls", "-DKINDS=3 -DODDS=0 -DTURNS=2 -DAHEAD=2 -DR=3"),
+    ("calls", "-DKINDS=1 -DAHEAD=2 -DR=3"),
     ("mailbox", ""),
     ("waiting", ""),
 ]
-KILLED = [("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL")]
+KILLED = [
+    ("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL"),
+    ("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL -DAHEAD=2 -DR=3"),
+]
 CAUGHT = [
     ("calls", "-DKINDS=3 -DNO_VERIFY"),
     ("calls", "-DKINDS=3 -DNO_VERIFY -DUNCHECKED"),
     ("calls", "-DKINDS=3 -DLATE_VERIFY"),
     ("calls", "-DKINDS=2 -DODDS=0 -DLATE_VERIFY -DUNCHECKED -DIN_LINE"),
+    ("calls", "-DKINDS=3 -DODDS=0 -DTURNS=2 -DAHEAD=2 -DR=3 -DAS_IF_NOT_AHEAD"),
     ("calls", "-DKINDS=3 -DEARLY_POST"),
     ("calls", "-DKINDS=65 -DODDS=0 -DNO_WAIT_ALL_DONE"),
     ("calls", "-DKINDS=3 -DNO_WAIT_FOR_ANSWERS"),

@@ -69,7 +69,7 @@ class Movements(Front):
         Notes
         -----
         Small arrays do not synchronise: the root goes on before everybody has read. A mismatch is
-        then found within fifteen calls; one in the very last calls before `close` may stay unseen
+        then found within twelve calls; one in the very last calls before `close` may stay unseen
         (end with a `barrier` where that matters). Cost: n once on the root and once on each reader.
 
         Examples

@@ -177,11 +177,7 @@ class WorkQueue:
     def _settle_group(self) -> None:
         """After a failed call: agree with the others on where to go on, or end what is pending."""
         started = self.begin_compiled()
-        try:
-            started.make_room()
-        except GpucollError as error:
-            self._fail_all(error)
-            return
+        self._make_room(started)
         if not self._group.needs_settling:
             return
         started.settle()  # or memory that a call still writes to might be let go of
@@ -193,6 +189,17 @@ class WorkQueue:
                 self._fail_all(error)
                 return
             raise
+
+    def _make_room(self, started: StartedCalls) -> None:
+        """Let a call that has found no memory take more, or end it: it has not begun."""
+        with self._changed:
+            if not (number := started.without_room()):
+                return
+            try:
+                started.make_room(number)
+            except GpucollError as error:
+                self._works[number].end(error)
+        self._settle_ended()
 
     def _settle_ended(self) -> None:
         """Note how the calls of the compiled queue that have ended did so, in order."""
@@ -206,7 +213,8 @@ class WorkQueue:
                     continue  # another thread does
                 while (work := self._works.pop(number, None)) is None:
                     time.sleep(0)  # another thread has just started it, and notes it now
-                work.end(self._error_of(status))
+                if not work._is_done:
+                    work.end(self._error_of(status))
                 ended.append(work)
         if ended:
             self._note_idle()

@@ -243,6 +243,24 @@ def reap_started(self, arguments, n_arguments):
     return new_integer(_reap(queue, get(queue, Q_CONTEXT), number))
 
 
+@compiled(_i64(_i64, _i64, _i64))
+def skip_started(self, arguments, n_arguments):
+    """Built-in of (number) of the next call, which has not begun: it never will.
+
+    Returns whether that has worked: nobody runs calls at this moment.
+    """
+    queue = capsule_pointer(self, 0)
+    context, number = get(queue, Q_CONTEXT), _as_integer(get(arguments, 0))
+    if begin_running(queue, context) != IDLE:
+        return new_integer(0)
+    if load64_acquire(queue + 8 * Q_DONE) == number - 1:
+        put(entry_of(queue, number), E_STATUS, _NO_ROOM)
+        put(queue, Q_POSTED, number)
+        exchange64(queue + 8 * Q_DONE, number)
+    end_running(queue, context, OK)
+    return new_integer(1)
+
+
 @compiled(_i64(_i64, _i64))
 def hold_started(context, n_reasons):
     """Let Python alone start calls, for one reason more or fewer. For Python."""

@@ -97,8 +97,11 @@ class StartedCalls(Protocol):
     def start(self, block: CallBlock, timeout_s: float) -> int:
         """Start a call and return its number; 0: there is no room. Keep the block until its end."""
 
-    def make_room(self) -> None:
-        """See to the memory that the next call has not found, so that it can be run again."""
+    def without_room(self) -> int:
+        """Return the number of the next call, if it has found no memory and not begun; else 0."""
+
+    def make_room(self, number: int) -> None:
+        """Let such a call be run again; SharedMemoryError: there is no memory, it never will."""
 
     def begin_serving(self) -> bool:
         """Start the thread, unless it runs; return whether it runs calls of this queue."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import threading
 from pathlib import Path
@@ -73,7 +74,7 @@ def close_under_recovery(comm):
     thread = threading.Thread(target=wait)
     thread.start()
     assert is_waiting.wait(20)
-    with pytest.raises(DeadlineError):
+    with contextlib.suppress(DeadlineError):  # which one of the two threads is told
         comm.close()
     thread.join(20)
     assert len(errors) == 1

@@ -105,8 +105,9 @@ ENTRIES = {
     "entries.starting.start_entry": "XAX+OX",
     "entries.starting.start_block": "XAX+OX",
     "entries.waiting.wait_started": "AXA+XOOOX",
-    "entries.waiting.poll_started": "AXAXOX",
+    "entries.waiting.poll_started": "AXA+XOX",
     "entries.waiting.sleep_started": "XOOOXA",
+    "entries.waiting.skip_started": "XAX",
 }
 """Entries that order memory, themselves or in the functions above."""
 
@@ -128,7 +129,7 @@ UNORDERED = (
 
 READ_NUMPY = {
     "entries.collectives.count_elements",
-    "entries.collective_entry._prepare",
+    "entries.collective_entry.fill",
     "entries.collectives.is_usable",
     "entries.lists._add_arrays",
     "entries.messages._fill_row",

@@ -18,7 +18,7 @@ import numpy as np
 
 from gpucoll.entries import collectives
 from gpucoll.entries.deadlines import LEAST_SLICE_S, SLICE_S
-from gpucoll.errors import GpucollError, SharedMemoryError, StateError
+from gpucoll.errors import GpucollError, StateError
 from gpucoll.group.host import binding, diagnosis, reasons, recovery
 from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
@@ -234,17 +234,9 @@ class HostGroup:
         """Return the queue in which compiled code runs started calls, made at the first time."""
         if self._started is None:
             self._started = StartedCalls(
-                self.context_address, self.timeout_s, self._make_room_or_give_up
+                self.context_address, self.timeout_s, partial(make_room, self.context)
             )
         return self._started
-
-    def _make_room_or_give_up(self) -> None:
-        """Let a started call take more memory; where there is none, no rank can go on."""
-        try:
-            make_room(self.context)
-        except SharedMemoryError as error:
-            self.abort(Abort.REQUESTED)
-            raise self.fail(error) from None
 
     def hold(self, n_reasons: int) -> None:
         """Let compiled entries leave every call to Python, for so many reasons more, or fewer."""

@@ -34,8 +34,8 @@ class StartedCalls:
         Address of the group's context.
     timeout_s : float
         Default deadline of a call, in seconds.
-    make_room : callable, optional
-        Lets the group take more memory for a call that found none, or gives the group up.
+    make_room : callable
+        Lets the group take more memory for a call that found none; SharedMemoryError if it may not.
 
     Attributes
     ----------
@@ -55,9 +55,7 @@ class StartedCalls:
         the caller that has to note how it ended.
     """
 
-    def __init__(
-        self, context: int, timeout_s: float, make_room: Callable[[], None] | None = None
-    ) -> None:
+    def __init__(self, context: int, timeout_s: float, make_room: Callable[[], None]) -> None:
         self._make_room = make_room
         # Not NumPy's memory: that may be shared with a forked child, who writes here.
         self._memory = bytearray(8 * (PENDING_WORDS + 8))
@@ -81,6 +79,7 @@ class StartedCalls:
         self.sleep = entry(waiting.sleep_started)
         self.reap = entry(waiting.reap_started)
         self._start = entry(starting.start_block)
+        self._skip = entry(waiting.skip_started)
         self.is_served = thread().add(self.address)
         """Whether the thread runs calls; where there are too many communicators, only waiters."""
         self._stop_serving = weakref.finalize(self, _remove, self.address, self._memory)
@@ -93,14 +92,22 @@ class StartedCalls:
             number = self._start(address, nanoseconds(timeout_s))
         return number
 
-    def make_room(self) -> None:
-        """See to the memory that the next call has not found, so that it can be run again."""
+    def without_room(self) -> int:
+        """Return the number of the next call, if it has found no memory and not begun; else 0."""
         number = int(self._words[Pending.DONE]) + 1
         if number > int(self._words[Pending.TAIL]) or self.status_of(number) != Status.NO_ROOM:
-            return
+            return 0
+        return number
+
+    def make_room(self, number: int) -> None:
+        """Let such a call be run again; SharedMemoryError: there is no memory, it never will."""
         self._words[self._place_of(number) + Started.STATUS] = Status.NOT_RUN
-        if self._make_room is not None:
+        try:
             self._make_room()
+        except BaseException:
+            while not self._skip(number):
+                time.sleep(0)
+            raise
 
     def begin_serving(self) -> bool:
         """Start the thread, unless it runs; return whether it runs calls of this queue."""
