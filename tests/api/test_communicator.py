@@ -214,6 +214,7 @@ def test_the_errors_tree():
         "DeadlineError": ("GpucollError", "TimeoutError"),
         "PeerLostError": ("GpucollError",),
         "AbortedError": ("GpucollError",),
+        "SharedMemoryError": ("GpucollError", "MemoryError"),
         "RendezvousError": ("GpucollError",),
         "AuthenticationError": ("RendezvousError",),
         "RendezvousDeadlineError": ("RendezvousError", "DeadlineError"),

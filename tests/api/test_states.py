@@ -220,7 +220,7 @@ def test_a_communicator_that_is_dropped_lets_go_of_everything(is_waited_for):
 
 @pytest.mark.ranks(2)
 def test_a_full_arena(comm):
-    size = comm._group.members.arena_bytes
+    size = comm._group.members.arena.size_bytes
     with pytest.raises(MemoryError, match="GPUCOLL_ARENA_BYTES"):
         comm.empty(size + 1, np.uint8)
     most = comm.empty(size // 2, np.uint8)

@@ -17,7 +17,8 @@ from gpucoll.wording import rank_of
 _MOST = 1 << 63
 _DESCRIPTORS = 3
 """For each rank: its connection, its arena, and what tells when it ends. Only that stays open."""
-_SPARE_DESCRIPTORS = 8
+_MORE_DESCRIPTORS = 2
+"""The segment's, which stays open, too; and the socket at which rank 0 listens."""
 
 
 def introduction_of(
@@ -47,10 +48,10 @@ def check_descriptors(job: Job) -> None:
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        in_use = len(os.listdir("/proc/self/fd"))
+        in_use = len(os.listdir("/proc/self/fd")) - 1  # without the one that lists
     except OSError:
         return
-    needed = in_use + _DESCRIPTORS * job.world_size + _SPARE_DESCRIPTORS
+    needed = in_use + _DESCRIPTORS * job.world_size + _MORE_DESCRIPTORS
     if limit != resource.RLIM_INFINITY and needed > limit:
         raise RendezvousError(
             f"{rank_of(job.rank, job.world_size)}: {job.world_size} ranks take {needed} file "
