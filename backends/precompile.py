@@ -33,6 +33,7 @@ MODULES = (
     "gpucoll.backends.gpu.enqueue_entry",
     "gpucoll.backends.cpu.host.reductions",
     "gpucoll.entries.messages",
+    "gpucoll.backends.cpu.host.message_step",
     "gpucoll.backends.cpu.host.message_loop",
     "gpucoll.backends.cpu.host.movements",
 )

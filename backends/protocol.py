@@ -103,19 +103,36 @@ class MessageRequest:
     Attributes
     ----------
     kind : Kind
-        Which.
+        Which. A TAKE is a receive that is told neither size nor dtype: it gets a message that is
+        `held`, whose data a RECV of it receives then.
     peer, tag : int
         To or from whom, and the message's tag; ANY_SOURCE and ANY_TAG except for a send.
     buffer : Buffer, optional
-        What is sent, or where it goes; a probe has none.
+        What is sent, or where it goes; a probe and a TAKE have none.
     number : type, optional
         Of a number that is sent, so that it arrives as one.
+    mode : int
+        Of a send, see `Mode`.
+    description : bytes or bytearray, optional
+        Of a send: what tells the receiver of a dtype that has no number. Of a probe: room for it.
+    place : int
+        Of a receive: which of all messages of that rank it asks for, and no tag; 0: by tag.
+    held : int
+        The message that was taken for this receive; 0: none.
+    error : Exception or None
+        Why it has failed; no message was moved.
     is_misfit : bool
-        Whether the message has another size or dtype than the buffer; then it was left.
+        Whether the message is larger than the buffer, or of another dtype; then it was left.
+    is_gone : bool
+        Whether the message that was asked for by its place was received by another.
     found_peer, found_tag, found_bytes, found_dtype, found_shape
         What the message is; the dtype as its number, the shape None where it is not known.
+    found_place : int
+        Which of all messages of that rank it is.
     found_number : SentNumber or None
         Which kind of number was sent; None for an array.
+    found_description : bytes
+        Of a TAKE or a probe: as it was sent; empty for most.
     """
 
     kind: Kind
@@ -123,13 +140,45 @@ class MessageRequest:
     tag: int
     buffer: Buffer | None = None
     number: type | None = None
+    mode: int = 0
+    description: bytes | bytearray | None = None
+    place: int = 0
+    held: int = 0
+    error: Exception | None = None
     is_misfit: bool = False
+    is_gone: bool = False
     found_peer: int = -1
     found_tag: int = -1
     found_bytes: int = 0
     found_dtype: int = -1
     found_shape: tuple[int, ...] | None = ()
+    found_place: int = 0
     found_number: SentNumber | None = None
+    found_description: bytes = b""
+
+
+class Transfers(Protocol):
+    """Requests that were begun together.
+
+    Attributes
+    ----------
+    requests : list of MessageRequest
+        What they are.
+    """
+
+    requests: list[MessageRequest]
+
+    def is_over(self) -> bool:
+        """Return whether all of them are over, without looking whether they can be now."""
+
+    def look(self) -> bool:
+        """Take all pending messages a step further; return whether these are over."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all of them are over, or for so long; return whether they are."""
+
+    def settle(self) -> None:
+        """Write what became of them into the requests, once they are over."""
 
 
 class PreparedCall(Protocol):
@@ -148,6 +197,9 @@ class PreparedCall(Protocol):
 class HostMessages(Protocol):
     """Moves messages of host buffers between two ranks.
 
+    All that are pending make progress whenever one is begun, waited for or looked at, beside
+    collectives and in whatever thread.
+
     Attributes
     ----------
     send, receive : callable
@@ -156,51 +208,53 @@ class HostMessages(Protocol):
 
     send: Callable[..., Any]
     receive: Callable[..., Any]
+    last_status: Callable[[], int]
+    """Returns the `Status` with which one of those has left a call to Python."""
 
-    @property
-    def timeout_s(self) -> float:
-        """The default deadline, in seconds."""
+    def start_send(self, x: Any, peer: int, tag: int) -> Transfers | None:
+        """Begin to send a NumPy array that the compiled entries know; None: not that way."""
 
-    def learn(self, kind: Kind, dtype: Any, name: str) -> None:
+    def start_receive(self, out: Any, peer: int, tag: int) -> Transfers | None:
+        """Begin to receive into such an array; None: not that way."""
+
+    def learn(self, kind: Kind, dtype: Any, name: str, description: bytes | None) -> None:
         """Make a compiled entry serve arrays of this dtype from now on."""
 
-    def run(
-        self,
-        requests: Sequence[MessageRequest],
-        on_done: Callable[[MessageRequest], None],
-        more: Callable[[], Sequence[MessageRequest]] | None,
-        due: Callable[[], tuple[int, float | None]],
-    ) -> None:
-        """Do all of them at once; return when the last is done.
+    def hold(self, is_held: bool) -> None:
+        """Keep the compiled entries from running calls at once, or let them again."""
 
-        Parameters
-        ----------
-        requests : sequence of MessageRequest
-            In the order in which they were made.
-        on_done : callable
-            Called for each when it is done, with what was found filled in.
-        more : callable, optional
-            Returns requests that have been added meanwhile. Without it nothing is reported before
-            all are done.
-        due : callable
-            Returns since when (``time.monotonic_ns``) and how long, in seconds, the request whose
-            deadline comes first may wait; None: the communicator's default.
-        """
+    def within(self, entry: Callable[..., Any], timeout_s: float, *arguments: Any) -> Any:
+        """Call a compiled entry with a deadline of its own."""
+
+    def start(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> Transfers:
+        """Begin requests, in this order and behind all that were begun before."""
+
+    def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
+        """Begin requests and wait until all are over; as a blocking call."""
 
     def resume(self, requests: Sequence[MessageRequest]) -> None:
-        """Go on with requests that a compiled entry has begun, and left to Python."""
+        """Wait for the requests that a compiled entry has begun, and left to Python."""
 
-    def look(self, request: MessageRequest) -> bool:
+    def probe(self, request: MessageRequest) -> bool:
         """Probe without waiting; return whether there is such a message, and fill it in."""
 
-    def ring_own_bell(self) -> None:
-        """Make a `run` that goes on ask for more."""
+    def let_go(self, request: MessageRequest) -> None:
+        """Give a held message up that nobody will receive."""
+
+    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], Callable[[], None]]:
+        """Return what sends or receives the same memory again and again, and says a `Status`.
+
+        And what takes back what that has left to Python; keep both.
+        """
+
+    def end(self) -> None:
+        """Let go of everything: whatever is pending will never be over."""
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of messages that came and that nobody has received."""
 
     def undelivered(self) -> list[tuple[int, int]]:
-        """Return receiver and tag of messages that lie with ranks which have closed."""
+        """Return receiver and number of messages that lie with ranks which have closed."""
 
 
 class HostBackend(Protocol):

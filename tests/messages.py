@@ -6,7 +6,10 @@ import time
 
 import numpy as np
 
+from gpucoll.backends.cpu.host.message_rows import held_words
 from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import Envelope, Way
+from gpucoll.transport.shared.words import Held, TransferTable
 
 WAYS = ("private", "streamed", "shared")
 """Read by the receiver; through the mailbox, because no rank may read another's memory; arena."""
@@ -19,8 +22,8 @@ def eager_bytes(comm):
 
 def sizes(comm):
     """Return sizes, in bytes, around those at which something changes."""
-    eager, post = eager_bytes(comm), comm._group.members.layout.post_bytes
-    limits = (eager, post, layout.POSTS * post)
+    eager, post = eager_bytes(comm), layout.POST_BYTES
+    limits = (eager, post, layout.STREAMED_BYTES)
     return [0, 1, 2, *(size + step for size in limits for step in (-1, 0, 1)), 3 * post, 1 << 20]
 
 
@@ -55,9 +58,34 @@ def is_broken(comm):
 
 
 def posted(comm, receiver, sender):
-    """Return how many posts a rank has written for another."""
-    members = comm._group.members
-    return members.load(members._mailbox(receiver, sender) + layout.MAILBOX_HEAD)
+    """Return how many messages a rank has begun to write for another, as long as they are few."""
+    members, place = comm._group.members, comm._group.members.layout
+    pair = receiver * comm.world_size + sender
+    if not members.load(place.opened + 8 * pair):
+        return 0
+    mailbox = place.mailboxes + pair * place.mailbox_stride
+    record, last = mailbox + layout.MAILBOX_SMALL, 0
+    while number := members.load(record):
+        packed = members.load(record + 8 * Envelope.PACKED)
+        size_bytes = members.load(record + 8 * Envelope.SIZE_BYTES)
+        way = packed & 0xFF
+        if way == Way.TO_OTHER:
+            record = mailbox + layout.MAILBOX_LARGE
+            continue
+        last = number
+        posted_bytes = min(size_bytes, layout.POST_BYTES) if way in (Way.POSTED, Way.PART) else 0
+        is_inside = posted_bytes <= layout.SMALLEST_BYTES
+        record += layout.ENVELOPE_BYTES + (0 if is_inside else layout.round_up(posted_bytes, 64))
+    return last
+
+
+def held(comm):
+    """Return how many messages this rank has taken aside."""
+    words = comm._backend.messages._words
+    count, message = 0, int(words[TransferTable.FIRST_HELD])
+    while message:
+        count, message = count + 1, held_words(message)[Held.NEXT]
+    return count
 
 
 def sleeps(comm, rank):

@@ -4,23 +4,36 @@
 #ifndef SENDERS
 #define SENDERS 1
 #endif
-#ifndef POSTS
-#define POSTS 2		/* layout.POSTS */
+#ifndef SMALL
+#define SMALL 3		/* places of the small ring; a record takes one or two */
 #endif
-#define M (2 * POSTS)	/* posts' numbers wrap */
+#ifndef LARGE
+#define LARGE 4		/* and of the large one */
+#endif
+#define TOTAL (SMALL + LARGE)
+#define M 8		/* counters wrap; more than TOTAL */
+#define STAMPS 2	/* messages' numbers wrap */
 #define RECEIVER SENDERS
 #define RANKS (SENDERS + 1)
-#define POST(sender, number) ((sender) * POSTS + (number) % POSTS)
-#define NEXT(number) (((number) + 1) % M)
-#define FILLED(head, tail) (((head) + M - (tail)) % M)
+#define START(ring) ((ring) * SMALL)
+#define SIZE(ring) (SMALL + (ring) * (LARGE - SMALL))
+#define AT(sender, ring, offset) ((sender) * TOTAL + START(ring) + (offset))
+#define BETWEEN(later, earlier) (((later) + M - (earlier)) % M)
+#define NEXT(stamp) ((stamp) % STAMPS + 1)
+#define MESSAGE 1
+#define FETCHED 2
+#define TO_START 3
+#define TO_OTHER 4
+#define OLD 7		/* what data of before looks like where a number is expected */
 
-/* Each sender's mailbox. */
-byte number[SENDERS * POSTS];		/* Envelope.NUMBER: 1 + the post's running number, 0: none yet */
-byte data[SENDERS * POSTS];		/* 1 + the running number again; 0: half written */
-byte head[SENDERS], known_tail[SENDERS];	/* MAILBOX_HEAD, MAILBOX_KNOWN_TAIL: the sender's alone */
+/* Each sender's mailbox: two rings of places, in each of which a record may begin. */
+byte number[SENDERS * TOTAL];		/* Envelope.NUMBER: 0: not written */
+byte kind[SENDERS * TOTAL];		/* Envelope.PACKED: the way */
+byte size[SENDERS * TOTAL];		/* places that it takes */
+byte data[SENDERS * TOTAL];		/* the message's stamp; 0: half written */
 byte tail[SENDERS];			/* MAILBOX_TAIL */
-byte memory[SENDERS];			/* a message that is fetched: 1 + its post's number; 0: used anew */
-bit is_fetched[SENDERS * POSTS];	/* Envelope.WAY */
+byte memory[SENDERS];			/* a message that is fetched: its stamp; 0: used anew */
+bit acknowledged[SENDERS];
 /* Each rank's bell. */
 byte bell[RANKS], waiters[RANKS];
 bit is_asleep[RANKS];			/* in the kernel, on the bell's futex */
@@ -41,7 +54,7 @@ inline ring(rank) {				/* flags.ring */
   fi
 }
 
-inline post_number(p, value) {			/* mailboxes.advance_head */
+inline post_number(p, value) {			/* the end of mailboxes.publish */
 #ifdef PLAIN_NUMBER
   if						/* the store becomes visible after the load of the waiters */
   :: waiters[RECEIVER] > 0 -> number[p] = value; ring(RECEIVER)
@@ -81,50 +94,124 @@ inline end_sleep() {				/* flags.end_sleep */
   atomic { waiters[me]--; bell[me] = 0; rung = 0 }	/* nobody compares it any more: fewer states */
 }
 
-/* sending.send_step: sets `moved`. */
-inline send_step() {
-  moved = 0;
-  if
-  :: waits_for_take ->
-     if
-     :: FILLED(tail[me], post) > 0 && FILLED(tail[me], post) <= POSTS ->	/* tail_of > POST */
-        waits_for_take = 0; memory[me] = 0; moved = 1
-     :: else
-     fi
+#define USED (BETWEEN(written, known) < BETWEEN(written, base) -> BETWEEN(written, known) : BETWEEN(written, base))
+#ifdef NO_SPARE
+#define NEEDED (skipped + n)
+#else
+#define NEEDED (skipped + n + 1)		/* the place behind it must say that it is not written */
+#endif
+
+inline clear(p) {
+  assert(kind[p] != TO_OTHER && kind[p] != TO_START);	/* none that was not read */
+#ifndef NO_CLEARING
+  number[p] = 0
+#else
+  skip
+#endif
+}
+
+/* mailboxes.place_record: sets `is_placed`; the record begins at `offset` of `which`. */
+inline place_record() {
+  is_placed = 0; tries = 0;
+  do
+  :: is_placed || tries == 3 -> break
   :: else ->
+     tries++;
+     skipped = (offset + n > SIZE(which) -> SIZE(which) - offset : 0);
      if
-     :: FILLED(head[me], known_tail[me]) >= POSTS -> known_tail[me] = tail[me]	/* mailboxes.is_full */
+     :: USED + NEEDED > SIZE(which) || (skipped && which) ->
+        known = tail[me];
+        if				/* in the code they do not wrap */
+        :: BETWEEN(written, known) < BETWEEN(written, base) -> base = known
+        :: else
+        fi
      :: else
      fi;
      if
-     :: FILLED(head[me], known_tail[me]) < POSTS ->
-        post = head[me];
-#ifdef NUMBER_FIRST
-        post_number(POST(me, post), post + 1);
-#endif
+     :: skipped && which && known == written -> go_to_other()
+     :: else ->
         if
-        :: true ->
-           is_fetched[POST(me, post)] = 0;
-           data[POST(me, post)] = 0; data[POST(me, post)] = post + 1
-        :: true ->
-           memory[me] = post + 1; is_fetched[POST(me, post)] = 1; waits_for_take = 1
+        :: USED + NEEDED <= SIZE(which) && !skipped -> is_placed = 1
+        :: USED + NEEDED <= SIZE(which) && skipped ->	/* _go_to_start */
+           clear(AT(me, which, 0));
+           kind[AT(me, which, offset)] = TO_START;
+           number[AT(me, which, offset)] = 1;
+           written = (written + skipped) % M; offset = 0
+#ifndef ONE_RING
+        :: USED + NEEDED > SIZE(which) && !which -> go_to_other()
+#endif
+        :: else -> break
+        fi
+     fi
+  od;
+  tries = 0; skipped = 0
+}
+
+inline go_to_other() {				/* mailboxes._go_to_other */
+  clear(AT(me, 1 - which, other));
+  kind[AT(me, which, offset)] = TO_OTHER;
+  number[AT(me, which, offset)] = 1;
+  after = (offset + 1) % SIZE(which);
+  written = (written + 1) % M;
+#ifdef FORGETS_RECORD
+  base = written;
+#else
+  base = (written + M - 1) % M;		/* where the other ring was left there may be such a record, too */
+#endif
+  offset = other; other = after; which = 1 - which; after = 0
+}
+
+/* sending.send_step: sets `moved`. A record of `n` places. */
+inline send_step() {
+  moved = 0;
+  if
+  :: waits_for_word ->
+     if
+     :: acknowledged[me] -> acknowledged[me] = 0; waits_for_word = 0; memory[me] = 0; moved = 1
+     :: else
+     fi
+  :: else ->
+#ifdef ONE_RING
+     n = 1;
+#else
+     if :: n == 0 -> if :: n = 1 :: n = 2 fi :: else fi;
+#endif
+     atomic { place_record() };	/* a record that says where to go on is seen at once: fewer states */
+     if
+     :: is_placed ->
+        p = AT(me, which, offset);
+#ifdef NUMBER_FIRST
+        post_number(p, 1);
+#endif
+        atomic {			/* nobody looks before the number is there */
+        size[p] = n;
+        if
+        :: true -> kind[p] = MESSAGE; data[p] = stamp
+        :: n == 1 -> kind[p] = FETCHED; memory[me] = stamp; waits_for_word = 1
         fi;
-        head[me] = NEXT(post);
+        if
+        :: n == 2 -> number[p + 1] = OLD	/* its data lies there */
+        :: else
+        fi;
+        offset = (offset + n) % SIZE(which); written = (written + n) % M;
+        clear(AT(me, which, offset))
+        };
 #ifndef NUMBER_FIRST
-        post_number(POST(me, post), post + 1);
+        post_number(p, 1);
 #endif
 #ifdef EARLY_REUSE
-        if :: waits_for_take -> waits_for_take = 0; memory[me] = 0 :: else fi;
+        if :: waits_for_word -> waits_for_word = 0; memory[me] = 0 :: else fi;
 #endif
-        moved = 1
+        stamp = NEXT(stamp); n = 0; p = 0; is_placed = 0; moved = 1
      :: else
      fi
   fi
 }
 
 proctype sender(byte me) LIVES {
-  byte post, rung;
-  bit moved, waits_for_take;
+  byte which, offset, other, written, known, base, n, p, skipped, tries, after, rung;
+  byte stamp = 1;
+  bit moved, waits_for_word, is_placed;
   do
   :: aborted -> goto ended
   :: else ->
@@ -132,50 +219,91 @@ proctype sender(byte me) LIVES {
      if
      :: moved -> moved = 0
      :: else ->
+#ifndef NO_BELLS
         begin_to_sleep();
 #ifndef NO_SECOND_LOOK
         send_step();
 #endif
         if :: !moved -> sleep_until_rung() :: else -> moved = 0 fi;
         end_sleep()
+#else
+        skip
+#endif
      fi
   od;
 ended:
   has_ended[me] = 1
 }
 
-/* receiving.receive_step: from whoever has posted. */
+/* mailboxes.written_record: sets `p` to the next record, or NONE. */
+#define NONE 255
+inline written_record() {
+  atomic { do
+  :: p = AT(from, in_ring[from], in_offset[from]);
+     if
+     :: number[p] == 0 -> p = NONE; break
+     :: else ->
+        assert(number[p] == 1 || dead[from]);	/* never data of before */
+        if
+        :: kind[p] == TO_START ->
+           kind[p] = 0;
+           taken[from] = (taken[from] + SIZE(in_ring[from]) - in_offset[from]) % M; in_offset[from] = 0
+        :: kind[p] == TO_OTHER ->
+           kind[p] = 0;
+           taken[from] = (taken[from] + 1) % M;
+           after = (in_offset[from] + 1) % SIZE(in_ring[from]);
+           in_offset[from] = in_other[from]; in_other[from] = after; after = 0;
+           in_ring[from] = 1 - in_ring[from]
+        :: else -> break
+        fi
+     fi
+  od }
+}
+
+/* receiving.receive_from: of whoever has written. */
 inline receive_step() {
   moved = 0; from = 0;
   do
   :: from < SENDERS && !moved ->
-     post = tail[from];
+     written_record();
      if
-     :: number[POST(from, post)] == post + 1 ->	/* mailboxes.is_written */
+     :: p != NONE ->
+        atomic {			/* what only this rank sees */
+        is_fetched = kind[p] == FETCHED;
+        taken[from] = (taken[from] + size[p]) % M;
+        in_offset[from] = (in_offset[from] + size[p]) % SIZE(in_ring[from])
+        };
 #ifdef EARLY_TAIL
-        tail[from] = NEXT(post); ring(from);
+        tail[from] = taken[from]; ring(from);
 #endif
         if
-        :: is_fetched[POST(from, post)] -> assert(memory[from] == post + 1 || dead[from])
-        :: else -> assert(data[POST(from, post)] == post + 1)
+        :: is_fetched
+        :: else -> assert(data[p] == expected[from])
         fi;
+        atomic { kind[p] = 0; size[p] = 0; data[p] = 0 };	/* what is taken is forgotten: fewer states */
 #ifndef EARLY_TAIL
-        atomic {				/* mailboxes.advance_tail; what is taken is forgotten: fewer states */
-          data[POST(from, post)] = 0; is_fetched[POST(from, post)] = 0; tail[from] = NEXT(post)
-        }
-        ring(from);
+        tail[from] = taken[from]; ring(from);	/* give_back: of what is fetched, before that */
 #endif
+        if
+        :: is_fetched ->
+           assert(memory[from] == expected[from] || dead[from]);
+           acknowledged[from] = 1; ring(from)	/* acknowledge */
+        :: else
+        fi;
+        expected[from] = NEXT(expected[from]); is_fetched = 0;
         moved = 1
      :: else -> from++
      fi
   :: else -> break
   od;
-  from = 0; post = 0
+  from = 0; p = 0
 }
 
 proctype receiver(byte me) LIVES {
-  byte post, from, rung;
-  bit moved;
+  byte in_ring[SENDERS], in_offset[SENDERS], in_other[SENDERS], taken[SENDERS], expected[SENDERS];
+  byte p, after, from, rung;
+  bit moved, is_fetched;
+  expected[0] = 1; expected[SENDERS - 1] = 1;
   do
   :: aborted -> goto ended
   :: else ->
@@ -183,12 +311,16 @@ proctype receiver(byte me) LIVES {
      if
      :: moved -> moved = 0
      :: else ->
+#ifndef NO_BELLS
         begin_to_sleep();
 #ifndef NO_SECOND_LOOK
         receive_step();
 #endif
         if :: !moved -> sleep_until_rung() :: else -> moved = 0 fi;
         end_sleep()
+#else
+        skip
+#endif
      fi
   od;
 ended:

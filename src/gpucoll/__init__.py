@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from gpucoll.api.description import Description
     from gpucoll.api.initialise import init
     from gpucoll.api.messages import Message
+    from gpucoll.calls.message_work import MessageWork
     from gpucoll.calls.plan import Plan
     from gpucoll.calls.wait_for_several import wait_all, wait_any
     from gpucoll.calls.work import Work
@@ -59,6 +60,7 @@ __all__ = [
     "GpucollError",
     "LaunchError",
     "Message",
+    "MessageWork",
     "MismatchError",
     "PeerLostError",
     "Plan",
@@ -83,6 +85,7 @@ _HOMES = {
     "Compression": "compression.options",
     "Description": "api.description",
     "Message": "api.messages",
+    "MessageWork": "calls.message_work",
     "Plan": "calls.plan",
     "ReduceOp": "types",
     "Work": "calls.work",

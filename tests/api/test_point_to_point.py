@@ -19,7 +19,6 @@ from tests.messages import (
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MismatchError
-from gpucoll.transport.shared.layout import POSTS
 
 STRUCTURED = [("a", "<i4"), ("b", "<f8", (2,)), ("c", "S3")]
 DTYPES = ["bool", "int8", "uint64", "float16", "bfloat16", "float32", "float64", "complex128"]
@@ -216,7 +215,7 @@ def test_send_recv_that_meets_other_messages(comm):
         assert (comm.send_recv(x, peer, peer, out, tag=turn) == peer).all()
         assert (comm.recv(out, peer, 9) == peer + 10).all()
     with pytest.raises(MismatchError):
-        comm.send_recv(x, peer, peer, np.empty(5, int))
+        comm.send_recv(x, peer, peer, np.empty(3, int))
     assert (comm.recv(out, peer) == peer).all()
     comm.barrier()
     assert comm.probe(wait=False) is None
@@ -289,8 +288,6 @@ def test_bad_input(comm):
                 comm.send(no_array, 1)
         with pytest.raises(ArgumentTypeError):
             comm.send(np.zeros(2, object), 1)
-        with pytest.raises(ArgumentError, match="needs out"):
-            comm.recv(source=1, async_op=True)
         with pytest.raises(ArgumentError, match="give shape= and dtype="):
             comm.recv(shape=3)
         with pytest.raises(ArgumentError, match="give shape= and dtype="):
@@ -323,9 +320,9 @@ def test_eager_sends_do_not_wait_while_there_is_room(comm):
     peer = 1 - comm.rank
     x = pattern(eager_bytes(comm), comm.rank)
     for _ in range(5):
-        for number in range(POSTS):
+        for number in range(100):  # 8 KiB each
             comm.send(x, peer, number)
-        for number in range(POSTS):
+        for number in range(100):
             assert (comm.recv(np.empty_like(x), peer, number) == pattern(x.size, peer)).all()
 
 

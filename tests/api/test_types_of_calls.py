@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 import gpucoll
-from gpucoll import Communicator, Plan, Work
+from gpucoll import Communicator, MessageWork, Plan, Work
 
 Floats: TypeAlias = npt.NDArray[np.float32]
 Anything: TypeAlias = npt.NDArray[Any]
@@ -36,8 +36,8 @@ def is_a(value: Any, kind: Any) -> bool:
         return type(value) is list and all(is_a(item, parameters[0]) for item in value)
     if origin is tuple:
         return type(value) is tuple and all(map(is_a, value, parameters))
-    if origin in (Work, Plan):
-        brings = value.wait if origin is Work else value
+    if origin in (Work, MessageWork, Plan):
+        brings = value if origin is Plan else value.wait
         return type(value) is origin and is_a(brings(), parameters[0])
     return kind is Any or kind is value or type(value) is kind
 
@@ -136,14 +136,14 @@ def test_messages_objects_and_memory(comm):
 def messages(comm: Communicator, x: Floats, other: int) -> None:
     expect(comm.send_recv(x, other, other), Floats)
     expect(comm.send_recv(5, other, other), int)
-    expect(comm.send_recv(x, other, other, np.ones_like(x), async_op=True), Work[Floats])
+    expect(comm.send_recv(x, other, other, np.ones_like(x), async_op=True), MessageWork[Floats])
     for _ in range(5):
-        expect(comm.send(x, other, async_op=True), Work[None])
+        expect(comm.send(x, other, async_op=True), MessageWork[None])
     expect(comm.recv(x), Floats)
     expect(comm.recv(like=x), Floats)
     expect(comm.recv(source=other), Anything)
     expect(comm.recv(shape=4, dtype=np.float32), Any)
-    expect(comm.recv(x, async_op=True), Work[Floats])
+    expect(comm.recv(x, async_op=True), MessageWork[Floats])
 
 
 def objects(comm: Communicator) -> None:

@@ -130,7 +130,8 @@ class CpuBackend:
             "larger private arrays": f"staged, in chunks of {tuning.chunk_bytes} bytes",
             "large private movements": f"single copy where the kernel allows it, from "
             f"{tuning.single_copy_min_bytes} bytes",
-            "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes",
+            "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes, while no "
+            f"more than {tuning.eager_room_bytes} bytes lie with a receiver",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",
             "prefetch": f"{tuning.prefetch_bytes} bytes ahead",
             "last call on this rank": self.last_path().spelled,

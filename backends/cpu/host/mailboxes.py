@@ -1,96 +1,176 @@
-"""Mailboxes: a ring of posts for each pair of ranks, written by one and taken by the other.
+"""Mailboxes: two rings of records for each pair of ranks, written by one and taken by the other.
 
-A message begins with an envelope. Its data is in it if it is very small, follows in the same post
-and, if it is longer, in the next ones; or the envelope says where the receiver finds it, in the
-sender's arena or process, and the sender waits until the post is taken. Whoever changes a mailbox
-rings the other's bell, which costs a system call only where that one sleeps.
+A message is a record that begins with an envelope. Its data is in the envelope if it is very small,
+follows in the record and, if it is longer, in further ones, its parts; or the envelope says where
+the receiver finds it, in the sender's arena or process, and the sender waits until it is
+acknowledged. The small ring is used until it is full, and again when the large one has been
+emptied. Whoever changes a mailbox rings the other's bell, which costs a system call only where that
+one sleeps.
 """
 
 from __future__ import annotations
 
+from gpucoll.backends.cpu.host.transfers import CONTEXT, NEEDS_ROOM, PEERS
 from gpucoll.kernels.cpu.jit import inline
 from gpucoll.kernels.cpu.memory import (
     call_copy,
     exchange64,
     get,
-    load64,
     load64_acquire,
     put,
     store64,
+    store64_release,
     take_line,
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import ring
 from gpucoll.transport.shared.layout import Envelope, Way
-from gpucoll.transport.shared.steps import LINE, RANK, WORLD_SIZE
-from gpucoll.transport.shared.words import Context, Transfer
-
-POSTS, ENVELOPE_BYTES = layout.POSTS, layout.ENVELOPE_BYTES
-MAILBOX_HEAD, MAILBOX_TAIL = layout.MAILBOX_HEAD, layout.MAILBOX_TAIL
-MAILBOX_POSTS, _KNOWN_TAIL = layout.MAILBOX_POSTS, layout.MAILBOX_KNOWN_TAIL
-EAGER_BYTES, POST_BYTES = int(Context.EAGER_BYTES), int(Context.POST_BYTES)
-_MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
-_BELLS, _COPY_PLAIN = int(Context.BELLS), int(Context.COPY_PLAIN)
-_COPY_POSTED, _PREFETCH_BYTES = int(Context.COPY_POSTED), int(Context.PREFETCH_BYTES)
+from gpucoll.transport.shared.room import reserve
+from gpucoll.transport.shared.steps import LINE, OK, RANK, WORLD_SIZE
+from gpucoll.transport.shared.words import MAILBOX_WORDS, Context, Mailbox
 
 E_SIZE_BYTES, E_TAG, E_DTYPE = int(Envelope.SIZE_BYTES), int(Envelope.TAG), int(Envelope.DTYPE)
-E_WAY, E_PLACE = int(Envelope.WAY), int(Envelope.PLACE)
-_E_NUMBER, _SMALLEST_BYTES = int(Envelope.NUMBER), layout.SMALLEST_BYTES
-_E_DIMENSIONS, _T_DIMENSIONS = int(Envelope.DIMENSIONS), int(Transfer.DIMENSIONS)
+E_PACKED, E_PLACE, E_FIRST_LENGTH = (
+    int(Envelope.PACKED),
+    int(Envelope.PLACE),
+    int(Envelope.FIRST_LENGTH),
+)
+ENVELOPE_BYTES, SHAPE_BYTES = layout.ENVELOPE_BYTES, layout.SHAPE_BYTES
 POSTED, IN_ARENA, IN_PROCESS = int(Way.POSTED), int(Way.IN_ARENA), int(Way.IN_PROCESS)
-N_DIMENSIONS = layout.MESSAGE_DIMENSIONS
-_TAKEN_BYTES, _LINE_BYTES = 4096, 64
-"""So much of the next post is taken; with 8 KiB nothing more was gained."""
+PART, TO_START, TO_OTHER = int(Way.PART), int(Way.TO_START), int(Way.TO_OTHER)
+POST_BYTES, SMALLEST_BYTES = layout.POST_BYTES, layout.SMALLEST_BYTES
+EAGER_BYTES = int(Context.EAGER_BYTES)
+
+OUT_AREA, OUT_RING = int(Mailbox.OUT_AREA), int(Mailbox.OUT_RING)
+OUT_OFFSET, OUT_OTHER = int(Mailbox.OUT_OFFSET), int(Mailbox.OUT_OTHER)
+OUT_WRITTEN, OUT_BASE = int(Mailbox.OUT_WRITTEN), int(Mailbox.OUT_BASE)
+OUT_TAIL, OUT_SENT = int(Mailbox.OUT_TAIL), int(Mailbox.OUT_SENT)
+OUT_MATCHED, OUT_NUMBER = int(Mailbox.OUT_MATCHED), int(Mailbox.OUT_NUMBER)
+OUT_WAITING, OUT_TURN = int(Mailbox.OUT_WAITING), int(Mailbox.OUT_TURN)
+OUT_HAS_LARGE = int(Mailbox.OUT_HAS_LARGE)
+IN_AREA, IN_RING = int(Mailbox.IN_AREA), int(Mailbox.IN_RING)
+IN_OFFSET, IN_OTHER = int(Mailbox.IN_OFFSET), int(Mailbox.IN_OTHER)
+IN_TAKEN, IN_MATCHED = int(Mailbox.IN_TAKEN), int(Mailbox.IN_MATCHED)
+IN_NUMBER, IN_WANTED = int(Mailbox.IN_NUMBER), int(Mailbox.IN_WANTED)
+IN_TARGET, IN_TARGET_IS_HELD = int(Mailbox.IN_TARGET), int(Mailbox.IN_TARGET_IS_HELD)
+
+_MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)
+_OPENED, _BELLS = int(Context.OPENED), int(Context.BELLS)
+_LARGE_RING_BYTES = int(Context.LARGE_RING_BYTES)
+_COPY_PLAIN, _COPY_POSTED = int(Context.COPY_PLAIN), int(Context.COPY_POSTED)
+_PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
+IN_COUNT = int(Mailbox.IN_COUNT)
+_TAIL, _MATCHED = layout.MAILBOX_TAIL, layout.MAILBOX_MATCHED
+_MATCHED_COUNT = layout.MAILBOX_MATCHED_COUNT
+_SMALL, _LARGE = layout.MAILBOX_SMALL, layout.MAILBOX_LARGE
+_STREAMED_BYTES = layout.STREAMED_BYTES
+_MODE_SHIFT, _DIMENSIONS_SHIFT, _ACKNOWLEDGEMENT_SHIFT, _DESCRIPTION_SHIFT = 8, 16, 24, 40
+_DIMENSIONS_BASE = 16  # so that what stands for a number is not negative
+MANY_DIMENSIONS = layout.MESSAGE_DIMENSIONS + 1
+"""Stands for any number of dimensions that an envelope has no room for."""
+
+
+# --- what both sides know -------------------------------------------------------------------------
 
 
 @inline
-def mailbox_of(context, receiver, sender):
-    """Return the address of the mailbox between two ranks."""
+def mailbox_words(table, rank):
+    """Return the address of what this rank knows of the mailboxes to and from another."""
+    return get(table, PEERS) + rank * (8 * MAILBOX_WORDS)
+
+
+@inline
+def _area_of(context, receiver, sender):
     place = receiver * get(context, WORLD_SIZE) + sender
     return get(context, _MAILBOXES) + place * get(context, _MAILBOX_STRIDE)
 
 
 @inline
-def post_at(context, mailbox, number):
-    """Return the address of a post by its running number."""
-    size_bytes = ENVELOPE_BYTES + get(context, POST_BYTES)
-    return mailbox + MAILBOX_POSTS + (number & (POSTS - 1)) * size_bytes
+def _opened_word(context, receiver, sender):
+    place = receiver * get(context, WORLD_SIZE) + sender
+    return get(context, _OPENED) + 8 * place
 
 
 @inline
-def head_of(mailbox):
-    """Return how many posts have been written; for the sender."""
-    return load64(mailbox + MAILBOX_HEAD)
+def _ring_start(area, which):
+    return area + _LARGE if which else area + _SMALL
 
 
 @inline
-def is_full(mailbox):
-    """Return whether no post is free; the sender looks at the receiver's line only if need be."""
-    head = head_of(mailbox)
-    if head - load64(mailbox + _KNOWN_TAIL) < POSTS:
-        return False
-    store64(mailbox + _KNOWN_TAIL, tail_of(mailbox))
-    return head - load64(mailbox + _KNOWN_TAIL) >= POSTS
+def _ring_bytes(context, which):
+    return get(context, _LARGE_RING_BYTES) if which else _LARGE - _SMALL
 
 
 @inline
-def is_written(context, mailbox, number):
-    """Return whether the post that is taken next has been written; for the receiver."""
-    return load64_acquire(post_at(context, mailbox, number) + 8 * _E_NUMBER) == number + 1
+def _round_up(size_bytes):
+    return (size_bytes + ENVELOPE_BYTES - 1) & -ENVELOPE_BYTES
 
 
 @inline
-def data_of(post, size_bytes):
-    """Return where the data of a message of this size lies in its posts."""
-    if size_bytes <= _SMALLEST_BYTES:
-        return post + 8 * E_PLACE
-    return post + ENVELOPE_BYTES
+def pack(way, mode, dimensions, acknowledgement, description_bytes):
+    """Return a record's word `PACKED`."""
+    most = min(dimensions, MANY_DIMENSIONS) + _DIMENSIONS_BASE
+    return (
+        way
+        | (mode << _MODE_SHIFT)
+        | (most << _DIMENSIONS_SHIFT)
+        | (acknowledgement << _ACKNOWLEDGEMENT_SHIFT)
+        | (description_bytes << _DESCRIPTION_SHIFT)
+    )
 
 
 @inline
-def tail_of(mailbox):
-    """Return how many posts have been taken."""
-    return load64_acquire(mailbox + MAILBOX_TAIL)
+def way_of(record):
+    """Return the `Way` of a record."""
+    return get(record, E_PACKED) & 0xFF
+
+
+@inline
+def mode_of(record):
+    """Return the `Mode` of a message."""
+    return (get(record, E_PACKED) >> _MODE_SHIFT) & 0xFF
+
+
+@inline
+def dimensions_of(record):
+    """Return a message's number of dimensions, or what stands for a number."""
+    return ((get(record, E_PACKED) >> _DIMENSIONS_SHIFT) & 0xFF) - _DIMENSIONS_BASE
+
+
+@inline
+def acknowledgement_of(record):
+    """Return 1 + the number of the word that acknowledges a message; 0: none does."""
+    return (get(record, E_PACKED) >> _ACKNOWLEDGEMENT_SHIFT) & 0xFFFF
+
+
+@inline
+def description_bytes_of(record):
+    """Return the size of a message's description."""
+    return get(record, E_PACKED) >> _DESCRIPTION_SHIFT
+
+
+@inline
+def extra_bytes(dimensions, description_bytes):
+    """Return what a message takes behind its envelope for a shape and a description."""
+    if dimensions <= 1 and description_bytes == 0:
+        return 0
+    return SHAPE_BYTES + _round_up(description_bytes)
+
+
+@inline
+def record_bytes(extra, data_bytes):
+    """Return the size of a record with so much data in it."""
+    if extra == 0 and data_bytes <= SMALLEST_BYTES:
+        return ENVELOPE_BYTES
+    return ENVELOPE_BYTES + extra + _round_up(data_bytes)
+
+
+@inline
+def data_place(record, extra, size_bytes):
+    """Return where the data of a message lies in its record."""
+    if extra == 0 and size_bytes <= SMALLEST_BYTES:
+        return record + 8 * E_FIRST_LENGTH
+    return record + ENVELOPE_BYTES + extra
 
 
 @inline
@@ -100,67 +180,224 @@ def ring_bell(context, rank):
 
 
 @inline
-def advance_head(context, mailbox, receiver, size_bytes):
-    """Give one more post to the receiver; begin to take the lines of the next, which it has read.
-
-    Those that a message of this size would use.
-    """
-    number = head_of(mailbox) + 1
-    store64(mailbox + MAILBOX_HEAD, number)
-    exchange64(post_at(context, mailbox, number - 1) + 8 * _E_NUMBER, number)
-    ring_bell(context, receiver)
-    following = post_at(context, mailbox, number)
-    take_line(following)
-    if size_bytes > _SMALLEST_BYTES:
-        for line in range(0, min(size_bytes, _TAKEN_BYTES), _LINE_BYTES):
-            take_line(following + ENVELOPE_BYTES + line)
-
-
-@inline
-def advance_tail(context, mailbox, sender):
-    """Give one more post back to the sender."""
-    exchange64(mailbox + MAILBOX_TAIL, load64(mailbox + MAILBOX_TAIL) + 1)
-    ring_bell(context, sender)
-
-
-@inline
-def write_shape(envelope, transfer):
-    """Copy the shape of a transfer into an envelope."""
-    n_dimensions = get(transfer, _T_DIMENSIONS)
-    put(envelope, _E_DIMENSIONS, n_dimensions)
-    for place in range(1, min(n_dimensions, N_DIMENSIONS) + 1):
-        put(envelope, _E_DIMENSIONS + place, get(transfer, _T_DIMENSIONS + place))
-
-
-@inline
-def read_shape(transfer, envelope):
-    """Copy the shape in an envelope into a transfer."""
-    n_dimensions = get(envelope, _E_DIMENSIONS)
-    put(transfer, _T_DIMENSIONS, n_dimensions)
-    for place in range(1, min(n_dimensions, N_DIMENSIONS) + 1):
-        put(transfer, _T_DIMENSIONS + place, get(envelope, _E_DIMENSIONS + place))
-
-
-@inline
 def copy(context, destination, source, size_bytes):
-    """Copy between private memory and a post, or out of an arena."""
+    """Copy between private memory and a record, or out of an arena."""
     call_copy(get(context, _COPY_PLAIN), destination, source, size_bytes, 0)
 
 
 @inline
 def copy_posted(context, destination, source, size_bytes):
-    """Copy to a post, taking its lines back from whoever read them."""
+    """Copy into a record, taking its lines back from whoever read them."""
     ahead = get(context, _PREFETCH_BYTES)
     call_copy(get(context, _COPY_POSTED), destination, source, size_bytes, ahead)
 
 
-@inline
-def incoming(context, sender):
-    """Return this rank's mailbox for messages of `sender`."""
-    return mailbox_of(context, get(context, RANK), sender)
+# --- writing --------------------------------------------------------------------------------------
 
 
 @inline
-def outgoing(context, receiver):
-    """Return the mailbox of `receiver` for messages of this rank."""
-    return mailbox_of(context, receiver, get(context, RANK))
+def open_mailbox(table, words, receiver):
+    """Take memory for the mailbox to a rank; return whether it is there."""
+    context = get(table, CONTEXT)
+    area = _area_of(context, receiver, get(context, RANK))
+    if reserve(context, area, _LARGE) != OK:
+        put(table, NEEDS_ROOM, 1)
+        return False
+    put(words, OUT_AREA, area)
+    exchange64(_opened_word(context, receiver, get(context, RANK)), 1)
+    return True
+
+
+@inline
+def matched_bytes(words):
+    """Look how much of what this rank has sent was matched; return it."""
+    matched = load64_acquire(get(words, OUT_AREA) + _MATCHED)
+    put(words, OUT_MATCHED, matched)
+    return matched
+
+
+@inline
+def _used_bytes(words):
+    """Return how much of the ring that is written may not have been taken yet."""
+    return get(words, OUT_WRITTEN) - max(get(words, OUT_TAIL), get(words, OUT_BASE))
+
+
+@inline
+def _look_at_tail(words):
+    put(words, OUT_TAIL, load64_acquire(get(words, OUT_AREA) + _TAIL))
+
+
+@inline
+def publish(context, words, receiver, record, size_bytes, number):
+    """Give a record to the receiver: first the place behind it says that it is not written."""
+    which = get(words, OUT_RING)
+    start, ring_size = _ring_start(get(words, OUT_AREA), which), _ring_bytes(context, which)
+    offset = record - start + size_bytes
+    if offset == ring_size:
+        offset = 0
+    put(words, OUT_OFFSET, offset)
+    put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + size_bytes)
+    store64(start + offset, 0)
+    exchange64(record, number)
+    ring_bell(context, receiver)
+
+
+@inline
+def _go_to_start(context, words, record, skipped):
+    """Write that the next record is at the start of this ring."""
+    start = _ring_start(get(words, OUT_AREA), get(words, OUT_RING))
+    store64(start, 0)
+    put(record, E_PACKED, TO_START)
+    put(words, OUT_OFFSET, 0)
+    put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + skipped)
+    store64_release(record, 1)  # the record that follows rings
+
+
+@inline
+def _go_to_other(context, words, record):
+    """Write that the next record is in the other ring; what is here will be taken."""
+    which = get(words, OUT_RING)
+    there = get(words, OUT_OTHER)
+    store64(_ring_start(get(words, OUT_AREA), 1 - which) + there, 0)
+    put(record, E_PACKED, TO_OTHER)
+    after = get(words, OUT_OFFSET) + ENVELOPE_BYTES
+    put(words, OUT_OTHER, 0 if after == _ring_bytes(context, which) else after)
+    put(words, OUT_WRITTEN, get(words, OUT_WRITTEN) + ENVELOPE_BYTES)
+    # One place less: where the other ring was left there may still be a record like this one.
+    put(words, OUT_BASE, get(words, OUT_WRITTEN) - ENVELOPE_BYTES)
+    put(words, OUT_OFFSET, there)
+    put(words, OUT_RING, 1 - which)
+    store64_release(record, 1)
+
+
+@inline
+def _skipped_bytes(words, which, ring_size, size_bytes, is_part):
+    """Return what is left out at the end of the ring, so that a record is in one piece.
+
+    What streams goes to the start before that, where the receiver keeps up: so it stays in caches.
+    """
+    offset = get(words, OUT_OFFSET)
+    if offset + size_bytes > ring_size:
+        return ring_size - offset
+    if is_part and which and offset >= _STREAMED_BYTES:
+        _look_at_tail(words)
+        if _used_bytes(words) + size_bytes + ENVELOPE_BYTES <= offset:
+            return ring_size - offset
+    return 0
+
+
+@inline
+def _may_go_back(words, size_bytes):
+    """Return whether the small ring can be used again: all that was ever written was taken."""
+    is_small = size_bytes <= (_LARGE - _SMALL) // 2
+    return is_small and get(words, OUT_TAIL) == get(words, OUT_WRITTEN)
+
+
+@inline
+def _has_large(table, words):
+    """Take memory for the large ring, unless that was done; return whether it is there."""
+    if get(words, OUT_HAS_LARGE) == 0:
+        context, large = get(table, CONTEXT), _ring_start(get(words, OUT_AREA), 1)
+        if reserve(context, large, get(context, _LARGE_RING_BYTES)) != OK:
+            put(table, NEEDS_ROOM, 1)
+            return False
+        put(words, OUT_HAS_LARGE, 1)
+    return True
+
+
+@inline
+def place_record(table, words, size_bytes, is_part):
+    """Return where a record of this size is to be written; 0: there is no room for it now."""
+    context = get(table, CONTEXT)
+    for _ in range(3):
+        which = get(words, OUT_RING)
+        ring_size = _ring_bytes(context, which)
+        skipped = _skipped_bytes(words, which, ring_size, size_bytes, is_part)
+        # One place more: the record behind this one must say that it is not written.
+        needed = skipped + size_bytes + ENVELOPE_BYTES
+        if _used_bytes(words) + needed > ring_size or (skipped and which):
+            _look_at_tail(words)
+        record = _ring_start(get(words, OUT_AREA), which) + get(words, OUT_OFFSET)
+        if skipped and which and _may_go_back(words, size_bytes):
+            _go_to_other(context, words, record)
+        elif _used_bytes(words) + needed <= ring_size:
+            if not skipped:
+                return record
+            _go_to_start(context, words, record, skipped)
+        elif which:
+            return 0
+        elif _has_large(table, words):
+            _go_to_other(context, words, record)
+        else:
+            return 0
+    return 0
+
+
+@inline
+def take_next_line(words, context):
+    """Begin to take the line of the next record, which the receiver may have read."""
+    take_line(_ring_start(get(words, OUT_AREA), get(words, OUT_RING)) + get(words, OUT_OFFSET))
+
+
+# --- taking ---------------------------------------------------------------------------------------
+
+
+@inline
+def _open_incoming(context, words, sender):
+    """Look whether a rank has begun to send; return whether it has."""
+    me = get(context, RANK)
+    if load64_acquire(_opened_word(context, me, sender)) == 0:
+        return False
+    put(words, IN_AREA, _area_of(context, me, sender))
+    return True
+
+
+@inline
+def _skip(words, offset, taken):
+    put(words, IN_OFFSET, offset)
+    put(words, IN_TAKEN, get(words, IN_TAKEN) + taken)
+
+
+@inline
+def written_record(table, words, sender):
+    """Return the next record of a rank's messages that was not taken; 0: none is written."""
+    context = get(table, CONTEXT)
+    if get(words, IN_AREA) == 0 and not _open_incoming(context, words, sender):
+        return 0
+    while True:
+        which, offset = get(words, IN_RING), get(words, IN_OFFSET)
+        record = _ring_start(get(words, IN_AREA), which) + offset
+        if load64_acquire(record) == 0:
+            return 0
+        way = way_of(record)
+        if way < TO_START:
+            return record
+        if way == TO_START:
+            _skip(words, 0, _ring_bytes(context, which) - offset)
+            continue
+        after = offset + ENVELOPE_BYTES
+        other = get(words, IN_OTHER)
+        put(words, IN_OTHER, 0 if after == _ring_bytes(context, which) else after)
+        _skip(words, other, ENVELOPE_BYTES)
+        put(words, IN_RING, 1 - which)
+
+
+@inline
+def give_back(context, words, sender, size_bytes):
+    """Give the record that was taken back to its sender."""
+    offset = get(words, IN_OFFSET) + size_bytes
+    if offset == _ring_bytes(context, get(words, IN_RING)):
+        offset = 0
+    _skip(words, offset, size_bytes)
+    exchange64(get(words, IN_AREA) + _TAIL, get(words, IN_TAKEN))
+    ring_bell(context, sender)
+
+
+@inline
+def note_matched(words, cost):
+    """Tell the sender that a receive was found for a message that took so much room."""
+    matched, count = get(words, IN_MATCHED) + cost, get(words, IN_COUNT) + 1
+    put(words, IN_MATCHED, matched)
+    put(words, IN_COUNT, count)
+    store64(get(words, IN_AREA) + _MATCHED_COUNT, count)
+    store64_release(get(words, IN_AREA) + _MATCHED, matched)

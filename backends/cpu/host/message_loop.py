@@ -1,137 +1,137 @@
-"""Point-to-point within a host: a table of sends, receives and probes, all making progress.
+"""Waiting for messages: rows of the table, until all of them are over.
 
-One loop serves a single blocking call, a group and what is asynchronous. Sends to one rank go in
-the table's order; a message goes to the first receive of the table that asks for its sender and
-tag. One that nobody asks for, but stands before others, is given to Python to be kept aside.
+One loop serves a blocking call, a group, and whoever waits for what was begun before. It takes all
+pending messages on, those of others too, and sleeps on this rank's bell, as collectives sleep on
+their words: `gpucoll.transport.shared.flags`.
 """
 
 from __future__ import annotations
 
-from gpucoll.backends.cpu.host.receiving import receive_step, unwanted_sender
-from gpucoll.backends.cpu.host.sending import send_step
+from gpucoll.backends.cpu.host.message_step import lock
 from gpucoll.backends.cpu.host.transfers import (
     ANY,
+    CALLS,
+    DEADLINE_NS,
     DONE,
     DTYPE,
+    IS_DEAD,
     KIND,
+    MOVES,
+    NEEDS_ROOM,
     PEER,
-    SEND,
+    PROBE,
+    ROW_BYTES,
     SIZE_BYTES,
     STATE,
     TAG,
-    UNDER_WAY,
-    row_of,
+    TIMEOUT_NS,
+    state_of,
+    unlock,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import exchange64, get, load64, load64_acquire, pause, put
+from gpucoll.kernels.cpu.memory import (
+    call_post,
+    call_step,
+    exchange64,
+    get,
+    load64,
+    load64_acquire,
+    pause,
+    put,
+)
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import (
     FIRST_SPINS,
+    SLEEPY_WAITS,
+    TIME_SLICE_NS,
     begin_to_sleep,
+    dead_rank,
     end_sleep,
-    event_pending,
     give_up,
     is_aborted,
-    look_around,
+    now_ns,
+    python_raised,
     release_interpreter,
     sleep_until_rung,
-    start_clock,
     yield_once,
 )
 from gpucoll.transport.shared.layout import Abort, Doing
-from gpucoll.transport.shared.steps import LINE, OK, PATH, RANK, STATUS_LINES, WORLD_SIZE
-from gpucoll.transport.shared.words import Call, Context, Path, Status
+from gpucoll.transport.shared.steps import LINE, OK, RANK, SEQUENCE, STATUS_LINES, WORLD_SIZE
+from gpucoll.transport.shared.words import Call, Context, Path, State, Status, TransferTable
 
-_TRANSFERS, _N_TRANSFERS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
-_TAKES_MORE = int(Call.TAKES_MORE)
+_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
+_IS_STARTED, _UNTIL_NS = int(Call.IS_STARTED), int(Call.UNTIL_NS)
+_LEAVES = int(Call.LEAVES)
+_TABLE, _PATH, _STATE = int(Context.TRANSFERS), int(Context.PATH), int(Context.STATE)
+_STEP, _POST = int(TransferTable.STEP), int(TransferTable.POST)
+_SEEN_NS = int(TransferTable.SEEN_NS)
 _BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
 _D_KIND, _D_PEER, _D_TAG = int(Doing.KIND), int(Doing.PEER), int(Doing.TAG)
 _D_SIZE_BYTES, _D_DTYPE = int(Doing.SIZE_BYTES), int(Doing.DTYPE)
-_D_FURTHER = int(Doing.FURTHER)
-_UNMATCHED, _MORE = int(Context.UNMATCHED), int(Context.MORE)
-_SPINS, _YIELDS = int(Context.SPINS), int(Context.YIELDS)
-_STATUS_CLOSED = layout.STATUS_CLOSED
-_EVENT_LINE, _EVENT_WORD = int(Context.EVENT_LINE), layout.EVENT_WORD
-_SEQUENCE, _CHUNK = int(Context.SEQUENCE), int(Context.CHUNK)
-_EVENT, _LOST = int(Status.EVENT), int(Status.LOST)
-_ASIDE, _STATUS_MORE = int(Status.ASIDE), int(Status.MORE)
-_ABORT_LOST, _MESSAGE = int(Abort.LOST), int(Path.MESSAGE)
+_D_FURTHER, _D_TIMEOUT_NS = int(Doing.FURTHER), int(Doing.TIMEOUT_NS)
+_SPINS, _YIELDS, _SLEEPY = int(Context.SPINS), int(Context.YIELDS), int(Context.SLEEPY)
+_SLICE_NS, _TIMEOUT_NS = int(Context.SLICE_NS), int(Context.TIMEOUT_NS)
+_LOST_RANK, _CHUNK = int(Context.LOST_RANK), int(Context.CHUNK)
+_EVENT_LINE, _EVENT_SEEN = int(Context.EVENT_LINE), int(Context.EVENT_SEEN)
+_EVENT_WORD, _STATUS_CLOSED = layout.EVENT_WORD, layout.STATUS_CLOSED
+_EVENT, _LOST, _SIGNAL = int(Status.EVENT), int(Status.LOST), int(Status.SIGNAL)
+_MISFIT = int(Status.MISFIT)
+_DEADLINE, _NO_ROOM = int(Status.DEADLINE), int(Status.NO_ROOM)
+_NOT_YET, _MESSAGE, _BUSY = int(Status.NOT_YET), int(Path.MESSAGE), int(State.BUSY)
+_ABORT_LOST, _ABORT_INTERRUPTED = int(Abort.LOST), int(Abort.INTERRUPTED)
 _ABORT_DEADLINE = int(Abort.MESSAGE_DEADLINE)
 _ANSWER_EVEN, _ANSWER_ODD = layout.STATUS_ACKNOWLEDGED
+_AT_ONCE = 1
 _PATIENCE = 3
 """A message of 256 KiB is copied in 10 us, which is more than `Context.YIELDS` cover."""
+_MOVES_BETWEEN_LOOKS = 256
+_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
 
 
 @inline
-def _step(context, table, count):
-    """Take every operation one step further, sends first: others wait for them.
-
-    Return how many moved, or a negative status; and how many are not done.
-    """
-    moved = unfinished = 0
-    for place in range(count):
-        row = row_of(table, place)
-        if get(row, KIND) == SEND and get(row, STATE) < DONE:
-            moved += send_step(context, table, count, place)
-            unfinished += get(row, STATE) < DONE
-    for place in range(count):
-        row = row_of(table, place)
-        if get(row, KIND) != SEND and get(row, STATE) < DONE:
-            step = receive_step(context, table, count, place)
-            if step < 0:
-                return step, 1
-            moved += step
-            unfinished += get(row, STATE) < DONE
-    return moved, unfinished
+def _row_at(rows, place):
+    return rows + place * ROW_BYTES
 
 
 @inline
-def _has_started(table, count):
-    """Return whether an operation is under way: then nothing but an abort may end it."""
-    n_started = 0
+def _all_over(rows, count):
+    """Return whether nothing is left to be waited for."""
+    n_over = 0
     for place in range(count):
-        n_started += get(row_of(table, place), STATE) == UNDER_WAY
-    return n_started > 0
+        n_over += state_of(_row_at(rows, place)) >= DONE
+    return n_over == count
 
 
 @inline
-def _closed_peer(context, table, count):
-    """Return a rank that has closed while an operation still needs it, or -1."""
-    world_size, me = get(context, WORLD_SIZE), get(context, RANK)
+def _result(rows, count):
+    """Return OK, or MISFIT where one of these rows, which are over, did not get its message."""
+    n_done = 0
     for place in range(count):
-        row = row_of(table, place)
-        if get(row, STATE) >= DONE:
-            continue
-        peer, n_open, closed = get(row, PEER), 0, -1
-        for rank in range(world_size):
-            if peer == ANY or peer == rank:
-                line = get(context, STATUS_LINES) + rank * LINE
-                if load64_acquire(line + _STATUS_CLOSED) == 0 and rank != me:
-                    n_open += 1
-                elif rank != me:
-                    closed = rank
-        if n_open == 0 and closed >= 0:
-            return closed
-    return -1
+        n_done += get(_row_at(rows, place), STATE) == DONE
+    return OK if n_done == count else _MISFIT
+
+
+# --- saying what this rank waits for --------------------------------------------------------------
 
 
 @inline
-def _note(context, table, count):
+def _note(context, rows, count):
     """Say in the segment what this rank waits for: read when a rank gives up."""
     doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
     first, further = -1, 0
     for place in range(count):
-        if get(row_of(table, place), STATE) < DONE:
+        if state_of(_row_at(rows, place)) < DONE:
             if first < 0:
                 first = place
             else:
                 further += 1
-    row = row_of(table, max(first, 0))
+    row = _row_at(rows, max(first, 0))
     put(doing, _D_PEER, get(row, PEER))
     put(doing, _D_TAG, get(row, TAG))
     put(doing, _D_SIZE_BYTES, get(row, SIZE_BYTES))
     put(doing, _D_DTYPE, get(row, DTYPE))
     put(doing, _D_FURTHER, further)
+    put(doing, _D_TIMEOUT_NS, get(row, TIMEOUT_NS))
     put(doing, _D_KIND, get(row, KIND))
 
 
@@ -142,113 +142,228 @@ def _note_the_end(context):
         put(get(context, _BELLS) + get(context, RANK) * LINE + _DOING, _D_KIND, 0)
 
 
+# --- looking around -------------------------------------------------------------------------------
+
+
 @inline
-def _answer(context):
-    """Answer a mismatch while operations are under way, so that no rank waits for this one.
+def _answer(context, calls):
+    """Answer a mismatch of collectives, so that no rank waits for this one.
 
     The other end of a message may have to recover before it can go on. The event stays pending:
-    this rank raises it at its next call.
+    this rank raises it at its next collective. Where another thread is in one, it answers.
     """
     event = load64(get(context, _EVENT_LINE) + _EVENT_WORD)
+    if event == get(calls, _EVENT_SEEN) or get(calls, _STATE) == _BUSY:
+        return
     line = get(context, STATUS_LINES) + get(context, RANK) * LINE
     place = line + (_ANSWER_ODD if event & 1 else _ANSWER_EVEN)
     if load64(place) != event:
-        put(place, 1, get(context, _SEQUENCE))
-        put(place, 2, get(context, _CHUNK))
+        put(place, 1, get(calls, SEQUENCE))
+        put(place, 2, get(calls, _CHUNK))
         exchange64(place, event)
 
 
 @inline
-def _has_more(context):
-    """Return whether operations were added; another thread says so, and rings the bell."""
-    return load64_acquire(context + 8 * _MORE) != 0
+def _closed_peer(context, call, rows, count):
+    """Return a rank that has closed while a row still needs it, or -1."""
+    world_size, me = get(context, WORLD_SIZE), get(context, RANK)
+    for place in range(count):
+        row = _row_at(rows, place)
+        only_looks = get(call, _UNTIL_NS) == _AT_ONCE and get(row, KIND) == PROBE
+        if only_looks or state_of(row) >= DONE:
+            continue
+        peer, n_open, closed = get(row, PEER), 0, -1
+        for rank in range(world_size):
+            if (peer == ANY or peer == rank) and rank != me:
+                line = get(context, STATUS_LINES) + rank * LINE
+                if load64_acquire(line + _STATUS_CLOSED) == 0:
+                    n_open += 1
+                else:
+                    closed = rank
+        if n_open == 0 and closed >= 0:
+            return closed
+    return -1
 
 
 @inline
-def _wait_for_bell(context, table, count, takes_more):
-    """Sleep until a mailbox changes or a slice of time is over.
+def _first_deadline(context, rows, count, time_ns):
+    """Return when the first deadline of these rows is; they count from now, unless they do yet."""
+    first_ns = 0
+    for place in range(count):
+        row = _row_at(rows, place)
+        if state_of(row) >= DONE:
+            continue
+        if get(row, DEADLINE_NS) == 0:
+            if get(row, TIMEOUT_NS) == 0:
+                put(row, TIMEOUT_NS, get(context, _TIMEOUT_NS))
+            put(row, DEADLINE_NS, time_ns + get(row, TIMEOUT_NS))
+        if first_ns == 0 or get(row, DEADLINE_NS) < first_ns:
+            first_ns = get(row, DEADLINE_NS)
+    return first_ns
 
-    Return how many operations moved, or a negative status.
-    """
-    _note(context, table, count)
+
+@inline
+def _give_up_for(context, calls, code, rank):
+    put(context, SEQUENCE, get(calls, SEQUENCE))
+    give_up(context, code, rank)
+
+
+@inline
+def _look_around(context, call, table, rows, count, time_ns):
+    """Look whether to go on waiting: signals, lost peers, deadlines; return a status."""
+    calls = get(table, CALLS)
+    put(table, _SEEN_NS, time_ns)
+    if get(call, _UNTIL_NS) != _AT_ONCE and python_raised(context):
+        if get(call, _LEAVES) == 0:
+            _note(context, rows, count)
+            _give_up_for(context, calls, _ABORT_INTERRUPTED, get(context, RANK))
+        return _SIGNAL
+    lost = dead_rank(context)
+    if lost < 0:
+        lost = _closed_peer(context, call, rows, count)
+        if lost >= 0:  # what it sent before it closed is still there
+            moves = get(table, MOVES)
+            call_step(get(table, _STEP), table)
+            if get(table, MOVES) != moves or _all_over(rows, count):
+                lost = -1
+    if lost >= 0:
+        put(context, _LOST_RANK, lost)
+        _note(context, rows, count)
+        _give_up_for(context, calls, _ABORT_LOST, lost)
+        return _LOST
+    _answer(context, calls)
+    deadline_ns = _first_deadline(context, rows, count, time_ns)
+    if deadline_ns != 0 and time_ns >= deadline_ns:
+        _note(context, rows, count)
+        _give_up_for(context, calls, _ABORT_DEADLINE, get(context, RANK))
+        return _DEADLINE
+    if get(call, _UNTIL_NS) > _AT_ONCE and time_ns >= get(call, _UNTIL_NS):
+        return _NOT_YET
+    return OK
+
+
+# --- waiting --------------------------------------------------------------------------------------
+
+
+@inline
+def _may_yield(context):
+    """Return whether a wait may give way to other processes before it sleeps: see `flags`."""
+    sleepy = get(context, _SLEEPY)
+    if sleepy > 0:
+        put(context, _SLEEPY, sleepy - 1)
+    return sleepy <= 0
+
+
+@inline
+def _yield_guarded(context):
+    """Give way once; return whether that was to a rank, and not for a whole time slice."""
+    before_ns = now_ns(context)
+    yield_once()
+    if now_ns(context) - before_ns <= TIME_SLICE_NS:
+        return True
+    put(context, _SLEEPY, SLEEPY_WAITS)
+    return False
+
+
+@inline
+def _sleep(context, call, table, rows, count):
+    """Sleep until a mailbox changes or a slice of time is over; return a status."""
+    _note(context, rows, count)
     bell = get(context, _BELLS) + get(context, RANK) * LINE
-    release_interpreter(context)
-    start_clock(context)
+    time_ns = now_ns(context)
+    until_ns = _first_deadline(context, rows, count, time_ns)
+    if get(call, _UNTIL_NS) > _AT_ONCE:
+        until_ns = min(until_ns, get(call, _UNTIL_NS))
+    slice_ns = max(min(_LONGEST_SLICE_NS, until_ns - time_ns), _SHORTEST_SLICE_NS)
+    put(context, _SLICE_NS, slice_ns)
     seen = begin_to_sleep(bell)
-    moved, _ = _step(context, table, count)
-    is_needed = unwanted_sender(context, table, count) >= 0
-    is_needed = is_needed or (takes_more and _has_more(context))
-    if moved == 0 and not is_needed:
+    moves = get(table, MOVES)
+    call_step(get(table, _STEP), table)
+    is_needed = get(table, MOVES) != moves or get(table, NEEDS_ROOM) != 0
+    if not (is_needed or _all_over(rows, count) or is_aborted(context)):
         sleep_until_rung(context, bell, seen)
     end_sleep(bell)
-    if moved != 0 or is_needed:
-        return moved
-    if event_pending(context):
-        if is_aborted(context) or not _has_started(table, count):
-            return -_EVENT
-        _answer(context)
-    status = look_around(context, _ABORT_DEADLINE)
-    if status != OK:
-        return -status
-    closed = _closed_peer(context, table, count)
-    if closed >= 0:
-        moved, _ = _step(context, table, count)  # what it sent before it closed is still there
-        if moved == 0 and unwanted_sender(context, table, count) < 0:
-            give_up(context, _ABORT_LOST, closed)
-            return -_LOST
-    return moved
+    time_ns = now_ns(context)
+    if time_ns - get(table, _SEEN_NS) < slice_ns and time_ns < until_ns:
+        return OK
+    return _look_around(context, call, table, rows, count, time_ns)
 
 
 @inline
-def _run_table(context, call, table, count):
-    """Run the operations; return a status, and whether this rank has noted what it waits for."""
-    takes_more = get(call, _TAKES_MORE) != 0
-    turns, has_noted = 0, False
+def _wait(context, call, table, rows, count):
+    """Wait until these rows are over; return a status."""
+    spins = get(context, _SPINS)
+    yields = spins + _PATIENCE * get(context, _YIELDS)
+    turns = n_moves = 0
+    moves = get(table, MOVES)
     while True:
-        moved, unfinished = _step(context, table, count)
-        if moved < 0:
-            return -moved, has_noted
-        if unfinished == 0:
-            return OK, has_noted
-        if takes_more and (unfinished < count or _has_more(context)):
-            return _STATUS_MORE, has_noted  # Python reports what is done, takes up what was added
-        if moved > 0:
-            turns = 0
-            continue
+        call_step(get(table, _STEP), table)
+        if _all_over(rows, count):
+            return OK
+        if is_aborted(context):
+            return _EVENT
+        if get(table, NEEDS_ROOM) != 0:
+            return _NO_ROOM
+        if get(call, _UNTIL_NS) == _AT_ONCE:
+            return _poll(context, call, table, rows, count)
         turns += 1
-        if turns == 1:
-            sender = unwanted_sender(context, table, count)
-            if sender >= 0:
-                put(context, _UNMATCHED, sender)
-                _note(context, table, count)
-                status = look_around(context, _ABORT_DEADLINE)  # they may come without end
-                return (_ASIDE if status == OK else status), True
-        if turns >= min(FIRST_SPINS, get(context, _SPINS)):
+        if get(table, MOVES) != moves:
+            moves, turns, n_moves = get(table, MOVES), 0, n_moves + 1
+            if n_moves % _MOVES_BETWEEN_LOOKS == 0:  # they may come without end
+                release_interpreter(context)
+                status = _look_around(context, call, table, rows, count, now_ns(context))
+                if status != OK:
+                    return status if status != OK else _result(rows, count)
+            continue
+        if turns >= min(FIRST_SPINS, spins):
             release_interpreter(context)
-        if turns <= get(context, _SPINS):
+        if turns <= spins:
             pause()
-        elif turns <= get(context, _SPINS) + _PATIENCE * get(context, _YIELDS):
-            yield_once()
-        else:
-            has_noted = True
-            moved = _wait_for_bell(context, table, count, takes_more)
-            if moved < 0:
-                return -moved, has_noted
-            turns = 0
+            continue
+        if turns == spins + 1 and not _may_yield(context):
+            turns = yields
+        if turns <= yields:
+            if not _yield_guarded(context):
+                turns = yields
+            continue
+        status = _sleep(context, call, table, rows, count)
+        if status != OK:
+            return status if status != OK else _result(rows, count)
+        turns = spins  # what woke this rank may be all: a few more yields at most
+
+
+@inline
+def _poll(context, call, table, rows, count):
+    """Look around once in a slice of time; return a status."""
+    time_ns = now_ns(context)
+    if time_ns - get(table, _SEEN_NS) >= _LONGEST_SLICE_NS:
+        status = _look_around(context, call, table, rows, count, time_ns)
+        if status != OK:
+            return status if status != OK else _result(rows, count)
+    return _NOT_YET
 
 
 @compiled(types.int64(types.int64, types.int64))
 def message_loop(context, call):
-    """Run the call's table of operations until all are done; return a status.
+    """Begin the call's rows, unless they were; wait until all are over; return a status.
 
-    The deadline counts from `Context.START_NS`, or from when it first sleeps if that is 0: a caller
-    may go on with a table.
+    After any status but OK, MISFIT, NO_ROOM, NOT_YET, and SIGNAL where only the wait ends, no
+    thread touches any row.
     """
-    table, count = get(call, _TRANSFERS), get(call, _N_TRANSFERS)
-    if event_pending(context) and (is_aborted(context) or not _has_started(table, count)):
-        return _EVENT
-    put(context, PATH, _MESSAGE)
-    status, has_noted = _run_table(context, call, table, count)
-    if has_noted:
+    table, rows, count = get(context, _TABLE), get(call, _ROWS), get(call, _N_ROWS)
+    if get(call, _IS_STARTED) == 0:
+        if call_post(get(table, _POST), table, rows, count) == 0:
+            return _EVENT
+        put(get(table, CALLS), _PATH, _MESSAGE)
+    if _all_over(rows, count):
+        return _result(rows, count)
+    status = _wait(context, call, table, rows, count)
+    if get(context, _SLICE_NS) != 0:
+        put(context, _SLICE_NS, 0)
         _note_the_end(context)
-    return status
+    is_left = status == _SIGNAL and get(call, _LEAVES) != 0
+    if status != OK and status != _NO_ROOM and status != _NOT_YET and not is_left:
+        lock(table)
+        put(table, IS_DEAD, 1)
+        unlock(table)
+    return status if status != OK else _result(rows, count)

@@ -1,356 +1,398 @@
-"""Point-to-point as Python sees it: tables of operations, and the messages that came too early."""
+"""The table of pending messages as Python sees it: begins them, waits for them, says what came."""
 
 from __future__ import annotations
 
 import ctypes
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.cpu.host import left_messages, message_step
 from gpucoll.backends.cpu.host.entry_tables import EntryTable
 from gpucoll.backends.cpu.host.message_loop import message_loop
-from gpucoll.backends.cpu.host.transfers import KEPT_ASIDE, LAST_SENDER
+from gpucoll.backends.cpu.host.message_rows import Rows, address_of
 from gpucoll.backends.protocol import MessageRequest
-from gpucoll.entries import messages
-from gpucoll.errors import GpucollError
+from gpucoll.entries import collectives, messages
+from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
-from gpucoll.transport.shared import layout, ordering
+from gpucoll.group.host.segment_room import make_room
+from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import Abort, Envelope, SentNumber
+from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import (
-    TRANSFER_WORDS,
+    MAILBOX_WORDS,
+    TABLE_WORDS,
     Call,
     Context,
     Kind,
-    Progress,
+    State,
     Status,
-    Transfer,
+    TransferTable,
 )
-from gpucoll.types import ANY_SOURCE, ANY_TAG, Collective, dtype_code
+from gpucoll.types import Collective
+from gpucoll.wording import another_thread
 
-_WORDS, _SHAPE_WORDS = TRANSFER_WORDS, 1 + layout.MESSAGE_DIMENSIONS
+_Words = npt.NDArray[np.int64]
+_ROWS_OF_A_CALL = 2
+_AT_ONCE = 1
+_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
+_IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
+_UNTIL_NS, _STATE, _PENDING = int(Call.UNTIL_NS), int(Context.STATE), int(Context.PENDING)
+_OK, _MISFIT, _IDLE = int(Status.OK), int(Status.MISFIT), int(State.IDLE)
+"""As the time until which to wait: only take everything a step further."""
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A message that was taken aside: its envelope, as a row of operations, and its data."""
+def _function(code: Any, n_arguments: int) -> Callable[..., int]:
+    """Return compiled code as a function that keeps the interpreter: it never waits."""
+    words = [ctypes.c_int64] * n_arguments
+    made: Callable[..., int] = ctypes.PYFUNCTYPE(ctypes.c_int64, *words)(code.address)
+    return made
 
-    row: npt.NDArray[np.int64]
-    data: npt.NDArray[np.uint8]
 
-    @property
-    def buffer(self) -> Buffer:
-        """The data as a buffer; its owner is this."""
-        return Buffer(self.data.ctypes.data, self.data.shape, "uint8", 1, self)
+_post = _function(message_step.message_post, 3)
+_drop = _function(message_step.message_drop, 2)
+_end = _function(message_step.message_end, 1)
+_put_back = _function(message_step.message_put_back, 2)
+_release = _function(message_step.message_release, 1)
+
+
+class _Waiter:
+    """A context and a call block of its own, for one thread that waits for messages."""
+
+    def __init__(self, table: _Words, context: _Words) -> None:
+        context[Context.TRANSFERS] = table.ctypes.data
+        context[Context.SLICE_NS] = 0
+        self.context = context
+        self.block = CallBlock(Collective.SEND, message_loop.address)
+        self.words = self.block.words
+        self.shown = memoryview(self.words.data)
+        """The same words, of which an item costs a tenth."""
+        self.states = memoryview(context.data)
+        self.words[Call.CONTEXT] = context.ctypes.data
+        self.words[Call.LARGEST_BYTES] = layout.NEVER  # other threads run meanwhile
+        code = collectives.prepared_call.address
+        self.run: Callable[[], int] = builtin(code, METH_NOARGS, capsule(self.words.ctypes.data))
+
+    def set_rows(self, rows: Rows, count: int, *, is_started: bool, until_ns: int = 0) -> None:
+        """Say what to wait for."""
+        words = self.shown
+        words[_ROWS], words[_N_ROWS] = rows.address, count
+        words[_IS_STARTED] = words[_LEAVES] = is_started
+        words[_UNTIL_NS] = until_ns
+
+
+class _MessageEntries(EntryTable):
+    """The compiled entries of sends or receives."""
+
+    def __init__(self, group: HostGroup, code: Any, context: _Words, *, sends: bool) -> None:
+        super().__init__(group, code, sends=sends)
+        self._table[collectives.TABLE_CONTEXT] = context.ctypes.data
+        self.context = context
+
+
+class PendingTransfers:
+    """Requests that were begun together: `gpucoll.backends.protocol.Transfers`."""
+
+    __slots__ = ("_kept", "_rows", "_table", "requests")
+
+    def __init__(
+        self, table: MessageTable, rows: Rows, requests: list[MessageRequest], kept: Any
+    ) -> None:
+        self._table = table
+        self._rows = rows
+        self._kept = kept
+        self.requests = requests
+
+    def is_over(self) -> bool:
+        """Return whether all of them are over, without looking whether they can be now."""
+        return self._rows.are_over(len(self.requests))
+
+    def look(self) -> bool:
+        """Take all pending messages a step further; return whether these are over."""
+        return self.is_over() or self._table.wait(self._rows, len(self.requests), 0.0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all of them are over, or for so long; return whether they are."""
+        return self.is_over() or self._table.wait(self._rows, len(self.requests), timeout_s)
+
+    def settle(self) -> None:
+        """Write what became of them into the requests, once they are over."""
+        error = self._table.room_error
+        for place, request in enumerate(self.requests):
+            self._rows.settle(place, request, error)
+        self._kept = None
 
 
 class MessageTable:
-    """Sends, receives and probes of one rank.
-
-    Attributes
-    ----------
-    send, receive : callable
-        The compiled entries ``(x, peer, tag)`` -> x, or None where Python has to look.
-    """
+    """Sends, receives and probes of one rank: `gpucoll.backends.protocol.HostMessages`."""
 
     def __init__(self, group: HostGroup) -> None:
         self._group = group
-        self._held: list[_Held] = []
-        self._table = _rows([])
-        """What is running, or ran last."""
-        self._sending = EntryTable(group, messages.message_entry, sends=True)
-        self._receiving = EntryTable(group, messages.message_entry)
-        self._block = CallBlock(Collective.SEND, message_loop.address)
-        self._run_block = group.prepare(self._block, queued=True)
-        self.send = self._sending.call
-        self.receive = self._receiving.call
+        self.room_error: Exception | None = None
+        """Why memory for a mailbox could not be taken, when that was last so."""
+        self._words = np.frombuffer(bytearray(8 * TABLE_WORDS), np.int64)
+        self._address = self._words.ctypes.data
+        self._peers = np.frombuffer(
+            bytearray(8 * MAILBOX_WORDS * group.world_size), np.int64
+        ).reshape(group.world_size, MAILBOX_WORDS)
+        free = bytearray(8 * layout.ACKNOWLEDGEMENTS)
+        self._free_words = np.frombuffer(free, np.int64)
+        self._free_words[:] = range(layout.ACKNOWLEDGEMENTS, 0, -1)
+        self._steps = group.context_beside()
+        self._set_up()
+        self._rows = Rows(_ROWS_OF_A_CALL)
+        self._blocking = _Waiter(self._words, group.context_beside())
+        self._starting = group.context_beside()
+        for context in (self._blocking.context, self._starting):
+            context[Context.TRANSFERS] = self._address
+            context[Context.MESSAGE_ROWS] = self._rows.address
+        self._waiters: list[_Waiter] = []
+        self._entries = self._make_entries()
+        self.send, self.receive = self._entries[0].call, self._entries[1].call
+        status = memoryview(self._blocking.context.data)
+        self.last_status: Callable[[], int] = lambda: status[Context.STATUS]
+        group.context[Context.MESSAGE_STEP] = message_step.message_step.address
+        group.context[Context.TRANSFERS] = self._address
 
-    def learn(self, kind: Kind, dtype: np.dtype[Any], name: str) -> None:
-        """Make the compiled entry serve arrays of this dtype."""
+    def _set_up(self) -> None:
+        words = self._words
+        words[TransferTable.CONTEXT] = self._steps.ctypes.data
+        words[TransferTable.CALLS] = self._group.context_address
+        words[TransferTable.PEERS] = self._peers.ctypes.data
+        words[TransferTable.FREE_WORDS] = self._free_words.ctypes.data
+        words[TransferTable.N_FREE_WORDS] = len(self._free_words)
+        words[TransferTable.LAST_SENDER] = self._group.world_size - 1
+        words[TransferTable.POST] = message_step.message_post.address
+        words[TransferTable.STEP] = message_step.message_step.address
 
-        def make() -> CallBlock:
-            size = dtype.itemsize
-            block = CallBlock(Collective.SEND, message_loop.address, dtype=name, item_bytes=size)
-            rows = self._group.context.ctypes.data + 8 * Context.MESSAGE_ROWS
-            block.words[Call.TRANSFERS] = rows
-            return block
+    def _make_entries(self) -> list[_MessageEntries]:
+        """Return the entries that send and receive, blocking; and those that begin to."""
+        group, blocking, starting = self._group, self._blocking.context, self._starting
+        entry, start = messages.message_entry, messages.start_entry
+        return [
+            _MessageEntries(group, entry, blocking, sends=True),
+            _MessageEntries(group, entry, blocking, sends=False),
+            _MessageEntries(group, start, starting, sends=True),
+            _MessageEntries(group, start, starting, sends=False),
+        ]
 
-        table = self._sending if kind == Kind.SEND else self._receiving
-        table.learn(dtype, None, None, make)
+    # --- the compiled entries ---------------------------------------------------------------------
 
-    # --- running ----------------------------------------------------------------------------------
+    def learn(self, kind: Kind, dtype: np.dtype[Any], name: str, description: bytes | None) -> None:
+        """Make the compiled entries serve arrays of this dtype."""
+        padded = (description or b"").ljust(-(-len(description or b"") // 8) * 8, b"\0")
+        for entries in self._entries[int(kind != Kind.SEND) :: 2]:
 
-    def run(
-        self,
-        requests: Sequence[MessageRequest],
-        on_done: Callable[[MessageRequest], None],
-        more: Callable[[], Sequence[MessageRequest]] | None,
-        due: Callable[[], tuple[int, float | None]],
-    ) -> None:
-        """Do all of them at once; return when the last is done: `HostMessages.run`."""
-        self._run_rows(list(requests), _rows(requests), on_done, more, due)
+            def make(context: _Words = entries.context) -> CallBlock:
+                size = dtype.itemsize
+                block = CallBlock(
+                    Collective.SEND, message_loop.address, dtype=name, item_bytes=size
+                )
+                block.words[Call.TRANSFERS] = self._rows.address
+                if description is not None:
+                    block.words[Call.DESCRIPTION] = address_of(padded)
+                    block.words[Call.DESCRIPTION_BYTES] = len(description)
+                    block.keep = (padded,)
+                return block
 
-    @property
-    def timeout_s(self) -> float:
-        """The default deadline, in seconds."""
-        return self._group.timeout_s
+            entries.learn(dtype, None, None, make)
 
-    def resume(self, requests: Sequence[MessageRequest]) -> None:
-        """Go on with requests that the compiled entry has begun, and left to Python."""
-        start = Context.MESSAGE_ROWS
-        rows = self._group.context[start : start + _WORDS * len(requests)]
-        table = rows.reshape(len(requests), _WORDS).copy()
-        begun_ns = int(self._group.context[Context.START_NS]) or time.monotonic_ns()
-        self._run_rows(list(requests), table, lambda _: None, None, lambda: (begun_ns, None))
+    def hold(self, is_held: bool) -> None:
+        """Keep the compiled entries from running calls at once, or let them again."""
+        for context in (self._blocking.context, self._starting):
+            context[Context.PENDING] = is_held
 
-    def _run_rows(
-        self,
-        pending: list[MessageRequest],
-        table: npt.NDArray[np.int64],
-        on_done: Callable[[MessageRequest], None],
-        more: Callable[[], Sequence[MessageRequest]] | None,
-        due: Callable[[], tuple[int, float | None]],
-    ) -> None:
-        """Run operations until all are done; where this rank leaves in the middle, all learn it."""
+    def within(self, entry: Callable[..., Any], timeout_s: float, *arguments: Any) -> Any:
+        """Call a compiled entry with a deadline of its own."""
+        context = self._blocking.context
+        before = context[Context.TIMEOUT_NS]
+        context[Context.TIMEOUT_NS] = _nanoseconds(timeout_s)
         try:
-            self._run_until_done(pending, table, on_done, more, due)
+            return entry(*arguments)
+        finally:
+            context[Context.TIMEOUT_NS] = before
+
+    def start_send(self, x: Any, peer: int, tag: int) -> PendingTransfers | None:
+        """Begin to send a NumPy array that the compiled entries know; None: not that way."""
+        rows = Rows(1)
+        if self._entries[2].call(x, peer, tag, rows.address) is None:
+            return None
+        return PendingTransfers(self, rows, [MessageRequest(Kind.SEND, peer, tag)], x)
+
+    def start_receive(self, out: Any, peer: int, tag: int) -> PendingTransfers | None:
+        """Begin to receive into such an array; None: not that way."""
+        rows = Rows(1)
+        if self._entries[3].call(out, peer, tag, rows.address) is None:
+            return None
+        return PendingTransfers(self, rows, [MessageRequest(Kind.RECV, peer, tag)], out)
+
+    # --- beginning, and waiting -------------------------------------------------------------------
+
+    def start(
+        self, requests: Sequence[MessageRequest], timeout_s: float | None
+    ) -> PendingTransfers:
+        """Begin requests, in this order and behind all that were begun before."""
+        self._group.check_open()
+        rows = Rows(len(requests))
+        timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
+        kept = rows.fill(requests, timeout_ns, time.monotonic_ns() + timeout_ns)
+        if not _post(self._address, rows.address, len(requests)):
+            self._group.raise_if_aborted()
+        return PendingTransfers(self, rows, list(requests), (kept, requests))
+
+    def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
+        """Wait for rows that were begun; return whether they are over.
+
+        With `timeout_s` 0 only a step is made. A signal ends this wait alone.
+        """
+        until_ns = 0
+        if timeout_s is not None:
+            until_ns = time.monotonic_ns() + _nanoseconds(timeout_s) if timeout_s else _AT_ONCE
+        try:
+            waiter = self._waiters.pop()
+        except IndexError:
+            waiter = _Waiter(self._words, self._group.context_beside())
+        try:
+            waiter.set_rows(rows, count, is_started=True, until_ns=until_ns)
+            return self._run_started(waiter, rows, count)
+        finally:
+            self._waiters.append(waiter)
+
+    def _run_started(self, waiter: _Waiter, rows: Rows, count: int) -> bool:
+        while True:
+            if self._group.is_forked or self._group.is_closed:
+                self._group.check_open()
+            waiter.states[_STATE] = _IDLE
+            status = waiter.run()
+            if status == Status.NO_ROOM:
+                self._grant()
+            elif status == Status.NOT_YET:
+                return False
+            elif status in (_OK, _MISFIT) or rows.are_over(count):
+                return True
+            else:
+                self._group.raise_for(status)
+
+    def _grant(self) -> None:
+        """Let a send take the memory that it needs; where there is none, it has failed."""
+        try:
+            make_room(self._steps)
+        except SharedMemoryError as error:
+            self.room_error = error
+            _drop(self._address, int(self._words[TransferTable.NEEDS_ROOM]))
+        self._words[TransferTable.NEEDS_ROOM] = 0
+
+    def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
+        """Begin requests and wait until all are over; as a blocking call."""
+        group, waiter = self._group, self._blocking
+        rows = Rows(len(requests))
+        limit_s = group.timeout_s if timeout_s is None else timeout_s
+        kept = rows.fill(requests, _nanoseconds(limit_s), 0)
+        waiter.set_rows(rows, len(requests), is_started=False)
+        self._run_blocking(waiter, rows, len(requests))
+        for place, request in enumerate(requests):
+            rows.settle(place, request, self.room_error)
+        del kept
+
+    def _run_blocking(self, waiter: _Waiter, rows: Rows, count: int) -> None:
+        """Wait, with the context of blocking calls; where this rank leaves, all learn it."""
+        group, context = self._group, waiter.states
+        held, context[_PENDING] = context[_PENDING], 0
+        try:
+            while (status := waiter.run()) not in (_OK, _MISFIT):
+                if status == Status.NO_ROOM:
+                    waiter.words[Call.IS_STARTED] = 1
+                    self._grant()
+                elif status == Status.NOT_RUN:
+                    group.check_open()
+                    group.raise_if_aborted()
+                    raise another_thread(group.rank, group.world_size)
+                else:
+                    group.raise_for(status)
         except GpucollError:
             raise
         except BaseException:  # Ctrl-C, no memory: between two steps nobody else sees it
-            self._group.abort(Abort.INTERRUPTED)
+            group.abort(Abort.INTERRUPTED)
+            _end(self._address)
             raise
+        finally:
+            context[_PENDING] = held
 
-    def _run_until_done(
-        self,
-        pending: list[MessageRequest],
-        table: npt.NDArray[np.int64],
-        on_done: Callable[[MessageRequest], None],
-        more: Callable[[], Sequence[MessageRequest]] | None,
-        due: Callable[[], tuple[int, float | None]],
-    ) -> None:
-        takes_more = more is not None
-        while True:
-            table = self._report(pending, table, on_done)
-            if self._serve_held(pending, table):
-                table = self._report(pending, table, on_done)
-            if not pending:
-                return
-            status = self._run_table(table, due, takes_more)
-            if status == Status.ASIDE:
-                takes_more = True  # so that it is held here once it came, whatever ends the call
-                held = self._aside(int(self._group.context[Context.UNMATCHED]))
-                pending.append(MessageRequest(Kind.RECV, -1, -1, held.buffer))
-                table = np.concatenate([table, held.row[None]])
-            elif status == Status.MORE:
-                self._group.context[Context.MORE] = 0
-                added = list(more()) if more is not None else []
-                pending += added
-                table = np.concatenate([table, _rows(added)])
+    def resume(self, requests: Sequence[MessageRequest]) -> None:
+        """Wait for the requests that a compiled entry has begun, and left to Python."""
+        waiter = self._blocking
+        waiter.set_rows(self._rows, len(requests), is_started=True)
+        waiter.words[Call.LEAVES] = 0
+        if self.last_status() == Status.NO_ROOM:
+            self._run_blocking(waiter, self._rows, len(requests))
+        for place, request in enumerate(requests):
+            self._rows.settle(place, request, self.room_error)
 
-    def _run_table(
-        self,
-        table: npt.NDArray[np.int64],
-        due: Callable[[], tuple[int, float | None]],
-        takes_more: bool,
-    ) -> int:
-        self._table = table
-        self._group.context[Context.START_NS], timeout_s = due()
-        words = self._block.words
-        words[Call.TRANSFERS] = table.ctypes.data
-        words[Call.N_TRANSFERS] = len(table)
-        words[Call.TAKES_MORE] = takes_more
-        goes_on = (Status.ASIDE, Status.MORE)
-        return self._group.run_prepared(self._run_block, timeout_s, goes_on)
+    # --- probing ----------------------------------------------------------------------------------
 
-    def _report(
-        self,
-        pending: list[MessageRequest],
-        table: npt.NDArray[np.int64],
-        on_done: Callable[[MessageRequest], None],
-    ) -> npt.NDArray[np.int64]:
-        """Report and drop what is done; return the rows of the rest."""
-        is_done = table[:, Transfer.STATE] >= Progress.DONE
-        if not is_done.any():
-            return table
-        done = [pending[place] for place in np.flatnonzero(is_done)]
-        pending[:] = [pending[place] for place in np.flatnonzero(~is_done)]
-        for request, row in zip(done, table[is_done], strict=True):
-            _fill_in(request, row)
-            if (held := _owner(request)) is not None:
-                self._hold([*self._held, held])
-            else:
-                on_done(request)
-        return table[~is_done]
+    def probe(self, request: MessageRequest) -> bool:
+        """Probe without waiting; return whether there is such a message, and fill it in."""
+        rows = Rows(1)
+        rows.fill([request], 0, 0)
+        if not _post(self._address, rows.address, 1):
+            self._group.raise_if_aborted()
+        self.wait(rows, 1, 0.0)
+        if not rows.are_over(1) and _drop(self._address, rows.address):
+            return False
+        rows.settle(0, request, None)
+        return True
 
-    # --- messages that came too early -------------------------------------------------------------
+    def let_go(self, request: MessageRequest) -> None:
+        """Give a held message up that nobody will receive: it stands for whoever asks again."""
+        if request.held:
+            _put_back(self._address, request.held)
+            request.held = 0
 
-    def _aside(self, sender: int) -> _Held:
-        """Return where the next message of a rank goes, which nobody asks for yet."""
-        envelope = self._group.members.peek(self._group.rank, sender)
-        assert envelope is not None  # this thread alone takes messages, and has just seen it
-        data = np.empty(int(envelope[Envelope.SIZE_BYTES]), np.uint8)
-        row = _row_of(sender, envelope)
-        row[Transfer.ADDRESS] = data.ctypes.data
-        row[Transfer.POST] = KEPT_ASIDE
-        return _Held(row, data)
+    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], Callable[[], None]]:
+        """Return what sends or receives the same memory again and again, and says a `Status`.
 
-    def _hold(self, held: list[_Held]) -> None:
-        """Keep these messages; another thread may be looking at the list."""
-        self._held = held
-        self._group.context[Context.UNEXPECTED] = len(held)
-
-    def _serve_held(self, pending: Sequence[MessageRequest], table: npt.NDArray[np.int64]) -> bool:
-        """Give kept messages to those who ask for them, the oldest first; return whether any."""
-        has_served = False
-        for request, row in zip(pending, table, strict=True) if self._held else ():
-            if row[Transfer.KIND] == Kind.SEND or row[Transfer.STATE] != Progress.WAITING:
-                continue
-            if _owner(request) is not None:
-                continue  # takes the next message aside, behind those that are kept
-            held = next((held for held in self._held if _asks_for(row, held.row)), None)
-            if held is None:
-                continue
-            has_served = True
-            for field in (Transfer.FOUND_PEER, Transfer.FOUND_TAG):
-                row[field] = held.row[field]
-            size_and_dtype = [Transfer.SIZE_BYTES, Transfer.DTYPE]
-            fits = (row[size_and_dtype] == held.row[size_and_dtype]).all()
-            row[size_and_dtype] = held.row[size_and_dtype]
-            row[Transfer.DIMENSIONS :] = held.row[Transfer.DIMENSIONS :]
-            if row[Transfer.KIND] == Kind.PROBE:
-                row[Transfer.STATE] = Progress.DONE
-            elif not fits:
-                row[Transfer.STATE] = Progress.MISFIT
-            else:
-                ctypes.memmove(int(row[Transfer.ADDRESS]), held.data.ctypes.data, held.data.nbytes)
-                row[Transfer.STATE] = Progress.DONE
-                self._hold([other for other in self._held if other is not held])
-        return has_served
-
-    def look(self, request: MessageRequest) -> bool:
-        """Probe without waiting; return whether there is such a message, and fill it in.
-
-        Other messages may be under way in the communicator's thread.
+        And what takes back what that has left to Python.
         """
-        asking = _rows([request])[0]
-        size, last = self._group.world_size, int(self._group.context[LAST_SENDER])
-        everyone = ((last + 1 + step) % size for step in range(size))
-        peers = everyone if request.peer == ANY_SOURCE else (request.peer,)
-        waiting = (row for peer in peers if (row := self._next_from(peer)) is not None)
-        for row in (*(held.row for held in self._held), *waiting):
-            if _asks_for(asking, row):
-                _fill_in(request, row)
-                return True
-        return False
+        rows = Rows(1)
+        kept = rows.fill([request], 0, 0)
+        block = CallBlock(Collective.SEND, message_loop.address)
+        words = block.words
+        words[Call.CONTEXT] = self._blocking.context.ctypes.data
+        words[Call.TRANSFERS], words[Call.N_TRANSFERS] = rows.address, 1
+        words[Call.LARGEST_BYTES] = 0 if request.buffer is None else request.buffer.size_bytes
+        holder = capsule(words.ctypes.data)
+        run: Callable[[], int] = builtin(collectives.prepared_call.address, METH_NOARGS, holder)
 
-    def _next_from(self, peer: int) -> npt.NDArray[np.int64] | None:
-        """Return the next message of a rank; None where there is none, or is being taken."""
-        members, me = self._group.members, self._group.rank
-        number = members.taken(me, peer)
-        if (envelope := members.peek(me, peer)) is None:
-            return None
-        row, table = _row_of(peer, envelope), self._table
-        is_taken = (table[:, Transfer.STATE] == Progress.UNDER_WAY) & (
-            table[:, Transfer.FOUND_PEER] == peer
-        )
-        if (is_taken & (table[:, Transfer.KIND] == Kind.RECV)).any():
-            return None
-        # Read after all of that: a message that is still there was not taken meanwhile.
-        return row if members.taken(me, peer) == number else None
+        def take_back() -> None:
+            if rows.state() and not rows.are_over(1):
+                _drop(self._address, rows.address)
+            assert kept is not None  # alive as long as this is
+            assert block is not None
+
+        return run, take_back
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Let go of everything: whatever is pending will never be over."""
+        if not self._group.is_forked and self._words[TransferTable.IS_DEAD] != 2:
+            _end(self._address)
+            self._group.context[Context.TRANSFERS] = 0
+            _release(self._address)
+            self._words[TransferTable.IS_DEAD] = 2
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of messages that came and that nobody has received."""
-        members, me = self._group.members, self._group.rank
-        found = [
-            (int(held.row[Transfer.FOUND_PEER]), int(held.row[Transfer.FOUND_TAG]))
-            for held in self._held
-        ]
-        for peer in range(self._group.world_size):
-            if (envelope := members.peek(me, peer)) is not None:
-                found.append((peer, int(envelope[Envelope.TAG])))
-        return found
+        return left_messages.unreceived(self._group.members, self._words, self._peers)
 
     def undelivered(self) -> list[tuple[int, int]]:
-        """Return receiver and tag of messages that lie with ranks which have closed."""
-        members, me = self._group.members, self._group.rank
-        return [
-            (peer, int(envelope[Envelope.TAG]))
-            for peer in range(self._group.world_size)
-            if peer != me
-            and members.has_closed(peer)
-            and (envelope := members.peek(peer, me)) is not None
-        ]
-
-    def ring_own_bell(self) -> None:
-        """Make a running table come back for more."""
-        # The other thread says that it sleeps, and looks at this: so a full fence before the bell.
-        ordering.store(self._group.context.ctypes.data + 8 * Context.MORE, 1)
-        self._group.ring_bell(self._group.rank)
+        """Return receiver and number of messages that lie with ranks which have closed."""
+        return left_messages.undelivered(self._group.members, self._peers)
 
 
-def _owner(request: MessageRequest) -> _Held | None:
-    """Return the message that a request takes aside; None for a user's request."""
-    owner = None if request.buffer is None else request.buffer.owner
-    return owner if isinstance(owner, _Held) else None
-
-
-def _row_of(sender: int, envelope: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Return a message as a row of operations: the receive that it fits."""
-    row = np.zeros(_WORDS, np.int64)
-    row[Transfer.KIND] = Kind.RECV
-    row[Transfer.PEER] = row[Transfer.FOUND_PEER] = sender
-    row[Transfer.TAG] = row[Transfer.FOUND_TAG] = envelope[Envelope.TAG]
-    row[Transfer.SIZE_BYTES] = envelope[Envelope.SIZE_BYTES]
-    row[Transfer.DTYPE] = envelope[Envelope.DTYPE]
-    row[Transfer.DIMENSIONS :][:_SHAPE_WORDS] = envelope[Envelope.DIMENSIONS :][:_SHAPE_WORDS]
-    return row
-
-
-def _asks_for(asking: npt.NDArray[np.int64], message: npt.NDArray[np.int64]) -> bool:
-    """Return whether a receive or probe asks for a message."""
-    return asking[Transfer.PEER] in (ANY_SOURCE, message[Transfer.FOUND_PEER]) and asking[
-        Transfer.TAG
-    ] in (ANY_TAG, message[Transfer.FOUND_TAG])
-
-
-def _rows(requests: Sequence[MessageRequest]) -> npt.NDArray[np.int64]:
-    """Return requests as a table of operations."""
-    table = np.zeros((len(requests), _WORDS), np.int64)
-    for row, request in zip(table, requests, strict=True):
-        row[Transfer.KIND] = request.kind
-        row[Transfer.PEER] = request.peer
-        row[Transfer.TAG] = request.tag
-        if (buffer := request.buffer) is not None:
-            row[Transfer.ADDRESS] = buffer.address
-            row[Transfer.SIZE_BYTES] = buffer.size_bytes
-            row[Transfer.DTYPE] = dtype_code(buffer.dtype)
-            row[Transfer.DIMENSIONS] = len(buffer.shape)
-            shown = buffer.shape[: layout.MESSAGE_DIMENSIONS]
-            row[Transfer.DIMENSION : Transfer.DIMENSION + len(shown)] = shown
-            if request.number is not None:
-                is_numpy = issubclass(request.number, np.generic)
-                row[Transfer.DIMENSIONS] = SentNumber.NUMPY if is_numpy else SentNumber.PYTHON
-    return table
-
-
-def _fill_in(request: MessageRequest, row: npt.NDArray[np.int64]) -> None:
-    """Write what was found into a request."""
-    request.is_misfit = bool(row[Transfer.STATE] == Progress.MISFIT)
-    if request.kind == Kind.SEND:
-        return
-    request.found_peer = int(row[Transfer.FOUND_PEER])
-    request.found_tag = int(row[Transfer.FOUND_TAG])
-    request.found_bytes = int(row[Transfer.SIZE_BYTES])
-    request.found_dtype = int(row[Transfer.DTYPE])
-    n_dimensions = int(row[Transfer.DIMENSIONS])
-    if n_dimensions < 0:
-        request.found_shape, request.found_number = (), SentNumber(n_dimensions)
-        return
-    shown = row[Transfer.DIMENSION :][: min(n_dimensions, layout.MESSAGE_DIMENSIONS)]
-    is_whole = n_dimensions <= layout.MESSAGE_DIMENSIONS
-    request.found_shape = tuple(int(length) for length in shown) if is_whole else None
+def _nanoseconds(timeout_s: float) -> int:
+    return int(min(timeout_s, 1e9) * 1e9)

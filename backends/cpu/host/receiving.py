@@ -1,193 +1,516 @@
-"""What a receive or a probe does next: the message that it asks for, and which nobody does."""
+"""What a receive or a probe gets: the first message that it asks for, in the order sent.
+
+A message goes to the first receive that was posted and asks for it. One that nobody asks for stays
+in the mailbox, unless somebody waits for what is behind it: then it is held aside.
+"""
 
 from __future__ import annotations
 
+from gpucoll.backends.cpu.host.held_messages import (
+    H_ACKNOWLEDGEMENT,
+    H_COST,
+    H_DATA,
+    H_DESCRIPTION_BYTES,
+    H_DIMENSIONS,
+    H_DONE_BYTES,
+    H_DTYPE,
+    H_IS_WHOLE,
+    H_MODE,
+    H_NEXT,
+    H_NUMBER,
+    H_OWNER,
+    H_PLACE,
+    H_SENDER,
+    H_SIZE_BYTES,
+    H_TAG,
+    H_WAY,
+    copy_shape,
+    message_extra,
+    message_record_bytes,
+    new_held,
+    release,
+)
 from gpucoll.backends.cpu.host.mailboxes import (
     E_DTYPE,
     E_PLACE,
     E_SIZE_BYTES,
     E_TAG,
-    E_WAY,
+    ENVELOPE_BYTES,
     IN_ARENA,
+    IN_NUMBER,
+    IN_TARGET,
+    IN_TARGET_IS_HELD,
+    IN_WANTED,
     POST_BYTES,
     POSTED,
-    advance_tail,
+    SHAPE_BYTES,
+    acknowledgement_of,
     copy,
-    data_of,
-    incoming,
-    is_written,
-    post_at,
-    read_shape,
-    tail_of,
+    data_place,
+    description_bytes_of,
+    give_back,
+    mailbox_words,
+    mode_of,
+    note_matched,
+    record_bytes,
+    ring_bell,
+    way_of,
+    written_record,
 )
-from gpucoll.backends.cpu.host.single_copy import SLICE_BYTES, read_from
+from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, acknowledgement_word
 from gpucoll.backends.cpu.host.transfers import (
+    ACKNOWLEDGEMENT,
     ADDRESS,
     ANY,
+    CALLS,
+    CONTEXT,
+    DESCRIPTION,
+    DESCRIPTION_BYTES,
+    DIMENSIONS,
     DONE,
     DONE_BYTES,
     DTYPE,
+    FIRST,
+    FIRST_HELD,
+    FIRST_POSTED,
+    FOLLOWS,
+    FOUND_BYTES,
+    FOUND_DTYPE,
+    FOUND_NUMBER,
     FOUND_PEER,
     FOUND_TAG,
-    KEPT_ASIDE,
+    GONE,
+    HELD,
     KIND,
+    LAST,
+    LAST_HELD,
+    LAST_POSTED,
     LAST_SENDER,
     MISFIT,
+    N_ANY,
+    N_WANTED,
+    NEXT,
+    NUMBER,
     PEER,
-    POST,
+    PLACE,
     PROBE,
     RECV,
-    SEND,
     SIZE_BYTES,
     STATE,
     TAG,
+    TAKE,
     UNDER_WAY,
-    WAITING,
-    row_of,
+    WAY,
+    append,
+    finish,
+    remove,
 )
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import get, put
-from gpucoll.transport.shared.flags import is_aborted, is_aborted_since
+from gpucoll.kernels.cpu.memory import exchange64, get, put
+from gpucoll.transport.shared.flags import copy_from_process, give_up, is_aborted_since
+from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.peer_arena import reach
-from gpucoll.transport.shared.steps import OK, WORLD_SIZE
-from gpucoll.transport.shared.words import Status
+from gpucoll.transport.shared.steps import RANK, SEQUENCE, WORLD_SIZE
+from gpucoll.transport.shared.words import HELD_WORDS, Context
 
-_EVENT, _LOST = int(Status.EVENT), int(Status.LOST)
+_PIDS, _ABORT_UNREADABLE = int(Context.PIDS), int(Abort.UNREADABLE)
+_FETCHED_BYTES = 1 << 20
+"""So much is fetched in one step: another thread may want the table meanwhile."""
+_MOST_RECORDS = 64
+"""So many records of one rank are taken in one step."""
 
 
-@inline
-def _is_being_taken(table, count, sender):
-    """Return whether a receive is in the middle of a message of this sender.
-
-    One that is taken aside counts until Python knows of it: later receives may ask for it.
-    """
-    for place in range(count):
-        row = row_of(table, place)
-        if get(row, KIND) == RECV and get(row, FOUND_PEER) == sender:
-            state, is_aside = get(row, STATE), get(row, POST) == KEPT_ASIDE
-            if state == UNDER_WAY or (is_aside and state == DONE):
-                return True
-    return False
+# --- who wants what -------------------------------------------------------------------------------
 
 
 @inline
-def _asks_for(row, sender, tag):
-    wants_sender = get(row, PEER) == ANY or get(row, PEER) == sender
-    return wants_sender and (get(row, TAG) == ANY or get(row, TAG) == tag)
+def want(table, peer, change):
+    """Count one receive or probe more, or less, that a rank's mailbox can help."""
+    put(table, N_WANTED, get(table, N_WANTED) + change)
+    if peer == ANY:
+        put(table, N_ANY, get(table, N_ANY) + change)
+        return
+    words = mailbox_words(table, peer)
+    put(words, IN_WANTED, get(words, IN_WANTED) + change)
 
 
 @inline
-def _is_first(table, place, sender, tag):
-    """Return whether no earlier operation asks for this message, which may have come just now."""
-    for before in range(place):
-        row = row_of(table, before)
-        if get(row, KIND) != SEND and get(row, STATE) == WAITING and _asks_for(row, sender, tag):
-            return False
+def _asks_for(row, sender, tag, number, mode):
+    """Return whether a receive or probe asks for a message."""
+    if get(row, PEER) != ANY and get(row, PEER) != sender:
+        return False
+    if get(row, NUMBER) != 0:
+        return get(row, NUMBER) == number
+    if mode & FOLLOWS:
+        return False
+    return get(row, TAG) == ANY or get(row, TAG) == tag
+
+
+@inline
+def _first_posted(table, sender, tag, number, mode):
+    """Return the first receive or probe that asks for a message, and the row before it."""
+    before, row = 0, get(table, FIRST_POSTED)
+    while row != 0:
+        if _asks_for(row, sender, tag, number, mode):
+            break
+        before, row = row, get(row, NEXT)
+    return row, before
+
+
+@inline
+def _first_held(table, row):
+    """Return the first held message that a row asks for, and the one before it."""
+    before, held = 0, get(table, FIRST_HELD)
+    while held != 0:
+        sender, number = get(held, H_SENDER), get(held, H_NUMBER)
+        if _asks_for(row, sender, get(held, H_TAG), number, get(held, H_MODE)):
+            break
+        before, held = held, get(held, H_NEXT)
+    return held, before
+
+
+@inline
+def _unpost(table, row, before):
+    remove(table, FIRST_POSTED, LAST_POSTED, before, row, NEXT)
+    want(table, get(row, PEER), -1)
+
+
+# --- fetching -------------------------------------------------------------------------------------
+
+
+@inline
+def acknowledge(table, sender, acknowledgement):
+    """Tell the sender of a message that it was taken, where it waits for that."""
+    if acknowledgement == 0:
+        return
+    context = get(table, CONTEXT)
+    exchange64(acknowledgement_word(context, sender, acknowledgement), 1)
+    ring_bell(context, sender)
+
+
+@inline
+def fetch_step(table, row):
+    """Copy a piece of a message from the sender's arena or process; return how it went."""
+    context, sender, done = get(table, CONTEXT), get(row, FOUND_PEER), get(row, DONE_BYTES)
+    step = min(_FETCHED_BYTES, get(row, FOUND_BYTES) - done)
+    source, destination = get(row, PLACE) + done, get(row, ADDRESS) + done
+    if get(row, WAY) == IN_ARENA:
+        arena = reach(context, sender, source + step)
+        if arena == 0:
+            return STAYED
+        copy(context, destination, arena + source, step)
+    elif sender == get(context, RANK):
+        copy(context, destination, source, step)
+    else:
+        pid = get(get(context, _PIDS), sender)
+        if copy_from_process(context, pid, destination, source, step) != step:
+            put(context, SEQUENCE, get(get(table, CALLS), SEQUENCE))
+            give_up(context, _ABORT_UNREADABLE, sender)
+    if is_aborted_since(context):
+        return STAYED  # what was read may be anything by then
+    put(row, DONE_BYTES, done + step)
+    if done + step < get(row, FOUND_BYTES):
+        return MOVED
+    acknowledge(table, sender, get(row, ACKNOWLEDGEMENT))
+    return OVER
+
+
+@inline
+def _begin_to_fetch(table, row, way, place, acknowledgement):
+    put(row, WAY, way)
+    put(row, PLACE, place)
+    put(row, ACKNOWLEDGEMENT, acknowledgement)
+    put(row, DONE_BYTES, 0)
+    put(row, STATE, UNDER_WAY)
+    if fetch_step(table, row) == OVER:
+        finish(table, row, DONE)
+    else:
+        append(table, FIRST, LAST, row, NEXT)
+
+
+# --- out of the mailbox ---------------------------------------------------------------------------
+
+
+@inline
+def _describe_record(row, record, sender):
+    put(row, FOUND_PEER, sender)
+    put(row, FOUND_TAG, get(record, E_TAG))
+    put(row, FOUND_BYTES, get(record, E_SIZE_BYTES))
+    put(row, FOUND_DTYPE, get(record, E_DTYPE))
+    put(row, FOUND_NUMBER, get(record, 0))
+    copy_shape(record, row, DIMENSIONS)
+
+
+@inline
+def _copy_description(row, source, size_bytes):
+    """Give a probe what the message says of its dtype; there is room for the longest."""
+    put(row, DESCRIPTION_BYTES, size_bytes)
+    for place in range((size_bytes + 7) >> 3):
+        put(get(row, DESCRIPTION), place, get(source, place))
+
+
+@inline
+def _fits(row):
+    return get(row, FOUND_BYTES) <= get(row, SIZE_BYTES) and get(row, FOUND_DTYPE) == get(
+        row, DTYPE
+    )
+
+
+@inline
+def _take_first_part(table, words, sender, record, destination):
+    """Copy what a message's first record has of its data; return how much that is."""
+    context, size_bytes = get(table, CONTEXT), get(record, E_SIZE_BYTES)
+    part_bytes = min(size_bytes, POST_BYTES)
+    if part_bytes:
+        place = data_place(record, message_extra(record), size_bytes)
+        copy(context, destination, place, part_bytes)
+    return part_bytes
+
+
+@inline
+def _leave_mailbox(table, words, sender, record):
+    """Give a message's first record back."""
+    put(words, IN_NUMBER, get(record, 0))
+    give_back(get(table, CONTEXT), words, sender, message_record_bytes(record))
+
+
+@inline
+def _await_parts(table, words, sender, target, is_held):
+    """Note for what the next records of a rank are; somebody waits for them."""
+    put(words, IN_TARGET, target)
+    put(words, IN_TARGET_IS_HELD, is_held)
+    want(table, sender, 1)
+
+
+@inline
+def _hold(table, words, sender, record, owner):
+    """Take a message aside, for a receive or for whoever asks later; return it, or 0."""
+    held = new_held(record, sender)
+    if held == 0:
+        return held
+    put(held, H_OWNER, owner)
+    if owner == 0:
+        append(table, FIRST_HELD, LAST_HELD, held, H_NEXT)
+    done = get(record, E_SIZE_BYTES)
+    if get(held, H_WAY) == POSTED:
+        done = _take_first_part(table, words, sender, record, get(held, H_DATA))
+    put(held, H_DONE_BYTES, done)
+    is_whole = 1 if done == get(held, H_SIZE_BYTES) else 0
+    put(held, H_IS_WHOLE, is_whole)
+    _leave_mailbox(table, words, sender, record)
+    if is_whole == 0:
+        _await_parts(table, words, sender, held, 1)
+    return held
+
+
+@inline
+def _take_into_row(table, words, sender, record, row):
+    """Begin to receive a message that fits; its row is in no list."""
+    way, acknowledgement = way_of(record), acknowledgement_of(record)
+    note_matched(words, message_record_bytes(record))
+    if way != POSTED:
+        place = get(record, E_PLACE)
+        _leave_mailbox(table, words, sender, record)
+        _begin_to_fetch(table, row, way, place, acknowledgement)
+        return
+    done = _take_first_part(table, words, sender, record, get(row, ADDRESS))
+    put(row, DONE_BYTES, done)
+    _leave_mailbox(table, words, sender, record)
+    acknowledge(table, sender, acknowledgement)
+    if done == get(row, FOUND_BYTES):
+        finish(table, row, DONE)
+    else:
+        put(row, STATE, UNDER_WAY)
+        _await_parts(table, words, sender, row, 0)
+
+
+@inline
+def _give_record(table, words, sender, record, row, before):
+    """Give the message at the head of a mailbox to a row; return whether there was memory."""
+    _describe_record(row, record, sender)
+    if get(row, KIND) == PROBE:
+        _unpost(table, row, before)
+        description = record + ENVELOPE_BYTES + SHAPE_BYTES
+        _copy_description(row, description, description_bytes_of(record))
+        finish(table, row, DONE)
+        return True
+    if get(row, KIND) == RECV and not _fits(row):
+        _unpost(table, row, before)
+        finish(table, row, MISFIT)
+        return True
+    put(table, LAST_SENDER, sender)
+    if get(row, KIND) == RECV:
+        _unpost(table, row, before)
+        _take_into_row(table, words, sender, record, row)
+        return True
+    cost, way, acknowledgement = message_record_bytes(record), way_of(record), 0
+    if way == POSTED:
+        acknowledgement = acknowledgement_of(record)
+    held = _hold(table, words, sender, record, row)
+    if held == 0:
+        return False
+    _unpost(table, row, before)
+    note_matched(words, cost)
+    acknowledge(table, sender, acknowledgement)
+    put(row, HELD, held)
+    if get(held, H_IS_WHOLE):
+        finish(table, row, DONE)
+    else:
+        put(row, STATE, UNDER_WAY)
     return True
 
 
 @inline
-def _take_part(context, row, mailbox, number):
-    """Copy a post's data to its place, and give the post back."""
-    done = get(row, DONE_BYTES)
-    part_bytes = min(get(context, POST_BYTES), get(row, SIZE_BYTES) - done)
-    place = data_of(post_at(context, mailbox, number), get(row, SIZE_BYTES))
-    copy(context, get(row, ADDRESS) + done, place, part_bytes)
-    put(row, DONE_BYTES, done + part_bytes)
-    # First the state: `MessageTable.look` must not take the next post for a message's beginning.
-    put(row, STATE, DONE if done + part_bytes >= get(row, SIZE_BYTES) else UNDER_WAY)
-    advance_tail(context, mailbox, get(row, FOUND_PEER))
+def _take_part(table, words, sender, record):
+    """Take one more part of the message that is under way."""
+    target, is_held = get(words, IN_TARGET), get(words, IN_TARGET_IS_HELD)
+    part_bytes, context = get(record, E_SIZE_BYTES), get(table, CONTEXT)
+    done_field = H_DONE_BYTES if is_held else DONE_BYTES
+    start = get(target, H_DATA) if is_held else get(target, ADDRESS)
+    size_bytes = get(target, H_SIZE_BYTES) if is_held else get(target, FOUND_BYTES)
+    done = get(target, done_field)
+    copy(context, start + done, data_place(record, 0, part_bytes), part_bytes)
+    put(target, done_field, done + part_bytes)
+    give_back(context, words, sender, record_bytes(0, part_bytes))
+    if done + part_bytes < size_bytes:
+        return
+    put(words, IN_TARGET, 0)
+    want(table, sender, -1)
+    if not is_held:
+        finish(table, target, DONE)
+        return
+    put(target, H_IS_WHOLE, 1)
+    owner = get(target, H_OWNER)
+    if owner != 0:
+        finish(table, owner, DONE)
+        return
+    row, before = _first_posted(
+        table, sender, get(target, H_TAG), get(target, H_NUMBER), get(target, H_MODE)
+    )
+    if row != 0:
+        _unpost(table, row, before)
+        _, ahead = _first_held(table, row)
+        _give_held(table, row, target, ahead)
 
 
 @inline
-def _fetch(context, row, mailbox, post):
-    """Copy a message from the sender's arena or process; return a status."""
-    sender, size_bytes, status = get(row, FOUND_PEER), get(row, SIZE_BYTES), OK
-    place = get(post, E_PLACE)
-    if get(post, E_WAY) == IN_ARENA:
-        arena = reach(context, sender, place + size_bytes)
-        if arena == 0:
-            return _EVENT
-        copy(context, get(row, ADDRESS), arena + place, size_bytes)
+def receive_from(table, sender):
+    """Take what a rank has sent, record by record, as far as somebody wants it; return how many."""
+    words = mailbox_words(table, sender)
+    for count in range(_MOST_RECORDS):
+        record = written_record(table, words, sender)
+        if record == 0:
+            return count
+        if get(words, IN_TARGET) != 0:
+            _take_part(table, words, sender, record)
+            continue
+        row, before = _first_posted(
+            table, sender, get(record, E_TAG), get(record, 0), mode_of(record)
+        )
+        if row != 0:
+            if not _give_record(table, words, sender, record, row, before):
+                return count
+            continue
+        if get(words, IN_WANTED) == 0 and get(table, N_ANY) == 0:
+            return count
+        if _hold(table, words, sender, record, 0) == 0:
+            return count
+    return _MOST_RECORDS
+
+
+# --- out of what was held -------------------------------------------------------------------------
+
+
+@inline
+def _describe_held(row, held):
+    put(row, FOUND_PEER, get(held, H_SENDER))
+    put(row, FOUND_TAG, get(held, H_TAG))
+    put(row, FOUND_BYTES, get(held, H_SIZE_BYTES))
+    put(row, FOUND_DTYPE, get(held, H_DTYPE))
+    put(row, FOUND_NUMBER, get(held, H_NUMBER))
+    for place in range(9):
+        put(row, DIMENSIONS + place, get(held, H_DIMENSIONS + place))
+
+
+@inline
+def _claim(table, held, before):
+    """Take a held message out of the list, unless it has an owner already."""
+    if get(held, H_OWNER) != 0:
+        return
+    sender = get(held, H_SENDER)
+    remove(table, FIRST_HELD, LAST_HELD, before, held, H_NEXT)
+    if get(held, H_COST) != 0:  # it was not taken and put back before
+        note_matched(mailbox_words(table, sender), get(held, H_COST))
+    if get(held, H_WAY) == POSTED:
+        acknowledge(table, sender, get(held, H_ACKNOWLEDGEMENT))
+
+
+@inline
+def _give_held(table, row, held, before):
+    """Give a held message to a row that is in no list; it is whole, or the row is a probe."""
+    _describe_held(row, held)
+    if get(row, KIND) == PROBE:
+        description = held + 8 * HELD_WORDS
+        _copy_description(row, description, get(held, H_DESCRIPTION_BYTES))
+        finish(table, row, DONE)
+        return
+    if get(row, KIND) == TAKE:
+        _claim(table, held, before)
+        put(held, H_OWNER, row)
+        put(row, HELD, held)
+        finish(table, row, DONE)
+        return
+    if not _fits(row):
+        finish(table, row, MISFIT)
+        return
+    _claim(table, held, before)
+    way, place, acknowledgement = (
+        get(held, H_WAY),
+        get(held, H_PLACE),
+        get(held, H_ACKNOWLEDGEMENT),
+    )
+    if way == POSTED:
+        copy(get(table, CONTEXT), get(row, ADDRESS), get(held, H_DATA), get(held, H_SIZE_BYTES))
+    release(held)
+    if way == POSTED:
+        finish(table, row, DONE)
     else:
-        done = 0
-        while done < size_bytes and status != _LOST and not is_aborted(context):
-            step = min(SLICE_BYTES, size_bytes - done)  # a mismatch ends no message: see `_answer`
-            status = read_from(context, sender, get(row, ADDRESS) + done, place + done, step)
-            done += step
-    if status != _LOST:
-        status = (
-            _EVENT if is_aborted_since(context) else OK
-        )  # what was read may be anything by then
-    if status == OK:
-        advance_tail(context, mailbox, sender)
-        put(row, STATE, DONE)
-    return status
+        _begin_to_fetch(table, row, way, place, acknowledgement)
 
 
 @inline
-def _match(context, row, sender, mailbox, number):
-    """Give the message at the head of a mailbox to a receive or probe; return a status."""
-    post = post_at(context, mailbox, number)
-    put(row, FOUND_PEER, sender)
-    put(row, FOUND_TAG, get(post, E_TAG))
-    fits = get(row, SIZE_BYTES) == get(post, E_SIZE_BYTES) and get(row, DTYPE) == get(post, E_DTYPE)
-    if get(row, KIND) == PROBE or not fits:
-        put(row, STATE, DONE if get(row, KIND) == PROBE else MISFIT)
-        put(row, SIZE_BYTES, get(post, E_SIZE_BYTES))
-        put(row, DTYPE, get(post, E_DTYPE))
-        read_shape(row, post)
-        return OK
-    put(context, LAST_SENDER, sender)
-    if get(post, E_WAY) != POSTED:
-        return _fetch(context, row, mailbox, post)
-    _take_part(context, row, mailbox, number)
-    return OK
+def receive_all(table):
+    """Look at every mailbox that somebody wants something of; return how many records moved."""
+    first = get(table, FIRST_POSTED)
+    if get(table, N_WANTED) == 1 and first != 0 and get(first, PEER) != ANY:
+        return receive_from(table, get(first, PEER))
+    world_size, last, moved = get(get(table, CONTEXT), WORLD_SIZE), get(table, LAST_SENDER), 0
+    for step in range(1, world_size + 1):
+        sender = last + step
+        if sender >= world_size:
+            sender -= world_size
+        if get(table, N_ANY) != 0 or get(mailbox_words(table, sender), IN_WANTED) != 0:
+            moved += receive_from(table, sender)
+    return moved
 
 
 @inline
-def receive_step(context, table, count, place):
-    """Take a receive or probe one step further; return 1 if it moved, 0 if not, -status."""
-    row = row_of(table, place)
-    if get(row, STATE) == UNDER_WAY:
-        mailbox = incoming(context, get(row, FOUND_PEER))
-        number = tail_of(mailbox)
-        if not is_written(context, mailbox, number):
-            return 0
-        _take_part(context, row, mailbox, number)
-        return 1
-    first = get(row, PEER)
-    n_senders = 1 if first != ANY else get(context, WORLD_SIZE)
-    for step in range(n_senders):
-        sender = first if first != ANY else (get(context, LAST_SENDER) + 1 + step) % n_senders
-        mailbox = incoming(context, sender)
-        number = tail_of(mailbox)
-        if not is_written(context, mailbox, number) or _is_being_taken(table, count, sender):
-            continue
-        tag = get(post_at(context, mailbox, number), E_TAG)
-        if _asks_for(row, sender, tag) and _is_first(table, place, sender, tag):
-            status = _match(context, row, sender, mailbox, number)
-            return 1 if status == OK else -status
-    return 0
-
-
-@inline
-def unwanted_sender(context, table, count):
-    """Return a rank whose next message nobody asks for, while somebody waits for it; or -1."""
-    for sender in range(get(context, WORLD_SIZE)):
-        mailbox = incoming(context, sender)
-        number = tail_of(mailbox)
-        if not is_written(context, mailbox, number) or _is_being_taken(table, count, sender):
-            continue
-        tag = get(post_at(context, mailbox, number), E_TAG)
-        is_waited_for = is_wanted = False
-        for place in range(count):
-            row = row_of(table, place)
-            if get(row, KIND) != SEND and get(row, STATE) == WAITING:
-                if get(row, PEER) == ANY or get(row, PEER) == sender:
-                    is_waited_for = True
-                if _asks_for(row, sender, tag):
-                    is_wanted = True
-        if is_waited_for and not is_wanted:
-            return sender
-    return -1
+def post_receive(table, row):
+    """Begin a receive or probe: behind all that were posted before."""
+    if get(row, HELD) != 0:
+        held = get(row, HELD)
+        put(row, HELD, 0)
+        _give_held(table, row, held, 0)
+        return
+    held, before = _first_held(table, row)
+    if held != 0 and (get(held, H_IS_WHOLE) or get(row, KIND) == PROBE):
+        _give_held(table, row, held, before)
+        return
+    number, peer = get(row, NUMBER), get(row, PEER)
+    if held == 0 and number != 0 and number <= get(mailbox_words(table, peer), IN_NUMBER):
+        finish(table, row, GONE)
+        return
+    append(table, FIRST_POSTED, LAST_POSTED, row, NEXT)
+    want(table, peer, 1)
+    if held == 0:
+        receive_all(table)

@@ -26,6 +26,7 @@ MOST: Final = {
     # Flags start at 0, which must lie behind it, also those of the last slot of the ring.
     "initial_sequence": 2**31 - RING - 1,
     "enqueued_records": 1 << 16,  # 16 MiB for each rank
+    "eager_room_bytes": 1 << 30,
 }
 """The largest values; of the others, which are sizes of arrays, `NEVER`."""
 
@@ -68,6 +69,7 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "prefetch_bytes": 1024,
         "initial_sequence": 0,
         "enqueued_records": ENQUEUED_RECORDS if _may_use_gpus(introductions) else 0,
+        "eager_room_bytes": 1 << 20,
     }
     for name, value in config.cpu_tuning().items():
         if name not in values:

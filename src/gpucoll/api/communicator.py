@@ -30,7 +30,7 @@ from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.gpu.work import GpuWork
-from gpucoll.calls.messages import MessageQueue
+from gpucoll.calls.message_work import MessageWork
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
@@ -77,8 +77,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._queue = runner.queue
         self._gpu = gpu = GpuRunner(runner, choice, wish)
         dispatch = Dispatch(choice)
-        messages = MessageQueue(backend.messages, runner.queue, runner.run, group.check_open)
-        self._point_to_point = PointToPoint(group, backend, gpu, dispatch, messages)
+        self._point_to_point = PointToPoint(group, backend, gpu, dispatch)
         self._collectives = Collectives(runner, backend, gpu, dispatch, _caller_of(self))
         self._objects = ObjectMover(runner, backend)
         self._bind(self._collectives)
@@ -190,6 +189,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             What went wrong; see there.
         """
         self._queue.raise_unseen()
+        self._point_to_point.queue.raise_unseen()
         self._group.check_open()
         self._group.raise_if_aborted()
         self._gpu.check()
@@ -214,9 +214,12 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
                 "another thread: close it after that, or abort it"
             )
         try:
+            messages = self._point_to_point.queue
+            messages.finish(self._group.timeout_s)
             self._queue.stop(self._group.timeout_s)
             self._gpu.close()
             self._queue.raise_unseen()
+            messages.raise_unseen()
             self._raise_unreceived()
         finally:
             self._give_up()
@@ -227,6 +230,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._gpu.give_up()
         if self._queue.runs_python:  # its thread may be between two looks at what is shared
             self._group.is_in_use = True
+        self._backend.messages.end()
         self._group.close()
         self._queue.forget()
 
@@ -247,7 +251,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             return
         if error is not None:
             self._group.note_exception(error)
-        if (self._queue.is_busy or self._gpu.is_busy) and not self._group.is_forked:
+        is_busy = self._queue.is_busy or self._gpu.is_busy or self._point_to_point.queue.n_pending
+        if is_busy and not self._group.is_forked:
             self.abort()  # nobody will wait for what is still going on
         with contextlib.suppress(GpucollError):  # the first error is the one to see
             self.close()
@@ -339,4 +344,4 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-torch_compiler.keep_out_of(Communicator, GpuWork, Plan, Work)
+torch_compiler.keep_out_of(Communicator, GpuWork, MessageWork, Plan, Work)

@@ -56,7 +56,7 @@ class Groups(Front):
             more = f" and {len(left) - 5} more" if len(left) > 5 else ""
             raise MismatchError(f"{who} closed without receiving messages {listed}{more}")
         if left := self._backend.messages.undelivered():
-            listed = ", ".join(f"to rank {peer} with tag {tag}" for peer, tag in left[:5])
+            listed = ", ".join(f"{count} to rank {peer}" for peer, count in left[:5])
             raise MismatchError(
                 f"{who} sent messages that nobody received before closing: {listed}"
             )

@@ -3,57 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpucoll.api.front import Front
-from gpucoll.calls.point_to_point import number_type_of
-from gpucoll.transport.shared.words import Status
-from gpucoll.types import ANY_SOURCE, ANY_TAG, dtype_name
+from gpucoll.calls.message import Message
+from gpucoll.config import check_timeout_s
+from gpucoll.transport.shared.words import Kind
+from gpucoll.types import ANY_SOURCE, ANY_TAG
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from gpucoll.api.call_types import Array, Asynchronous, Blocking, Either, M, Number, Shape
-    from gpucoll.calls.work import Work
+    from gpucoll.calls.message_work import MessageWork
+    from gpucoll.calls.plan import Plan
 
-
-@dataclass(frozen=True)
-class Message:
-    """What `probe` found: a message that can be received.
-
-    Attributes
-    ----------
-    source, tag : int
-        Whose it is, and its tag.
-    dtype : str
-        Name of the elements' dtype.
-    shape : tuple of int or None
-        As it was sent; None beyond eight dimensions.
-    size_bytes : int
-        Size of the data, in bytes.
-    number : type or None
-        Of a number that was sent as one (int, float, complex, bool, a NumPy scalar's); None for
-        arrays.
-    """
-
-    source: int
-    tag: int
-    dtype: str
-    shape: tuple[int, ...] | None
-    size_bytes: int
-    number: type | None = None
+__all__ = ["Message", "Messages"]
 
 
 class Messages(Front):
     """What `Communicator` can do between two ranks.
 
-    Messages between two ranks with one tag arrive in the order in which they were sent. The
-    receiver names size and dtype exactly: a message that does not fit is refused, and stays.
+    Messages between two ranks with one tag arrive in the order in which they were sent, and go to
+    receives in the order in which those were posted. They are independent of collectives: what is
+    pending holds nothing up. A message may be smaller than the array that it is received into; a
+    larger one, or one of another dtype, is refused, and stays.
 
-    A `send` of up to `eager` bytes (see `describe`) returns at once while there is room; any other
-    may wait until it is received. So two ranks that both send first may wait for each other: use
-    `send_recv`, `group`, or ``async_op=True``, whose sends and receives all make progress together.
+    A `send` of up to 8 KiB returns at once while no more than the eager room, 1 MiB, lies with its
+    receiver that nobody has received (of each message its size and 64 bytes, rounded up to 64;
+    ``eager_room_bytes`` in `config.CPU_TUNING` sets it); any other may wait until it is received.
+    So two ranks that both send first may wait for each other: use `send_recv`, `group`, or
+    ``async_op=True``, whose sends and receives all make progress together.
+
+    What is asynchronous may be begun by any thread, and counts in the order begun. It makes
+    progress whenever some thread begins, waits for or asks about a message of this communicator,
+    or waits in a collective.
 
     Cost: messages beyond `eager` bytes are copied once where the kernel lets the receiver read the
     sender's memory, else twice.
@@ -66,17 +50,18 @@ class Messages(Front):
     @overload
     def send(
         self, x: Array | Number, dest: int, tag: int = 0, **options: Unpack[Asynchronous]
-    ) -> Work[None]: ...
+    ) -> MessageWork[None]: ...
     @overload
     def send(
         self, x: Array | Number, dest: int, tag: int = 0, **options: Unpack[Either]
-    ) -> Work[None] | None: ...
+    ) -> MessageWork[None] | None: ...
     def send(
         self,
         x: Any,
         dest: int,
         tag: int = 0,
         *,
+        synchronous: bool = False,
         async_op: bool = False,
         timeout_s: float | None = None,
         stream: Any = None,
@@ -87,9 +72,11 @@ class Messages(Front):
         ----------
         x : array or number
         dest : int
-            To whom; itself only with a receive that is already waiting, see the class.
+            To whom; to itself, too, where a receive is posted or x is small.
         tag : int
             0 to 2**31 - 1: what the receiver asks for.
+        synchronous : bool
+            Wait until a receive has got it, however small it is. Of host arrays.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
@@ -99,16 +86,31 @@ class Messages(Front):
             An argument cannot serve; nothing was sent.
         DeadlineError, PeerLostError
             Nobody received it in time, or the receiver is gone.
+        SharedMemoryError
+            The host has no memory for a mailbox; nothing was sent.
 
         Examples
         --------
         >>> comm.send(x, dest=1, tag=7)
         """
-        if not async_op and timeout_s is None:
-            if self._quick_send(x, dest, tag) is not None:
-                return None
-            self._raise_left()
-        return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream)
+        if not synchronous:
+            if async_op:
+                if timeout_s is None and (work := self._start_send(x, dest, tag)) is not None:
+                    return work
+            else:
+                if self._quick(self._quick_send, timeout_s, x, dest, tag) is not None:
+                    return None
+                status = self._point_to_point.raise_left()
+                if status and self._point_to_point.finish_send(x, dest, tag, status):
+                    return None
+        return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream, synchronous)
+
+    def _quick(self, entry: Any, timeout_s: float | None, *arguments: Any) -> Any:
+        """Call a compiled entry, with a deadline of its own if one is given."""
+        if timeout_s is None:
+            return entry(*arguments)
+        check_timeout_s(timeout_s)
+        return self._backend.messages.within(entry, timeout_s, *arguments)
 
     @overload
     def recv(
@@ -118,6 +120,7 @@ class Messages(Front):
         tag: int = 0,
         *,
         like: M | None = None,
+        info: Literal[False] = False,
         **options: Unpack[Blocking],
     ) -> M: ...
     @overload
@@ -128,8 +131,19 @@ class Messages(Front):
         tag: int = 0,
         *,
         like: M | None = None,
+        info: Literal[True],
+        **options: Unpack[Blocking],
+    ) -> tuple[M, Message]: ...
+    @overload
+    def recv(
+        self,
+        out: M | None = None,
+        source: int = ANY_SOURCE,
+        tag: int = 0,
+        *,
+        like: M | None = None,
         **options: Unpack[Asynchronous],
-    ) -> Work[M]: ...
+    ) -> MessageWork[M]: ...
     @overload
     def recv(
         self,
@@ -140,6 +154,7 @@ class Messages(Front):
         like: Any = None,
         shape: Shape | None = None,
         dtype: Any = None,
+        info: bool = False,
         **options: Unpack[Either],
     ) -> Any: ...
     def recv(
@@ -151,6 +166,7 @@ class Messages(Front):
         like: Any = None,
         shape: int | Sequence[int] | None = None,
         dtype: Any = None,
+        info: bool = False,
         async_op: bool = False,
         timeout_s: float | None = None,
         stream: Any = None,
@@ -160,14 +176,19 @@ class Messages(Front):
         Parameters
         ----------
         out : array, optional
-            Where it goes: exactly as many elements as were sent, of that dtype.
+            Where it goes: of its dtype, and with room for it. What it does not fill, behind it in C
+            order, stays as it is.
         source : int
             From whom; ``ANY_SOURCE``: from whoever has sent something.
         tag : int
             Which; ``ANY_TAG``: whichever comes first.
         like, shape, dtype : optional
-            Instead of `out`: a new array of like's library, this shape and dtype. With none of them
-            a new NumPy array as it was sent, or the number.
+            Instead of `out`: a new array of like's library, this shape and dtype; what the message
+            does not fill is zero. With none of them a new NumPy array as it was sent, records and
+            long doubles too, or the number.
+        info : bool
+            Return (array, `Message`): whose it was, its tag, and how many elements came. A Work has
+            that as its attribute `message`. Of host arrays.
         async_op, timeout_s, stream
             See `ArrayCollectives`.
 
@@ -175,24 +196,34 @@ class Messages(Front):
         -------
         array or number
             `out`, or a new array. What was sent as a number arrives as one: a Python number as an
-            int, float, complex or bool, a NumPy scalar as a NumPy scalar.
+            int, float, complex or bool, a NumPy scalar as a NumPy scalar. Inside `group` a receive
+            that makes its array when the message has come, or with `info`, returns a Work.
 
         Raises
         ------
         MismatchError
-            The message has another size or dtype. It stays, for a receive that fits.
+            The message is larger, or has another dtype. It stays, for a receive that fits.
 
         Examples
         --------
         >>> comm.recv(source=0, tag=7)
+        >>> rows, message = comm.recv(np.empty(1000), info=True)
+        >>> use(message.source, rows[:message.count])
         """
-        if not async_op and timeout_s is None and out is not None:
-            result = self._quick_recv(out, source, tag)
-            if result is not None:
-                return result
-            self._raise_left()
+        if out is not None and not info:
+            if async_op:
+                if timeout_s is None and (work := self._start_recv(out, source, tag)) is not None:
+                    return work
+            else:
+                result = self._quick(self._quick_recv, timeout_s, out, source, tag)
+                if result is not None:
+                    return result
+                if (status := self._point_to_point.raise_left()) and (
+                    self._point_to_point.finish_recv(out, source, tag, status)
+                ):
+                    return out
         return self._point_to_point.recv(
-            out, source, tag, like, shape, dtype, async_op, timeout_s, stream
+            out, source, tag, like, shape, dtype, async_op, timeout_s, stream, info
         )
 
     @overload
@@ -216,7 +247,7 @@ class Messages(Front):
         *,
         tag: int = 0,
         **options: Unpack[Asynchronous],
-    ) -> Work[M]: ...
+    ) -> MessageWork[M]: ...
     @overload
     def send_recv(
         self,
@@ -227,7 +258,7 @@ class Messages(Front):
         *,
         tag: int = 0,
         **options: Unpack[Either],
-    ) -> M | Work[M]: ...
+    ) -> M | MessageWork[M]: ...
     def send_recv(
         self,
         x: Any,
@@ -259,16 +290,77 @@ class Messages(Front):
         >>> left, right = (comm.rank - 1) % comm.world_size, (comm.rank + 1) % comm.world_size
         >>> from_left = comm.send_recv(edge, dest=right, source=left)
         """
-        if not async_op and timeout_s is None and out is not None:
-            result = self._quick_send_recv(x, dest, source, out, tag)
+        if not async_op and out is not None:
+            entry = self._quick_send_recv
+            result = self._quick(entry, timeout_s, x, dest, source, out, tag)
             if result is not None:
                 return result
-            if self._backend.last_status() in (Status.ASIDE, Status.MISFIT):
-                return self._point_to_point.finish_send_recv(x, dest, source, out, tag)
-            self._raise_left()
+            messages = self._point_to_point
+            if (status := messages.raise_left()) and (
+                messages.finish_send_recv(x, dest, source, out, tag, status)
+            ):
+                return out
         return self._point_to_point.send_recv(
             x, dest, source, out, tag, async_op, timeout_s, stream
         )
+
+    def send_object(
+        self,
+        value: Any,
+        dest: int,
+        tag: int = 0,
+        *,
+        synchronous: bool = False,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Send a picklable object to another rank, which receives it with `recv_object`.
+
+        Parameters
+        ----------
+        value : object
+            Pickled at once: it may be changed as soon as this returns, but for buffers of 16 KiB
+            and more in it (of NumPy arrays, say), which are sent as they lie, as `send` does.
+        dest, tag, synchronous, async_op, timeout_s
+            See `send`.
+
+        Raises
+        ------
+        ArgumentTypeError
+            It cannot be pickled; nothing was sent.
+        """
+        return self._point_to_point.send_object(value, dest, tag, async_op, timeout_s, synchronous)
+
+    def recv_object(
+        self,
+        source: int = ANY_SOURCE,
+        tag: int = 0,
+        *,
+        info: bool = False,
+        async_op: bool = False,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """Receive what another rank has sent with `send_object`.
+
+        Parameters
+        ----------
+        source, tag, info, async_op, timeout_s
+            See `recv`.
+
+        Raises
+        ------
+        MismatchError
+            The message is an array or a number. It stays, for `recv`.
+        """
+        return self._point_to_point.recv_object(source, tag, async_op, timeout_s, info)
+
+    def plan_send(self, x: Array, dest: int, tag: int = 0) -> Plan[Any]:
+        """Prepare a `send` that is done again and again of the same memory: see `Plans`."""
+        return self._point_to_point.plan(Kind.SEND, x, dest, tag)
+
+    def plan_recv(self, out: M, source: int = ANY_SOURCE, tag: int = 0) -> Plan[M]:
+        """Prepare a `recv` that is done again and again into the same memory: see `Plans`."""
+        return self._point_to_point.plan(Kind.RECV, out, source, tag)
 
     def probe(
         self,
@@ -278,7 +370,7 @@ class Messages(Front):
         wait: bool = True,
         timeout_s: float | None = None,
     ) -> Message | None:
-        """Say which message a receive would get; it stays.
+        """Say which message a receive would get; it stays. Never one that a posted receive gets.
 
         Parameters
         ----------
@@ -288,15 +380,11 @@ class Messages(Front):
             Wait until there is one; otherwise None says that there is none yet.
         timeout_s : float, optional
             Deadline, in seconds.
+
+        Returns
+        -------
+        Message or None
+            Its `recv` receives this very message, once, by whoever holds it; so does any other
+            receive that asks for its source and tag, if that comes first.
         """
-        found = self._point_to_point.probe(source, tag, wait, timeout_s)
-        if found is None:
-            return None
-        return Message(
-            found.found_peer,
-            found.found_tag,
-            dtype_name(found.found_dtype),
-            found.found_shape,
-            found.found_bytes,
-            number_type_of(found),
-        )
+        return self._point_to_point.probe(source, tag, wait, timeout_s)

@@ -44,7 +44,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import Collective, ReduceOp
 
-_LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN, Status.ASIDE, Status.MISFIT)))
+_LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN)))
 
 
 class Collectives:

@@ -26,21 +26,24 @@ def collected(
     messages: Collected[Grouped] = Collected()
     gpu_calls: Collected[GpuCall] = Collected()
     runner.grouped, message_queue.grouped, gpu.grouped = calls, messages, gpu_calls
+    message_queue.hold(True)
     try:
         with runner.queue.held():
             yield
     finally:
         runner.grouped = message_queue.grouped = gpu.grouped = None
+        message_queue.hold(False)
 
-    def task(timeout_s: float | None) -> None:
-        message_queue.run_group(messages, timeout_s)
+    def task(_timeout_s: float | None) -> None:
         for call in calls:
             call.run(call.timeout_s)
             if call.finish is not None:
                 call.finish()
 
     _check_independent(gpu_calls)
-    if calls or messages:
+    if messages:
+        message_queue.run_group(messages, timeout_s)
+    if calls:
         runner.run("group", task, timeout_s=timeout_s)
     gpu.run_group(gpu_calls, timeout_s)
 

@@ -1,23 +1,32 @@
-"""Sends and receives in their turn: at once, together with those that are pending, or as a group.
+"""Sends and receives: at once, begun and left to go on, or as a group.
 
-What is asynchronous runs in the communicator's thread. Messages that are issued one after another
-make progress together there, as one batch, which takes up further ones while it runs: so a receive
-that waits does not keep a later send from being sent.
+They are independent of collectives: what is pending holds nothing up, and nothing holds it up. All
+that was begun makes progress whenever somebody begins, waits for or looks at any message.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
-from gpucoll.backends.protocol import HostMessages, MessageRequest
+from gpucoll.backends.protocol import HostMessages, MessageRequest, Transfers
 from gpucoll.calls.collected import Collected, check_in_group
-from gpucoll.calls.work import Work
-from gpucoll.calls.work_queue import WorkQueue
+from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.config import check_timeout_s
+from gpucoll.errors import DeadlineError, GpucollError
+from gpucoll.group.protocol import Group
+
+_WATCH_SLICE_S = 0.02
+_MOST_UNSWEPT = 64
+"""So many works are kept before those are let go of that ended without anybody looking."""
 
 
 @dataclass
@@ -25,84 +34,9 @@ class Grouped:
     """A call whose messages wait for the end of the group."""
 
     requests: list[MessageRequest]
-    finish: Callable[[], Any]
+    steps: Steps
     timeout_s: float | None
-
-
-@dataclass(eq=False)
-class _Delivery:
-    """The requests of one call, and the Work that stands for them."""
-
-    requests: list[MessageRequest]
-    work: Work[Any]
-    timeout_s: float
-    begun_ns: int = 0
-    """When it was taken up: its deadline counts from there."""
-
-    @property
-    def deadline_ns(self) -> float:
-        return self.begun_ns + self.timeout_s * 1e9
-
-
-class _Batch:
-    """Deliveries that make progress together."""
-
-    def __init__(self, messages: HostMessages, queue: WorkQueue) -> None:
-        self._host_messages = messages
-        self._queue = queue
-        self._lock = threading.Lock()
-        self.work: Work[Any] | None = None
-        """The batch's own place in the queue."""
-        self._new: list[_Delivery] = []
-        self._unfinished: list[_Delivery] = []
-        self._is_over = False
-
-    def add(self, delivery: _Delivery) -> bool:
-        """Take a delivery up; return False where it comes too late."""
-        with self._lock:
-            if self._is_over:
-                return False
-            self._new.append(delivery)
-        self._host_messages.ring_own_bell()
-        return True
-
-    def run(self) -> None:
-        """Run until every delivery is done; what fails is told to its Work."""
-        try:
-            while requests := self._take_new():
-                self._host_messages.run(requests, self._on_done, self._take_new, self._due)
-        except BaseException as error:
-            with self._lock:
-                self._is_over = True
-                left = self._unfinished + self._new
-                self._unfinished, self._new = [], []
-            for delivery in left:
-                self._queue.end(delivery.work, error)
-
-    def _take_new(self) -> list[MessageRequest]:
-        with self._lock:
-            new, self._new = self._new, []
-            if not new and not self._unfinished:
-                self._is_over = True
-            for delivery in new:
-                delivery.begun_ns = time.monotonic_ns()
-            self._unfinished += new
-        return [request for delivery in new for request in delivery.requests]
-
-    def _due(self) -> tuple[int, float]:
-        """Return the begin and the length of the deadline that comes first."""
-        first = min(self._unfinished, key=lambda delivery: delivery.deadline_ns, default=None)
-        if first is None:  # only what was begun to be taken is still put aside
-            return time.monotonic_ns(), self._host_messages.timeout_s
-        return first.begun_ns, first.timeout_s
-
-    def _on_done(self, request: MessageRequest) -> None:
-        delivery = next(item for item in self._unfinished if request in item.requests)
-        delivery.requests.remove(request)
-        if not delivery.requests:
-            with self._lock:
-                self._unfinished.remove(delivery)
-            self._queue.end(delivery.work)
+    work: MessageWork[Any] | None
 
 
 class MessageQueue:
@@ -110,61 +44,93 @@ class MessageQueue:
 
     Parameters
     ----------
+    group : Group
+        The ranks.
     messages : HostMessages
         The backend's: moves messages.
-    queue : WorkQueue
-        Of the communicator.
-    run : callable
-        ``Runner.run``: runs a task in its turn.
-    check_open : callable
-        Raises where the communicator can never run a call again.
+    check_received : callable
+        Raises where a receive's request says that it has failed.
+
+    Attributes
+    ----------
+    process : int
+        In which works can go on.
+    lock : RLock
+        Held while what is known of a Work changes.
     """
 
     def __init__(
         self,
+        group: Group,
         messages: HostMessages,
-        queue: WorkQueue,
-        run: Callable[..., Any],
-        check_open: Callable[[], None],
+        check_received: Callable[[MessageWork[Any]], None],
     ) -> None:
-        self._host_messages = messages
-        self._queue = queue
-        self._run = run
-        self._check_open = check_open
-        self._batch: _Batch | None = None
+        self._group = group
+        self.host_messages = messages
+        self.check_received = check_received
+        self.process = os.getpid()
+        self.lock = threading.RLock()
+        self._pending: dict[MessageWork[Any], None] = {}
+        self.called: dict[MessageWork[Any], None] = {}
+        self._sweep_at = _MOST_UNSWEPT
+        self._failed: list[MessageWork[Any]] = []
+        self._watched: dict[MessageWork[Any], None] = {}
+        self._watcher: threading.Thread | None = None
         self.grouped: Collected[Grouped] | None = None
         """What is collected while a group is open."""
+        _queues.add(self)
+
+    # --- running ----------------------------------------------------------------------------------
 
     def deliver(
         self,
         name: str,
-        requests: list[MessageRequest],
-        finish: Callable[[], Any],
+        steps: Steps,
         async_op: bool,
         timeout_s: float | None,
         lasting: Any = None,
     ) -> Any:
-        """Run requests; return what `finish` does, or a Work."""
+        """Run what a call does; return its result, or a Work.
+
+        `lasting` is what a call inside a group returns; the class `MessageWork`: a Work.
+        """
         check_timeout_s(timeout_s)
         if self.grouped is not None:
             check_in_group(self.grouped, name, async_op, lasting)
-            self.grouped.append(Grouped(requests, finish, timeout_s))
-            return lasting
-        if not async_op and not self._queue.is_busy:
+            work = MessageWork[Any](self, name, None, None) if lasting is MessageWork else None
+            self.grouped.append(Grouped(next(steps), steps, timeout_s, work))
+            return lasting if work is None else work
+        if async_op:
+            return self._begin(name, steps, timeout_s)
+        if self.called:
+            self.go_on_with_called()
+        return self._run(steps, timeout_s)
 
-            def task(timeout_s: float | None) -> None:
-                self._host_messages.run(requests, _ignore, None, _from_now(timeout_s))
+    def _run(self, steps: Steps, timeout_s: float | None) -> Any:
+        try:
+            while True:
+                self.host_messages.run(next(steps), timeout_s)
+        except StopIteration as stop:
+            return stop.value
 
-            return self._run(name, task, finish, timeout_s=timeout_s)
-        self._check_open()  # a forked child has a queue, but not the thread that serves it
-        limit_s = self._host_messages.timeout_s if timeout_s is None else timeout_s
-        delivery = _Delivery(list(requests), Work(self._queue, name, finish), limit_s)
-        batch = self._batch
-        if batch is None or not self._queue.is_last(batch.work) or not batch.add(delivery):
-            self._batch = batch = _Batch(self._host_messages, self._queue)
-            batch.add(delivery)
-            batch.work = self._queue.submit(batch.run, name)
-        return delivery.work if async_op else delivery.work.wait()
+    def _begin(self, name: str, steps: Steps, timeout_s: float | None) -> MessageWork[Any]:
+        transfers = self.host_messages.start(next(steps), timeout_s)
+        return self.keep(MessageWork(self, name, transfers, steps))
+
+    def keep(self, work: MessageWork[Any]) -> MessageWork[Any]:
+        """Keep a Work that has begun until it ends; return it."""
+        with self.lock:
+            self._pending[work] = None
+        work.go_on()
+        if self.called:
+            self.go_on_with_called()
+        if len(self._pending) >= self._sweep_at:
+            self.sweep()
+        return work
+
+    def start(self, requests: list[MessageRequest]) -> Transfers:
+        """Begin what comes next in a Work."""
+        return self.host_messages.start(requests, None)
 
     def run_group(self, grouped: list[Grouped], timeout_s: float | None) -> None:
         """Run all messages of a group at once, by the shortest deadline; then finish in order."""
@@ -172,17 +138,128 @@ class MessageQueue:
         limits = [call.timeout_s for call in grouped if call.timeout_s is not None]
         if timeout_s is not None:
             limits.append(timeout_s)
-        if requests:
-            self._host_messages.run(requests, _ignore, None, _from_now(min(limits, default=None)))
+        limit_s = min(limits, default=None)
+        self.host_messages.run(requests, limit_s)
+        failed: list[Exception] = []
         for call in grouped:
-            call.finish()
+            result, error = None, None
+            try:
+                result = self._run(call.steps, limit_s)
+            except Exception as raised:
+                failed.append(raised)
+                error = raised
+            if call.work is not None:
+                call.work.settle(result, error)
+        if failed:
+            raise failed[0]
+
+    # --- works ------------------------------------------------------------------------------------
+
+    def forget(self, work: MessageWork[Any]) -> None:
+        """Note that a Work has ended: its error is raised by it, or by `raise_unseen`."""
+        self._pending.pop(work, None)
+        self.called.pop(work, None)
+        if work._error is not None and work._error is not self._group.failure:
+            self._failed = [*(failed for failed in self._failed if not failed._was_seen), work]
+
+    def call_back(self, work: MessageWork[Any], functions: list[Callable[[Any], object]]) -> None:
+        """Call what wants to know that a Work is done."""
+        for function in functions:
+            try:
+                function(work)
+            except Exception as error:
+                sys.unraisablehook(
+                    SimpleNamespace(
+                        exc_type=type(error),
+                        exc_value=error,
+                        exc_traceback=error.__traceback__,
+                        err_msg="Exception ignored in a callback of a Work",
+                        object=function,
+                    )
+                )
+
+    def go_on_with_called(self) -> None:
+        """Let works end whose messages are over, and that call somebody back."""
+        for work in list(self.called):
+            work.go_on()
+
+    def watch(self, work: MessageWork[Any]) -> None:
+        """Have the end of a Work found by a thread of the library's."""
+        with self.lock:
+            self._watched[work] = None
+            if self._watcher is None:
+                watcher = threading.Thread(target=self._wait_for_watched, daemon=True)
+                watcher.name = "gpucoll-messages"
+                watcher.start()
+                self._watcher = watcher
+
+    def _wait_for_watched(self) -> None:
+        while True:
+            with self.lock:
+                work = next(iter(self._watched), None)
+                if work is None:
+                    self._watcher = None
+                    return
+            with contextlib.suppress(
+                GpucollError
+            ):  # of its own waiting, or the Work's owner gets it
+                work._wait(_WATCH_SLICE_S)
+            with self.lock:
+                self._watched.pop(work)
+                if not work._is_done:
+                    self._watched[work] = None  # behind the others
+
+    def sweep(self) -> None:
+        """Let works end whose messages are over."""
+        with self.lock:
+            pending = list(self._pending)
+        for work in pending:
+            work.go_on()
+        with self.lock:
+            self._sweep_at = 2 * len(self._pending) + _MOST_UNSWEPT
+
+    def raise_unseen(self) -> None:
+        """Raise the first failure that nobody has asked for; forget the others."""
+        self.sweep()
+        with self.lock:
+            failed = [work for work in self._failed if not work._was_seen]
+            self._failed = []
+        if failed:
+            failed[0].wait()
+
+    @property
+    def n_pending(self) -> int:
+        """How many works have not ended."""
+        return len(self._pending)
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait until every Work has ended; DeadlineError where one has not."""
+        if self._group.failure is not None:
+            return  # what broke the communicator was raised
+        until_s = time.monotonic() + timeout_s
+        while self._pending:
+            work = next(iter(self._pending))
+            try:
+                work._wait(max(until_s - time.monotonic(), 0.0))
+            except DeadlineError:
+                count = len(self._pending)
+                raise DeadlineError(
+                    f"{count} asynchronous messages had not ended at close, first {work._name}"
+                ) from None
+            if work._error is not None and work._error is self._group.failure:
+                raise work._error
+
+    def hold(self, is_held: bool) -> None:
+        """Keep the compiled entries from running calls at once, or let them again: see `group`."""
+        self.host_messages.hold(is_held)
 
 
-def _from_now(timeout_s: float | None) -> Callable[[], tuple[int, float | None]]:
-    """Return the deadline of `HostMessages.run` that counts from now."""
-    now_ns = time.monotonic_ns()
-    return lambda: (now_ns, timeout_s)
+_queues: weakref.WeakSet[MessageQueue] = weakref.WeakSet()
 
 
-def _ignore(request: MessageRequest) -> None:
-    """Do nothing when a request is done."""
+def _renew_in_child() -> None:
+    for queue in list(_queues):
+        queue.lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_in_child)

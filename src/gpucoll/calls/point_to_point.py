@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
+import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.library import Destination, Template
+from gpucoll.arrays.library import Destination, Source, Template
 from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.arrays.operands import (
     destination_of,
@@ -16,19 +18,42 @@ from gpucoll.arrays.operands import (
     template_like,
     template_of,
 )
-from gpucoll.backends.protocol import HostBackend, MessageRequest
+from gpucoll.backends.protocol import HostBackend, MessageRequest, Transfers
 from gpucoll.calls.collected import check_in_group
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.message import (
+    OBJECT_CODE,
+    Message,
+    described_dtype,
+    description_of,
+    message_of,
+    name_of,
+    number_type_of,
+    received_message,
+)
+from gpucoll.calls.message_errors import (
+    check_peer,
+    check_tag,
+    gone_error,
+    misfit_error,
+    no_object_error,
+    untold_error,
+)
+from gpucoll.calls.message_objects import OBJECT_ROW, new_parts, object_of, object_requests
+from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.calls.messages import MessageQueue
+from gpucoll.calls.plan import Plan
 from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.calls.shapes import parse_shape
-from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gpucoll.errors import ArgumentError
 from gpucoll.group.protocol import Group
-from gpucoll.transport.shared.layout import SentNumber
-from gpucoll.transport.shared.words import Kind
-from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, TAGS, dtype_name
+from gpucoll.transport.shared.words import Kind, Mode, Status
+from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
+
+_QUICK = (Status.OK, Status.NOT_RUN, Status.MISFIT, Status.NO_ROOM)
+"""How a compiled entry ends that leaves a message to Python."""
 
 
 class PointToPoint:
@@ -44,42 +69,89 @@ class PointToPoint:
         Makes calls on GPU arrays.
     dispatch : Dispatch
         Says which of them an array goes to.
-    queue : MessageQueue
-        Runs messages on the host in their turn.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        host: HostBackend,
-        gpu: GpuRunner,
-        dispatch: Dispatch,
-        queue: MessageQueue,
-    ) -> None:
-        self.queue = queue
+    def __init__(self, group: Group, host: HostBackend, gpu: GpuRunner, dispatch: Dispatch) -> None:
         self.rank, self.world_size = group.rank, group.world_size
         self._group = group
-        self._host = host
+        self._messages = host.messages
         self._gpu = gpu
         self._dispatch = dispatch
+        self.queue = MessageQueue(group, host.messages, self._check_quick)
+
+    # --- sending ----------------------------------------------------------------------------------
 
     def send(
-        self, x: Any, dest: Any, tag: Any, async_op: bool, timeout_s: float | None, stream: Any
+        self,
+        x: Any,
+        dest: Any,
+        tag: Any,
+        async_op: bool,
+        timeout_s: float | None,
+        stream: Any,
+        synchronous: bool = False,
     ) -> Any:
         """Send x; a `Work` where that is asked for."""
-        self._check_peer(dest, "dest")
-        self._check_tag(tag)
+        check_peer(dest, "dest", self.world_size)
+        check_tag(tag)
         source = source_of(x)
         ensure_served(source.template)
-        number = source.template.number
-        request = MessageRequest(Kind.SEND, int(dest), int(tag), source.buffer, number)
+        request = self._send_request(source, dest, tag)
         if self._dispatch.is_enqueued(source.template):
+            if synchronous:
+                raise ArgumentError(
+                    "synchronous=True is for host arrays: a send of GPU arrays is over when its "
+                    "stream has passed it"
+                )
             call = self._gpu_call("send", [request], source.template, None, stream, timeout_s)
             call.is_own = not source.is_packed
             return self._gpu.call(call, async_op)
         if type(x) is np.ndarray:
-            self._host.messages.learn(Kind.SEND, x.dtype, source.template.dtype)
-        return self._deliver("send", [request], lambda: None, async_op, timeout_s)
+            self._learn(Kind.SEND, x.dtype)
+        request.mode = Mode.SYNCHRONOUS if synchronous else 0
+        return self.queue.deliver("send", self._sending([request]), async_op, timeout_s)
+
+    def start_send(self, x: Any, dest: Any, tag: Any) -> MessageWork[Any] | None:
+        """Begin to send an array that the compiled entries know; None: they do not."""
+        transfers = self._messages.start_send(x, dest, tag)
+        if transfers is None:
+            return None
+        return self.queue.keep(MessageWork(self.queue, "send", transfers, None))
+
+    def send_object(
+        self,
+        value: Any,
+        dest: Any,
+        tag: Any,
+        async_op: bool,
+        timeout_s: float | None,
+        synchronous: bool,
+    ) -> Any:
+        """Send a Python object; a `Work` where that is asked for."""
+        check_peer(dest, "dest", self.world_size)
+        check_tag(tag)
+        self._dispatch.check_host()
+        requests = object_requests(value, int(dest), int(tag), self.rank, self.world_size)
+        requests[0].mode = Mode.SYNCHRONOUS if synchronous else 0
+        steps = self._sending(requests)
+        return self.queue.deliver("send_object", steps, async_op, timeout_s, NOT_IN_GROUPS)
+
+    def _sending(self, requests: list[MessageRequest]) -> Steps:
+        yield requests
+        for request in requests:
+            if request.error is not None:
+                raise request.error
+
+    def _send_request(self, source: Source, dest: Any, tag: Any) -> MessageRequest:
+        template = source.template
+        description = None
+        if template.dtype not in DTYPES and isinstance(template.native, np.dtype):
+            description = description_of(template.native, template.dtype)
+        return MessageRequest(
+            Kind.SEND, int(dest), int(tag), source.buffer, template.number, 0, description
+        )
+
+    # --- receiving --------------------------------------------------------------------------------
 
     def recv(
         self,
@@ -92,19 +164,17 @@ class PointToPoint:
         async_op: bool,
         timeout_s: float | None,
         stream: Any,
+        info: bool = False,
     ) -> Any:
         """Receive into `out`, or into a new array; a `Work` where that is asked for."""
-        self._check_peer(source, "source", may_be_any=True)
-        self._check_tag(tag, may_be_any=True)
+        check_peer(source, "source", self.world_size, may_be_any=True)
+        check_tag(tag, may_be_any=True)
         if out is None and like is None and shape is None and dtype is None:
-            if async_op or self.queue.grouped is not None:
-                raise ArgumentError(
-                    "recv with async_op=True, or inside group(), needs out, like or shape and dtype"
-                )
-            message = self.probe(source, tag, True, timeout_s)
-            assert message is not None
-            source, tag, template = message.found_peer, message.found_tag, _template_of(message)
-        elif out is not None:
+            self._dispatch.check_host("out")
+            request = MessageRequest(Kind.TAKE, int(source), int(tag))
+            steps = self._taking(request, None, info)
+            return self.queue.deliver("recv", steps, async_op, timeout_s, MessageWork)
+        if out is not None:
             template = template_of(out, "out")
         else:
             lengths = None if shape is None else parse_shape(shape)
@@ -112,14 +182,122 @@ class PointToPoint:
         destination = self._destination(template, out)
         request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
         if self._dispatch.is_enqueued(template, "out"):
+            if info:
+                raise ArgumentError("info=True is for host arrays: of GPU arrays all is known")
             call = self._gpu_call("recv", [request], template, destination, stream, timeout_s)
             call.is_own = out is not None and destination.lasting is out
             return self._gpu.call(call, async_op, _in_group(destination))
         if type(out) is np.ndarray:
-            self._host.messages.learn(Kind.RECV, out.dtype, template.dtype)
-        return self._deliver(
-            "recv", [request], destination.finish, async_op, timeout_s, _in_group(destination)
-        )
+            self._learn(Kind.RECV, out.dtype)
+        steps = self._receiving(request, destination, out, info)
+        in_group = MessageWork if info else _in_group(destination)
+        return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
+
+    def start_recv(self, out: Any, source: Any, tag: Any) -> MessageWork[Any] | None:
+        """Begin to receive into an array that the compiled entries know; None: they do not."""
+        transfers = self._messages.start_receive(out, source, tag)
+        if transfers is None:
+            return None
+        return self.queue.keep(MessageWork(self.queue, "recv", transfers, None, out))
+
+    def _check_quick(self, work: MessageWork[Any]) -> None:
+        """Raise where a Work of `start_send` or `start_recv` has failed."""
+        transfers = work._transfers
+        for request in transfers.requests if transfers is not None else ():
+            if request.is_misfit:
+                request.buffer = source_of(work._result).buffer
+            self._check(request)
+
+    def recv_object(
+        self, source: Any, tag: Any, async_op: bool, timeout_s: float | None, info: bool
+    ) -> Any:
+        """Receive a Python object; a `Work` where that is asked for."""
+        check_peer(source, "source", self.world_size, may_be_any=True)
+        check_tag(tag, may_be_any=True)
+        self._dispatch.check_host("out")
+        request = MessageRequest(Kind.TAKE, int(source), int(tag))
+        steps = self._taking_object(request, info)
+        return self.queue.deliver("recv_object", steps, async_op, timeout_s, NOT_IN_GROUPS)
+
+    def receive_message(self, message: Message, out: Any, timeout_s: float | None) -> Any:
+        """Receive the very message that a probe has found."""
+        place = message._place
+        steps: Steps
+        if out is not None:
+            template = template_of(out, "out")
+            destination = self._destination(template, out)
+            request = MessageRequest(
+                Kind.RECV, message.source, message.tag, destination.buffer, place=place
+            )
+            steps = self._receiving(request, destination, out, False)
+            in_group = _in_group(destination)
+        else:
+            request = MessageRequest(Kind.TAKE, message.source, message.tag, place=place)
+            is_object = message.dtype == "object"
+            steps = (
+                self._taking_object(request, False)
+                if is_object
+                else self._taking(request, None, False)
+            )
+            in_group = NOT_IN_GROUPS if is_object else MessageWork
+        return self.queue.deliver("recv", steps, False, timeout_s, in_group)
+
+    def _receiving(
+        self, request: MessageRequest, destination: Destination, out: Any, info: bool
+    ) -> Steps:
+        buffer = destination.buffer
+        if out is not None and destination.lasting is None and buffer.count:
+            # What the message does not fill stays as it is.
+            template_of(out, "out").library.complete(buffer.owner, out)
+        yield [request]
+        self._check(request)
+        if request.found_bytes < buffer.size_bytes and out is None:
+            left = buffer.size_bytes - request.found_bytes
+            ctypes.memset(buffer.address + request.found_bytes, 0, left)
+        result = destination.finish()
+        return (result, received_message(request)) if info else result
+
+    def _taking(self, request: MessageRequest, template: Template | None, info: bool) -> Steps:
+        yield [request]
+        self._check(request)
+        try:
+            template = _template_of(request)
+            destination = destination_of(template, template.shape)
+        except BaseException:
+            self._messages.let_go(request)
+            raise
+        yield [self._rest_of(request, destination)]
+        result = destination.finish()
+        return (result, received_message(request)) if info else result
+
+    def _taking_object(self, request: MessageRequest, info: bool) -> Steps:
+        yield [request]
+        self._check(request)
+        if request.found_dtype != OBJECT_CODE:
+            self._messages.let_go(request)
+            raise no_object_error(request, self.rank, self.world_size)
+        first = destination_of(OBJECT_ROW, (request.found_bytes,))
+        first.buffer.dtype = "object"
+        yield [self._rest_of(request, first)]
+        data, parts = new_parts(first.finish())
+        if parts:
+            place = request.found_place + 1
+            yield [
+                MessageRequest(
+                    Kind.RECV, request.found_peer, request.found_tag, part, place=place + number
+                )
+                for number, part in enumerate(parts)
+            ]
+        value = object_of(data, parts)
+        return (value, received_message(request)) if info else value
+
+    def _rest_of(self, request: MessageRequest, destination: Destination) -> MessageRequest:
+        """Return the request for the data of a message that was taken."""
+        buffer, held = destination.buffer, request.held
+        if not request.found_description and dtype_name(request.found_dtype) != buffer.dtype:
+            assert request.found_dtype == OBJECT_CODE
+        request.held = 0
+        return MessageRequest(Kind.RECV, request.found_peer, request.found_tag, buffer, held=held)
 
     def send_recv(
         self,
@@ -133,60 +311,148 @@ class PointToPoint:
         stream: Any,
     ) -> Any:
         """Send x and receive into `out`, or into a new array like x, both at once."""
-        self._check_peer(dest, "dest")
-        self._check_peer(source, "source", may_be_any=True)
-        self._check_tag(tag)
+        check_peer(dest, "dest", self.world_size)
+        check_peer(source, "source", self.world_size, may_be_any=True)
+        check_tag(tag)
         given = source_of(x)
         template = given.template if out is None else template_of(out, "out")
         ensure_served(given.template)
         destination = self._destination(template, out, x)
         if template.device != given.template.device:
             raise ArgumentError(f"out lies on {template.device}, x on {given.template.device}")
-        requests = [
-            MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer),
-            MessageRequest(Kind.SEND, int(dest), int(tag), given.buffer, given.template.number),
-        ]
+        receive = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
+        send = self._send_request(given, dest, tag)
         if self._dispatch.is_enqueued(template):
-            name = "send_recv"
+            name, requests = "send_recv", [receive, send]
             call = self._gpu_call(name, requests, template, destination, stream, timeout_s)
             has_out = out is not None and destination.lasting is out
             call.is_own = has_out and not given.is_packed
             return self._gpu.call(call, async_op, _in_group(destination))
         for array in (x, out):
             if type(array) is np.ndarray:
-                self._host.messages.learn(Kind.RECV, array.dtype, numpy_dtype_name(array.dtype))
-        return self._deliver(
-            "send_recv", requests, destination.finish, async_op, timeout_s, _in_group(destination)
-        )
+                self._learn(Kind.RECV, array.dtype)
+        steps = self._exchanging(receive, send, destination, out)
+        return self.queue.deliver("send_recv", steps, async_op, timeout_s, _in_group(destination))
 
-    def finish_send_recv(self, x: Any, dest: int, source: int, out: Any, tag: int) -> Any:
-        """Finish a send_recv that the compiled entry has begun: nothing is sent a second time."""
-        requests = [
-            MessageRequest(Kind.RECV, source, tag, source_of(out).buffer),
-            MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer),
-        ]
-        self._host.messages.resume(requests)
-        if requests[0].is_misfit:
-            raise self._misfit(requests[0])
-        return out
+    def _exchanging(
+        self, receive: MessageRequest, send: MessageRequest, destination: Destination, out: Any
+    ) -> Steps:
+        receiving = self._receiving(receive, destination, out, False)
+        yield [*next(receiving), send]
+        if send.error is not None:
+            raise send.error
+        return (yield from receiving)
 
-    def probe(
-        self, source: Any, tag: Any, wait: bool, timeout_s: float | None
-    ) -> MessageRequest | None:
+    def finish_left(self, requests: list[MessageRequest], status: int) -> bool:
+        """Finish what a compiled entry has begun, and left to Python; return whether it had."""
+        if status not in (Status.MISFIT, Status.NO_ROOM):
+            return False
+        self._messages.resume(requests)
+        for request in requests:
+            self._check(request)
+        return True
+
+    def finish_send(self, x: Any, dest: int, tag: int, status: int) -> bool:
+        """Do so for a send."""
+        request = MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)
+        return self.finish_left([request], status)
+
+    def finish_recv(self, out: Any, source: int, tag: int, status: int) -> bool:
+        """Do so for a receive."""
+        request = MessageRequest(Kind.RECV, source, tag, source_of(out).buffer)
+        return self.finish_left([request], status)
+
+    def finish_send_recv(
+        self, x: Any, dest: int, source: int, out: Any, tag: int, status: int
+    ) -> bool:
+        """Do so for both: nothing is sent a second time."""
+        receive = MessageRequest(Kind.RECV, source, tag, source_of(out).buffer)
+        send = MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)
+        return self.finish_left([receive, send], status)
+
+    # --- probing, plans ---------------------------------------------------------------------------
+
+    def probe(self, source: Any, tag: Any, wait: bool, timeout_s: float | None) -> Message | None:
         """Return the message that a receive would get; None: there is none yet."""
-        self._check_peer(source, "source", may_be_any=True)
-        self._check_tag(tag, may_be_any=True)
+        check_peer(source, "source", self.world_size, may_be_any=True)
+        check_tag(tag, may_be_any=True)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
         if self.queue.grouped is not None:
             check_in_group(self.queue.grouped, "probe", False, NOT_IN_GROUPS)
         if wait:
-            self._deliver("probe", [request], lambda: None, False, timeout_s)
-            return request
-        self._group.check_open()
-        self._group.raise_if_aborted()
-        return request if self._host.messages.look(request) else None
+            self.queue.deliver("probe", self._sending([request]), False, timeout_s)
+        else:
+            self._group.check_open()
+            self._group.raise_if_aborted()
+            self.queue.go_on_with_called()
+            if not self._messages.probe(request):
+                return None
+        return message_of(request, self.receive_message)
+
+    def plan(self, kind: Kind, x: Any, peer: Any, tag: Any) -> Plan[Any]:
+        """Prepare a send or receive of the same memory, again and again."""
+        sends = kind == Kind.SEND
+        check_peer(peer, "dest" if sends else "source", self.world_size, may_be_any=not sends)
+        check_tag(tag, may_be_any=not sends)
+        template = template_of(x, "x" if sends else "out")
+        self._refuse_gpu(template, "x" if sends else "out")
+        if sends:
+            source = source_of(x)
+            if source.is_packed or template.number is not None:
+                raise ArgumentError("a plan needs x to be a C-contiguous array: it is not copied")
+            request = self._send_request(source, peer, tag)
+        else:
+            destination = self._destination(template, x)
+            if destination.lasting is None:
+                raise ArgumentError(
+                    "a plan needs out to be a C-contiguous array that can be written: it gives "
+                    "the same memory every time"
+                )
+            request = MessageRequest(Kind.RECV, int(peer), int(tag), destination.buffer)
+        prepared, take_back = self._messages.plan(request)
+
+        def run_slowly() -> None:
+            """Do it as an ordinary call: errors, and memory that has to be granted."""
+            take_back()
+            again = dataclasses.replace(request)
+            steps = self._sending([again]) if sends else self._checked(again)
+            self.queue.deliver(kind.name.lower(), steps, False, None, NOT_IN_GROUPS)
+
+        return Plan(prepared, self.raise_status, run_slowly, x)
+
+    def _checked(self, request: MessageRequest) -> Steps:
+        yield [request]
+        self._check(request)
+
+    def raise_status(self, status: int) -> None:
+        """Raise for a status of compiled code, unless it only leaves the call to Python."""
+        if status not in _QUICK:
+            self._group.raise_for(status)
+
+    def raise_left(self) -> int:
+        """Raise what a compiled entry met, unless it only left the call to Python: its status."""
+        status = self._messages.last_status()
+        self.raise_status(status)
+        return status
 
     # --- what they have in common -----------------------------------------------------------------
+
+    def _refuse_gpu(self, template: Template, what: str) -> None:
+        if self._dispatch.is_enqueued(template, what):
+            raise ArgumentError("plans of messages are for host arrays")
+
+    def _learn(self, kind: Kind, dtype: np.dtype[Any]) -> None:
+        name = numpy_dtype_name(dtype)
+        self._messages.learn(kind, dtype, name, description_of(dtype, name))
+
+    def _check(self, request: MessageRequest) -> None:
+        """Raise where a request has failed by itself."""
+        if request.error is not None:
+            raise request.error
+        if request.is_gone:
+            raise gone_error(request, self.rank, self.world_size)
+        if request.is_misfit:
+            raise misfit_error(request, self.rank, self.world_size)
 
     def _gpu_call(
         self,
@@ -210,60 +476,14 @@ class PointToPoint:
                     f"{name} of GPU arrays to or from this rank itself would wait for ever: use "
                     "send_recv or group()"
                 )
-        finish = (lambda: None) if destination is None else destination.finish
+        finish: Callable[[], Any] = (lambda: None) if destination is None else destination.finish
         return GpuCall(
             name, template, finish, messages=requests, stream=stream, timeout_s=timeout_s
-        )
-
-    def _deliver(
-        self,
-        name: str,
-        requests: list[MessageRequest],
-        finish: Callable[[], Any],
-        async_op: bool,
-        timeout_s: float | None,
-        lasting: Any = None,
-    ) -> Any:
-        """Hand requests to the queue of messages: run now, in their turn, or with others."""
-
-        def checked() -> Any:
-            for request in requests:
-                if request.is_misfit:
-                    raise self._misfit(request)
-            return finish()
-
-        return self.queue.deliver(name, requests, checked, async_op, timeout_s, lasting)
-
-    def _misfit(self, request: MessageRequest) -> MismatchError:
-        buffer = request.buffer
-        assert buffer is not None
-        what = f"{request.found_bytes} bytes of {dtype_name(request.found_dtype)}"
-        if request.found_shape is not None:
-            what = f"{dtype_name(request.found_dtype)}, shape {request.found_shape}"
-        return MismatchError(
-            f"recv on rank {self.rank} of {self.world_size}: the message from rank "
-            f"{request.found_peer} with tag {request.found_tag} is {what}, but out is "
-            f"{buffer.dtype}, shape {buffer.shape}. The message stays: receive it into an array "
-            "that fits (probe says which), or with neither out nor shape"
         )
 
     def _destination(self, template: Template, out: Any, x: Any = None) -> Destination:
         ensure_served(template, "x" if out is None else "out")
         return destination_of(template, template.shape, out, x=x, in_place_at=None)
-
-    def _check_peer(self, peer: Any, name: str, may_be_any: bool = False) -> None:
-        if isinstance(peer, bool) or not isinstance(peer, int | np.integer):
-            raise ArgumentTypeError(f"{name} must be a rank, an int; got {peer!r}")
-        if not (0 <= peer < self.world_size or (may_be_any and peer == ANY_SOURCE)):
-            anyone = " or ANY_SOURCE" if may_be_any else ""
-            raise ArgumentError(f"{name} must be in 0..{self.world_size - 1}{anyone}; got {peer}")
-
-    def _check_tag(self, tag: Any, may_be_any: bool = False) -> None:
-        if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
-            raise ArgumentTypeError(f"tag must be an int; got {tag!r}")
-        if not (0 <= tag < TAGS or (may_be_any and tag == ANY_TAG)):
-            anything = " or ANY_TAG" if may_be_any else ""
-            raise ArgumentError(f"tag must be in 0..{TAGS - 1}{anything}; got {tag}")
 
 
 def _in_group(destination: Destination) -> Any:
@@ -273,32 +493,14 @@ def _in_group(destination: Destination) -> Any:
 
 def _template_of(message: MessageRequest) -> Template:
     """Return what a message that was found is as an array, where that can be told."""
-    name = dtype_name(message.found_dtype)
-    if name not in DTYPES or message.found_shape is None:
-        raise ArgumentError(
-            f"recv cannot tell what rank {message.found_peer} has sent ({message.found_bytes} "
-            f"bytes of {name}): give out, or shape and dtype"
-        )
-    return template_like(message.found_shape, name)._replace(number=number_type_of(message))
+    name, dtype = name_of(message), dtype_name(message.found_dtype)
+    if message.found_shape is None or (name not in DTYPES and not message.found_description):
+        raise untold_error(message, name)
+    if message.found_description:
+        made = template_like(message.found_shape, described_dtype(message.found_description))
+    else:
+        made = template_like(message.found_shape, dtype)
+    return made._replace(number=number_type_of(message))
 
 
-def number_type_of(message: MessageRequest) -> type | None:
-    """Return the type of the number that a probe found; None for an array."""
-    if message.found_number is None:
-        return None
-    name = dtype_name(message.found_dtype)
-    if message.found_number == SentNumber.PYTHON:
-        return _PYTHON_TYPES[name]
-    try:
-        return np.dtype(name).type
-    except TypeError:  # a bfloat16, where ml_dtypes is not imported; or none that has a name here
-        return np.generic
-
-
-_PYTHON_TYPES: Mapping[str, type] = {
-    "bool": bool,
-    "int64": int,
-    "uint64": int,
-    "float64": float,
-    "complex128": complex,
-}
+__all__ = ["PointToPoint", "Transfers"]

@@ -58,9 +58,9 @@ TABLE_WORDS = TABLE_ENTRIES + MAX_ENTRIES * ENTRY_WORDS
 _STATE, _STATUS, _RAISED = int(Context.STATE), int(Context.STATUS), int(Context.RAISED)
 _IDLE, _BUSY, _NEEDS_PYTHON = int(State.IDLE), int(State.BUSY), int(State.NEEDS_PYTHON)
 _OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
-_ASIDE, _MORE = int(Status.ASIDE), int(Status.MORE)
-_CONTEXT, _LOOP = int(Call.CONTEXT), int(Call.LOOP)
-_PENDING, _N_TRANSFERS = int(Context.PENDING), int(Call.N_TRANSFERS)
+_MISFIT = int(Status.MISFIT)
+_NO_ROOM, _NOT_YET = int(Status.NO_ROOM), int(Status.NOT_YET)
+_CONTEXT, _LOOP, _PENDING = int(Call.CONTEXT), int(Call.LOOP), int(Context.PENDING)
 _SHORT_BYTES = 8 << 10
 
 _i64 = types.int64
@@ -91,7 +91,7 @@ def run(context, call, size_bytes):
     if thread != HELD:
         _restore_thread(thread)
     put(context, _STATUS, status)
-    goes_on = status == _OK or status == _ASIDE or status == _MORE
+    goes_on = status == _OK or status == _NO_ROOM or status == _NOT_YET or status == _MISFIT
     put(context, _STATE, _IDLE if goes_on else _NEEDS_PYTHON)
     if status == _SIGNAL:
         _restore_error(get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2))
@@ -117,8 +117,7 @@ def _run_prepared(self, may_overtake):
     context = get(call, _CONTEXT)
     status = _NOT_RUN
     if get(context, _STATE) == _IDLE and (may_overtake or get(context, _PENDING) == 0):
-        is_table = get(call, _N_TRANSFERS) != 0  # of messages: of whatever size
-        status = run(context, call, _SHORT_BYTES + 1 if is_table else largest_bytes(call))
+        status = run(context, call, largest_bytes(call))
     return 0 if status == _SIGNAL else new_integer(status)
 
 

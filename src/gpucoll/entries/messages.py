@@ -29,7 +29,8 @@ from gpucoll.entries.collectives import (
     run,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
+from gpucoll.kernels.cpu.memory import call_post, get, load32_acquire, load64, put
+from gpucoll.transport.shared.flags import now_ns
 from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
 from gpucoll.transport.shared.steps import DTYPE, WORLD_SIZE
 from gpucoll.transport.shared.words import (
@@ -37,38 +38,39 @@ from gpucoll.transport.shared.words import (
     Call,
     Context,
     Kind,
-    Progress,
     State,
     Status,
     Transfer,
+    TransferTable,
 )
 from gpucoll.types import TAGS
 
 _STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
+_TIMEOUT_NS, _TRANSFER_TABLE = int(Context.TIMEOUT_NS), int(Context.TRANSFERS)
 _IDLE, _OK, _SIGNAL = int(State.IDLE), int(Status.OK), int(Status.SIGNAL)
-_START_NS, _NOT_RUN, _ITEM_BYTES = (
-    int(Context.START_NS),
-    int(Status.NOT_RUN),
-    int(Call.ITEM_BYTES),
-)
+_NOT_RUN, _ITEM_BYTES = int(Status.NOT_RUN), int(Call.ITEM_BYTES)
 _i64 = types.int64
-_MESSAGE_ROW, _UNEXPECTED = int(Context.MESSAGE_ROWS), int(Context.UNEXPECTED)
-_N_TRANSFERS, _MISFIT = int(Call.N_TRANSFERS), int(Status.MISFIT)
+_MESSAGE_ROWS, _POST = int(Context.MESSAGE_ROWS), int(TransferTable.POST)
+_N_TRANSFERS = int(Call.N_TRANSFERS)
+_DESCRIPTION, _DESCRIPTION_BYTES = int(Call.DESCRIPTION), int(Call.DESCRIPTION_BYTES)
 _T_KIND, _T_PEER, _T_TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
 _T_ADDRESS, _T_SIZE_BYTES = int(Transfer.ADDRESS), int(Transfer.SIZE_BYTES)
 _T_DTYPE, _T_STATE = int(Transfer.DTYPE), int(Transfer.STATE)
-_T_DONE_BYTES, _T_DIMENSIONS = int(Transfer.DONE_BYTES), int(Transfer.DIMENSIONS)
-_T_POST = int(Transfer.POST)
-_SEND, _RECV, _DONE = int(Kind.SEND), int(Kind.RECV), int(Progress.DONE)
+_T_DIMENSIONS, _T_DIMENSION = int(Transfer.DIMENSIONS), int(Transfer.DIMENSION)
+_T_MODE, _T_NUMBER, _T_HELD = int(Transfer.MODE), int(Transfer.NUMBER), int(Transfer.HELD)
+_T_DESCRIPTION = int(Transfer.DESCRIPTION)
+_T_DESCRIPTION_BYTES = int(Transfer.DESCRIPTION_BYTES)
+_T_TIMEOUT_NS, _T_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
+_SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
 _TAGS = int(TAGS)
-_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 _error_occurred = types.ExternalFunction("PyErr_Occurred", _i64())
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 
 
 @inline
 def _fill_row(row, call, x, peer, tag, sends):
-    """Describe a message of the array x in a row of operations."""
+    """Describe a message of the array x in a row."""
     put(row, _T_KIND, _SEND if sends else _RECV)
     put(row, _T_PEER, peer)
     put(row, _T_TAG, tag)
@@ -76,13 +78,20 @@ def _fill_row(row, call, x, peer, tag, sends):
     put(row, _T_SIZE_BYTES, count_elements(x) * get(call, _ITEM_BYTES))
     put(row, _T_DTYPE, get(call, DTYPE))
     put(row, _T_STATE, 0)
-    put(row, _T_DONE_BYTES, 0)
-    put(row, _T_POST, 0)
+    put(row, _T_MODE, 0)
+    put(row, _T_NUMBER, 0)
+    put(row, _T_HELD, 0)
+    put(row, _T_TIMEOUT_NS, 0)
+    put(row, _T_DEADLINE_NS, 0)
+    if not sends:
+        return
+    put(row, _T_DESCRIPTION, get(call, _DESCRIPTION))
+    put(row, _T_DESCRIPTION_BYTES, get(call, _DESCRIPTION_BYTES))
     n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
     put(row, _T_DIMENSIONS, n_dimensions)
     dimensions = load64(x + ARRAY_DIMENSIONS)
     for place in range(min(n_dimensions, MESSAGE_DIMENSIONS)):
-        put(row, _T_DIMENSIONS + 1 + place, load64(dimensions + 8 * place))
+        put(row, _T_DIMENSION + place, load64(dimensions + 8 * place))
 
 
 @inline
@@ -104,13 +113,11 @@ def _prepare_message(table, row, x, peer_object, tag_object, sends):
     if load32_acquire(x + ARRAY_FLAGS) & needed != needed:
         return 0
     least = 0 if sends else -1  # a receive may say ANY
-    peer, tag = _as_integer(peer_object), _as_integer(tag_object)
+    peer, tag = as_integer(peer_object), as_integer(tag_object)
     if (peer == -1 or tag == -1) and _error_occurred() != 0:
         _clear_error()  # beyond 64 bits: Python says so
         return 0
     if peer < least or peer >= get(context, WORLD_SIZE) or tag < least or tag >= _TAGS:
-        return 0
-    if not sends and get(context, _UNEXPECTED) != 0:
         return 0
     _fill_row(row, call, x, peer, tag, sends)
     return call
@@ -119,7 +126,7 @@ def _prepare_message(table, row, x, peer_object, tag_object, sends):
 @inline
 def _prepare_messages(table, arguments, n_arguments):
     """Fill in one row or, for a send_recv, two; return the call block, or 0."""
-    row = get(table, TABLE_CONTEXT) + 8 * _MESSAGE_ROW
+    row = get(get(table, TABLE_CONTEXT), _MESSAGE_ROWS)
     x, peer = get(arguments, 0), get(arguments, 1)
     if n_arguments == 3:
         call = _prepare_message(
@@ -149,15 +156,6 @@ def _largest_bytes(row, count):
     return max(get(row, _T_SIZE_BYTES), second)
 
 
-@inline
-def _all_done(row, count):
-    """Return whether no message was a misfit."""
-    n_done = 0
-    for place in range(count):
-        n_done += get(row + 8 * TRANSFER_WORDS * place, _T_STATE) == _DONE
-    return n_done == count
-
-
 @compiled(_i64(_i64, _i64, _i64))
 def message_entry(self, arguments, n_arguments):
     """Built-in of ``(x, peer, tag)`` or ``(x, dest, source, out, tag)``.
@@ -167,17 +165,33 @@ def message_entry(self, arguments, n_arguments):
     table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
     put(context, _STATUS, _NOT_RUN)
-    is_known = n_arguments == 3 or n_arguments == 5
-    if is_known and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
-        call = _prepare_messages(table, arguments, n_arguments)
+    if get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
+        call = 0
+        if n_arguments == 3 or n_arguments == 5:
+            call = _prepare_messages(table, arguments, n_arguments)
         if call != 0:
-            put(context, _START_NS, 0)
-            row, count = context + 8 * _MESSAGE_ROW, get(call, _N_TRANSFERS)
+            row, count = get(context, _MESSAGE_ROWS), get(call, _N_TRANSFERS)
             status = run(context, call, _largest_bytes(row, count))
-            if status == _OK and _all_done(row, count):
+            if status == _OK:
                 return new_reference(get(arguments, 0 if n_arguments == 3 else 3))
             if status == _SIGNAL:
                 return 0
-            if status == _OK:
-                put(context, _STATUS, _MISFIT)
+    return new_reference(get(table, TABLE_NONE))
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def start_entry(self, arguments, n_arguments):
+    """Built-in of ``(x, peer, tag, address of a row)``: begins a message; returns x, or None."""
+    table = capsule_pointer(self, 0)
+    context = get(table, TABLE_CONTEXT)
+    if n_arguments == 4 and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
+        x, row = get(arguments, 0), as_integer(get(arguments, 3))
+        peer, tag = get(arguments, 1), get(arguments, 2)
+        call = _prepare_message(table, row, x, peer, tag, get(table, TABLE_SENDS) != 0)
+        if call != 0:
+            put(row, _T_TIMEOUT_NS, get(context, _TIMEOUT_NS))
+            put(row, _T_DEADLINE_NS, now_ns(context) + get(context, _TIMEOUT_NS))
+            transfers = get(context, _TRANSFER_TABLE)
+            if call_post(get(transfers, _POST), transfers, row, 1) != 0:
+                return new_reference(x)
     return new_reference(get(table, TABLE_NONE))

@@ -259,3 +259,9 @@ def serve_started(thread):
         end_sleep(bell)
     exchange64(thread + 8 * T_IS_RUNNING, 0)
     return 0
+
+
+@compiled(types.void(_i64))
+def wake_thread(thread):
+    """Wake the thread, if it sleeps. For Python."""
+    ring(thread + 8 * T_BELL)

@@ -15,6 +15,7 @@ from gpucoll.kernels.cpu.addresses import (
     copy_kernel,
     refill_kernel,
 )
+from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import wait_long
 from gpucoll.transport.shared.layout import NEVER, SMALL_BYTES
 from gpucoll.transport.shared.peer_arena import map_more
@@ -83,7 +84,11 @@ def _values(
         Context.BELLS: base + place.bells,
         Context.MAILBOXES: base + place.mailboxes,
         Context.MAILBOX_STRIDE: place.mailbox_stride,
-        Context.POST_BYTES: place.post_bytes,
+        Context.POST_BYTES: layout.POST_BYTES,
+        Context.OPENED: base + place.opened,
+        Context.ACKNOWLEDGED: base + place.acknowledged,
+        Context.LARGE_RING_BYTES: place.large_ring_bytes,
+        Context.EAGER_ROOM_BYTES: tuning.eager_room_bytes,
         Context.EAGER_BYTES: place.eager_bytes,
         Context.PIDS: members.pid_table.ctypes.data,
         Context.ROOTED_BYTES: tuning.rooted_bytes,

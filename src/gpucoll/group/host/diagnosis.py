@@ -29,6 +29,7 @@ from gpucoll.group.host.whereabouts import (
     describe_message,
     last_call,
     late_for,
+    message_timeout_s,
     numbered,
     trace,
 )
@@ -162,8 +163,7 @@ def lost_error(group: Inside, lost: int) -> PeerLostError:
 def _message_deadline_error(group: Inside, gave_up: int) -> DeadlineError:
     """Say which rank gave up a message."""
     called = describe_message(group.members, gave_up) or "a message"
-    seconds = int(group.context[Context.TIMEOUT_NS]) / 1e9
-    who = f"{_who(group)} waited {seconds:g} s"
+    who = f"{_who(group)} waited {message_timeout_s(group.members, gave_up):g} s"
     if group.rank != gave_up:
         who = f"{_who(group)}: rank {gave_up} gave up waiting"
     why = "nobody had received it" if called.startswith("send") else "no such message had come"

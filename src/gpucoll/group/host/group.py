@@ -15,6 +15,7 @@ from operator import getitem
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll.entries import collectives
 from gpucoll.entries.deadlines import LEAST_SLICE_S, SLICE_S
@@ -29,7 +30,6 @@ from gpucoll.group.host.started import StartedCalls, hold_started
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout, ordering, room
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.flags import bell_ring
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Call, Context, State, Status
 from gpucoll.wording import another_thread, rank_of
@@ -65,13 +65,30 @@ class HostGroup:
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._cpus = ""
         self._tables = np.zeros((2, self.world_size), np.int64)
+        self._waiting = waiting
         self.context = new_context(members, self._tables, waiting)
+        self._beside: list[npt.NDArray[np.int64]] = []
         # Asked at every call on GPU arrays: as an item of a memoryview in a tenth of NumPy's time.
         asked: Any = partial(getitem, self.context.data, int(Context.STATUS))
         self.last_status: Callable[[], int] = asked
         """Returns the `Status` with which this rank's last compiled entry ended."""
         self._set_timeout(timeout_s)
         _groups.add(self)
+
+    def context_beside(self) -> npt.NDArray[np.int64]:
+        """Return one more context, for what runs beside collectives: it shares none of its words.
+
+        It is taken out of use together with the group's own.
+        """
+        context = new_context(self.members, self._tables, self._waiting)
+        context[Context.TIMEOUT_NS] = self.context[Context.TIMEOUT_NS]
+        context[Context.STATE] = State.NEEDS_PYTHON if self._is_over else State.IDLE
+        self._beside.append(context)
+        return context
+
+    @property
+    def _is_over(self) -> bool:
+        return self._is_forked or self.is_closed or self.failure is not None
 
     def _set_timeout(self, timeout_s: float) -> None:
         self.context[Context.TIMEOUT_NS] = int(min(timeout_s, 1e9) * 1e9)
@@ -142,7 +159,7 @@ class HostGroup:
 
     def check_open(self) -> None:
         """Raise where this communicator can never run a call again."""
-        if not (self._is_forked or self.is_closed or self.failure is not None):
+        if not self._is_over:
             return
         who = rank_of(self.rank, self.world_size)
         if self._is_forked:
@@ -177,10 +194,6 @@ class HostGroup:
         finally:
             self._set_timeout(self.timeout_s)
 
-    def ring_bell(self, rank: int) -> None:
-        """Wake a rank that sleeps for messages."""
-        bell_ring.ctypes(self.members.at(self.members.layout.bells + rank * layout.LINE_BYTES))
-
     def take_memory(self, offset: int, size_bytes: int) -> None:
         """Take memory for a part of the segment that is used for the first time."""
         address = self.members.at(offset)
@@ -195,8 +208,11 @@ class HostGroup:
     @property
     def is_running(self) -> bool:
         """Whether a call is running at this moment, in some thread of Python's."""
+        contexts = (self.context, *self._beside)
+        if not any(context[Context.STATE] == State.BUSY for context in contexts):
+            return False
         is_ours = self._started is not None and self._started.is_running
-        return bool(self.context[Context.STATE] == State.BUSY) and not is_ours
+        return not is_ours or any(c[Context.STATE] == State.BUSY for c in self._beside)
 
     @property
     def is_aborted(self) -> bool:
@@ -264,9 +280,10 @@ class HostGroup:
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why the communicator is broken, and return it: every later call raises that."""
-        self.context[Context.STATE] = State.NEEDS_PYTHON
-        self.members.arena.retire()
         self.failure = error
+        for context in (self.context, *self._beside):
+            context[Context.STATE] = State.NEEDS_PYTHON
+        self.members.arena.retire()
         return error
 
     def break_with(self, code: Abort, rank: int) -> None:
@@ -327,12 +344,13 @@ class HostGroup:
         if self.is_closed or self._is_forked:
             return
         self.is_closed = True
-        state = self.context.ctypes.data + 8 * Context.STATE
-        if ordering.compare_exchange(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
+        contexts = (self.context, *self._beside)
+        states = [context.ctypes.data + 8 * Context.STATE for context in contexts]
+        if _take_out_of_use(states):
             self.abort()
             if self._started is not None:
                 self._started.close()  # the thread sees the abort, within a slice
-            if ordering.compare_exchange(state, State.IDLE, State.NEEDS_PYTHON) == State.BUSY:
+            if _take_out_of_use(states):
                 return  # another thread of Python's is in a call
         elif self._started is not None:
             self._started.close()
@@ -353,7 +371,14 @@ class HostGroup:
     def forget_in_child(self) -> None:
         """Make this unusable in a forked child, without touching anything that is shared."""
         self._is_forked = True
-        self.context[Context.STATE] = State.NEEDS_PYTHON
+        for context in (self.context, *self._beside):
+            context[Context.STATE] = State.NEEDS_PYTHON
+
+
+def _take_out_of_use(states: list[int]) -> bool:
+    """Let no call begin in these contexts; return whether one is running."""
+    before = [ordering.compare_exchange(at, State.IDLE, State.NEEDS_PYTHON) for at in states]
+    return State.BUSY in before
 
 
 def _after_fork() -> None:

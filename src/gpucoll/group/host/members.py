@@ -16,7 +16,7 @@ from gpucoll.memory.arena import Arena
 from gpucoll.memory.peer_processes import PeerProcess
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, mapping
-from gpucoll.transport.shared.layout import Envelope, Record, SegmentLayout, Tuning
+from gpucoll.transport.shared.layout import Record, SegmentLayout, Tuning
 
 NO_DESCRIPTOR = 0xFFFFFFFF  # struct pollfd with descriptor -1, which poll(2) skips
 
@@ -114,25 +114,6 @@ class Members(SharedWords):
         """
         place = self.layout.payload(rank, sequence, 16 * self.world_size)
         return words_at(self.at(place), 2 * self.world_size)
-
-    def _mailbox(self, receiver: int, sender: int) -> int:
-        place = receiver * self.world_size + sender
-        return self.layout.mailboxes + place * self.layout.mailbox_stride
-
-    def taken(self, receiver: int, sender: int) -> int:
-        """Return how many posts between two ranks were taken, after all that was read before."""
-        return self.load_after(self._mailbox(receiver, sender) + layout.MAILBOX_TAIL)
-
-    def peek(self, receiver: int, sender: int) -> npt.NDArray[np.int64] | None:
-        """Return the envelope of the next message between two ranks; None where there is none."""
-        taken = self.taken(receiver, sender)
-        post_bytes = layout.ENVELOPE_BYTES + self.layout.post_bytes
-        start = layout.MAILBOX_POSTS + taken % layout.POSTS * post_bytes
-        offset = self._mailbox(receiver, sender) + start
-        with self.held():
-            if self.load(offset + 8 * Envelope.NUMBER) != taken + 1:
-                return None
-            return words_at(self.at(offset), layout.ENVELOPE_BYTES // 8).copy()
 
     def bell_words(self, rank: int) -> npt.NDArray[np.int64]:
         """Return a rank's bell line, as words."""

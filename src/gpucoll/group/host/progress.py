@@ -14,9 +14,8 @@ import time
 
 import numpy as np
 
-from gpucoll.entries.pending import serve_started
+from gpucoll.entries.pending import serve_started, wake_thread
 from gpucoll.transport.shared import ordering
-from gpucoll.transport.shared.flags import bell_ring
 from gpucoll.transport.shared.words import THREAD_QUEUES, THREAD_WORDS, Thread
 
 _BUSY_SLICE_NS = 1_000_000
@@ -101,8 +100,7 @@ class ProgressThread:
         if not self.is_running:
             return
         ordering.store(self.address + 8 * Thread.STOP, 1)
-        # As `ring`, but for a sleeper that has announced itself a moment ago, too.
-        bell_ring.ctypes(self.address + 8 * Thread.BELL)
+        wake_thread.ctypes(self.address)
         ctypes.CDLL(None).pthread_join(self._handle, None)
         self._words[Thread.STOP] = 0
 

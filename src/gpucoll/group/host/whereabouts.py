@@ -58,17 +58,21 @@ class Whereabouts:
         """Say where a rank stands."""
         members, message = self._members, describe_message(self._members, rank)
         awaited = [] if message is None else awaited_by_message(members, rank)
+        sends = pending_send(members, rank)
+        is_told = message is not None and message.startswith("send")
+        beside = "" if sends is None or is_told else f"; {sends[0]}"
         last, is_in_it = last_call(members, rank)
         if last is None or not is_in_it:
             if message is None:
-                return Standing(_absence_of(members, rank, last), False)
-            return Standing(f"waiting in {message}", True, tuple(awaited))
+                return Standing(_absence_of(members, rank, last) + beside, False)
+            return Standing(f"waiting in {message}{beside}", True, tuple(awaited))
         called = numbered(describe_call(members, rank, last), last)
         awaited += self._awaited_in(rank, last)
         if message is not None:
-            return Standing(f"waiting in {message} and in {called}", True, tuple(awaited))
+            text = f"waiting in {message} and in {called}{beside}"
+            return Standing(text, True, tuple(awaited))
         text = f"waiting in {called}" if awaited else f"in {called}"
-        return Standing(text, True, tuple(awaited), last)
+        return Standing(text + beside, True, tuple(awaited), None if beside else last)
 
     def _awaited_in(self, rank: int, sequence: int) -> list[int]:
         if sequence not in self._late:
@@ -188,11 +192,28 @@ def describe_message(members: Members, rank: int) -> str | None:
     size = f"{dtype_name(doing[Doing.DTYPE])}, {doing[Doing.SIZE_BYTES]} bytes, "
     end = "dest" if kind == Kind.SEND else "source"
     name = Kind(kind).name.lower()
-    if kind == Kind.PROBE:  # a recv that is told neither out nor shape looks first
+    if kind in (Kind.PROBE, Kind.TAKE):
         name, size = "recv or probe", ""
     more = doing[Doing.FURTHER]
     beside = f" beside {more} more message{'s' if more > 1 else ''}" if more else ""
     return f"{name}({size}{end}={who}, tag={what}){beside}"
+
+
+def message_timeout_s(members: Members, rank: int) -> float:
+    """Return how long the message that a rank waits for may take."""
+    return _doing(members, rank)[Doing.TIMEOUT_NS] / 1e9
+
+
+def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
+    """Return the first of a rank's sends that waits for its receive, and for whom; or None.
+
+    Whatever the rank does itself.
+    """
+    doing = _doing(members, rank)
+    if not doing[Doing.SENDS]:
+        return None
+    peer, tag = doing[Doing.SEND_PEER], doing[Doing.SEND_TAG]
+    return f"its send to rank {peer}, tag {tag}, waits for its receive", peer
 
 
 def awaited_by_message(members: Members, rank: int) -> list[int]:
@@ -243,6 +264,9 @@ def trace(members: Members, gave_up: int, late: list[int], sequence: int | None 
     told = [_sentence(ranks, text) for text, ranks in by_text.items()]
     if len(told) > MOST_SHOWN:
         told[MOST_SHOWN:] = [f"{len(told) - MOST_SHOWN} further groups of ranks are elsewhere"]
+    sends = pending_send(members, gave_up)
+    if sends is not None and not (describe_message(members, gave_up) or "").startswith("send"):
+        told.append(f"Of rank {gave_up} itself, {sends[0]}")
     awaited = {peer for standing in standings.values() for peer in standing.awaited}
     if told and gave_up in awaited and all(item.is_in_call for item in standings.values()):
         told.append(DEADLOCK)

@@ -14,6 +14,7 @@ from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     MACHINE,
     add32,
+    call_step,
     call_wait,
     compare_exchange64,
     exchange32,
@@ -40,7 +41,7 @@ from gpucoll.transport.shared.layout import (
     STATUS_CLOSED_SEQUENCE,
     Abort,
 )
-from gpucoll.transport.shared.words import Context, Status
+from gpucoll.transport.shared.words import Context, Status, TransferTable
 
 _FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98, "riscv64": 98, "ppc64le": 221}
 if MACHINE not in _FUTEX_NUMBERS:
@@ -59,6 +60,8 @@ TIME_SLICE_NS = 500_000
 """A yield that takes longer gave a whole time slice away."""
 SLEEPY_WAITS = 1000
 """So many waits sleep at once after that: a lost slice of 3 ms costs each of them 3 us."""
+MESSAGE_SLICE_NS = 200_000
+"""So long a collective sleeps while messages are pending, which ring another bell."""
 NANOSECONDS = 1_000_000_000
 FIRST_SPINS = 64
 """So often a wait looks before it lets other Python threads run: about 3 us."""
@@ -86,6 +89,8 @@ _RANK, _WORLD_SIZE, _SEQUENCE = (
 _STATUS_LINES, _POLL_FDS = int(Context.STATUS_LINES), int(Context.POLL_FDS)
 _START_NS, _TIMEOUT_NS = int(Context.START_NS), int(Context.TIMEOUT_NS)
 _RAISED, _WAIT_LONG = int(Context.RAISED), int(Context.WAIT_LONG)
+_TRANSFERS, _MESSAGE_STEP = int(Context.TRANSFERS), int(Context.MESSAGE_STEP)
+_PENDING_MESSAGES, _MOVES = int(TransferTable.PENDING), int(TransferTable.MOVES)
 INTERPRETER, HELD = int(Context.INTERPRETER), 1
 _OK, _EVENT, _MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
 _DEADLINE, _LOST, _SIGNAL = int(Status.DEADLINE), int(Status.LOST), int(Status.SIGNAL)
@@ -207,8 +212,25 @@ def ring(bell):
 
 
 @inline
+def _step_messages(context):
+    """Take pending messages a step further; return how long a sleep may be, in nanoseconds.
+
+    Others may wait for this rank's part of a message before they come to this collective.
+    """
+    table = get(context, _TRANSFERS)
+    if table == 0 or load64_acquire(table + 8 * _PENDING_MESSAGES) == 0:
+        return get(context, _SLICE_NS)
+    moves = get(table, _MOVES)
+    if call_step(get(context, _MESSAGE_STEP), table) == 0:
+        return get(context, _SLICE_NS)
+    longest_ns = MESSAGE_SLICE_NS if get(table, _MOVES) == moves else MESSAGE_SLICE_NS // 10
+    return min(get(context, _SLICE_NS), longest_ns)
+
+
+@inline
 def _sleep_slice(context, address, waiters, value, slice_ns):
     """Sleep until the word at `address` changes, for at most this long."""
+    slice_ns = min(slice_ns, _step_messages(context))
     put(context, _FUTEX_TIMEOUT, slice_ns // NANOSECONDS)
     put(context, _FUTEX_TIMEOUT + 1, slice_ns % NANOSECONDS)
     add32(waiters, np.int32(1))
@@ -243,7 +265,7 @@ def end_sleep(bell):
 
 
 @inline
-def _python_raised(context):
+def python_raised(context):
     """Let Python's signal handlers run; keep what they raise. Return whether they did."""
     gil = _take_gil()
     raised = _check_signals() != 0
@@ -252,6 +274,19 @@ def _python_raised(context):
         _fetch_error(kept, kept + 8, kept + 16)
     _give_gil(gil)
     return raised
+
+
+@inline
+def dead_rank(context):
+    """Return a rank whose process is gone and that has not closed the communicator, or -1."""
+    world_size, fds = get(context, _WORLD_SIZE), get(context, _POLL_FDS)
+    _poll(fds, world_size, np.int32(0))
+    for rank in range(world_size):
+        if get(fds, rank) >> 48 != 0:  # pollfd is {int32 fd, int16 events, int16 revents}
+            line = get(context, _STATUS_LINES) + rank * LINE_BYTES
+            if load64_acquire(line + STATUS_CLOSED) == 0:
+                return rank
+    return -1
 
 
 @inline
@@ -298,7 +333,7 @@ def look_for_end(context, deadline_code):
 @inline
 def look_around(context, deadline_code):
     """Look whether to go on waiting: signals, lost peers, the deadline; return a status."""
-    if _python_raised(context):
+    if python_raised(context):
         give_up(context, _ABORT_INTERRUPTED, get(context, _RANK))
         return _SIGNAL
     return look_for_end(context, deadline_code)
@@ -450,12 +485,6 @@ def event_compare_exchange(address, expected, desired):
 def event_store(address, value):
     """Store with a full fence; return what was there. For Python."""
     return exchange64(address, value)
-
-
-@compiled(types.void(_i64))
-def bell_ring(bell):
-    """Ring a bell. For Python."""
-    ring(bell)
 
 
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64))

@@ -7,12 +7,13 @@ cache lines in pairs)::
     status lines    per rank: done word, closed | acknowledgements of events
     chunk flags     per rank: filled word, per rank: read word (counters of staged chunks)
     bells           per rank: rung when a message or a free place came; what it is waiting for
+    opened          P x P words, by receiver and sender: 1 where the mailbox is used
+    acknowledged    per rank: words of messages that wait to be taken
     enqueued lines  per rank: how far it has compared the calls on GPU arrays
     reasons         per rank: the exception that took it out of the communicator, as text
     cpus            CPUS words: which rank waited last on a CPU
     records         per rank: ring of RECORDS records, 256 bytes each
     slots           ring of RING x P slots: a header, and a payload of up to SMALL_BYTES
-    mailboxes       P x P, by receiver and sender: head line, tail line, ring of POSTS posts
 
 Up to here memory is reserved when the segment is made (`first_bytes`); what follows has none until
 it is first used (`room`)::
@@ -20,6 +21,7 @@ it is first used (`room`)::
     payloads        ring of RING x P larger payloads, of up to rooted_bytes
     stages          ring of 3 x P stages of chunk_bytes each
     enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU
+    mailboxes       P x P, by receiver and sender: memory is taken when one is first used
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
@@ -32,7 +34,7 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 9
+LAYOUT_VERSION = 10
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -94,6 +96,11 @@ class Doing(IntEnum):
     SIZE_BYTES = 3
     DTYPE = 4
     FURTHER = 5  # how many more operations it waits for
+    TIMEOUT_NS = 6
+    # Whatever the rank is doing: of its sends, the first that waits for its receive.
+    SENDS = 7  # 1 where there is one
+    SEND_PEER = 8
+    SEND_TAG = 9
 
 
 # Offsets in an enqueued line.
@@ -103,39 +110,47 @@ ENQUEUED_FAILED = 8
 ENQUEUED_RECORDS = 256
 """How many calls on GPU arrays a rank may be ahead of the slowest one's looking."""
 
-# A mailbox: how many posts were written, which only the sender looks at, and how many it knows to
-# be taken; how many were taken; then the posts. A post that is written says so itself.
-POSTS = 8
-MAILBOX_HEAD = 0
-MAILBOX_KNOWN_TAIL = 8
-MAILBOX_TAIL = 128
-MAILBOX_POSTS = 256
-MAILBOXES_BYTES = 32 << 20
-"""About how much memory the mailboxes of a segment may take."""
-MOST_POST_BYTES = 32 << 10
+# A mailbox: what its receiver says of it; a small ring of records, whose lines stay in caches; and
+# a large one, which is begun to be written when the small one is full. Each is memory that is taken
+# when it is first used. A record is an envelope, then a shape and a description where the envelope
+# has no room for them, then data.
+MAILBOX_TAIL = 0
+"""Bytes of records that were taken."""
+MAILBOX_MATCHED = 8
+"""Bytes of messages that a receive was found for."""
+MAILBOX_MATCHED_COUNT = 16
+"""How many those are."""
+MAILBOX_SMALL = 256
+MAILBOX_LARGE = 16384
+LARGE_EXTRA_BYTES = 256 << 10
+"""So much larger than the eager room is the large ring: for envelopes, and what streams."""
+POST_BYTES = 32 << 10
 """What is streamed changes hands in parts of this size: 8 KiB parts took a fifth longer."""
-LEAST_POST_BYTES = 64
 MOST_EAGER_BYTES = 8192
-"""From here on one copy by the kernel is faster than two through a post."""
-ENVELOPE_BYTES = 128
+"""From here on one copy by the kernel is faster than two through a mailbox."""
+STREAMED_BYTES = 256 << 10
+"""So much of the large ring is used by what streams, where the receiver keeps up."""
+ENVELOPE_BYTES = 64
+SHAPE_BYTES = 64
 MESSAGE_DIMENSIONS = 8
+MOST_DESCRIPTION_BYTES = 8192
+ACKNOWLEDGEMENTS = 512
+"""How many messages of a rank may wait to be acknowledged; further ones are streamed."""
 
 
 class Envelope(IntEnum):
-    """Fields of a post, in words of 8 bytes; all but the number are those of a message's first.
+    """Fields of a record's first cache line, in words of 8 bytes.
 
-    What a receiver looks at shares a cache line with the data of a very small message: one transfer
-    between cores.
+    It holds the data of a very small message, too: one transfer between cores.
     """
 
-    NUMBER = 0  # how many posts were written with this one; written last
-    SIZE_BYTES = 1
+    NUMBER = 0  # not zero; written last
+    SIZE_BYTES = 1  # of the whole message, in its parts of that part
     TAG = 2
     DTYPE = 3
-    WAY = 4
-    PLACE = 5  # or up to SMALLEST_BYTES of data
-    DIMENSIONS = 7
-    DIMENSION = 8  # eight of them
+    PACKED = 4  # way, mode, 16 + dimensions, acknowledgement, bytes of the description
+    PLACE = 5  # or the first dimension of what lies in the mailbox
+    FIRST_LENGTH = 6  # the first dimension of what does not, or up to SMALLEST_BYTES of data
 
 
 SMALLEST_BYTES = 16
@@ -151,9 +166,13 @@ class SentNumber(IntEnum):
 class Way(IntEnum):
     """Where a message's data is."""
 
-    POSTED = 0  # behind the envelope, and in the posts after it
+    POSTED = 0  # behind the envelope, and in the parts after it
     IN_ARENA = 1  # at an offset in the sender's arena
     IN_PROCESS = 2  # at an address in the sender's process
+    # Records that are no messages.
+    PART = 3  # of the message before
+    TO_START = 4  # the next record is at the start of the ring
+    TO_OTHER = 5  # the next record is in the other ring
 
 
 NEVER = 1 << 62
@@ -242,6 +261,8 @@ class Tuning:
     """Where sequence numbers start: tests of their wrapping set it."""
     enqueued_records: int = 0
     """Records of calls on GPU arrays for each rank; a power of two, or 0 without a GPU."""
+    eager_room_bytes: int = 1 << 20
+    """Messages from one rank to another that nobody has received, before a small send waits."""
 
     def words(self) -> tuple[int, ...]:
         """Return the fields in order, to be sent."""
@@ -277,8 +298,16 @@ class SegmentLayout:
         return self.read + self.world_size * LINE_BYTES
 
     @functools.cached_property
-    def enqueued_lines(self) -> int:
+    def opened(self) -> int:
         return self.bells + self.world_size * LINE_BYTES
+
+    @functools.cached_property
+    def acknowledged(self) -> int:
+        return round_up(self.opened + 8 * self.world_size**2, LINE_BYTES)
+
+    @functools.cached_property
+    def enqueued_lines(self) -> int:
+        return round_up(self.acknowledged + 8 * self.world_size * ACKNOWLEDGEMENTS, LINE_BYTES)
 
     @functools.cached_property
     def reasons(self) -> int:
@@ -297,29 +326,23 @@ class SegmentLayout:
         return round_up(self.records + self.world_size * RECORDS * RECORD_BYTES, 4096)
 
     @functools.cached_property
-    def mailboxes(self) -> int:
-        return round_up(self.slots + RING * self.world_size * SLOT_BYTES, 4096)
-
-    @functools.cached_property
-    def post_bytes(self) -> int:
-        """Bytes of data that one post carries."""
-        share = MAILBOXES_BYTES // (self.world_size**2 * POSTS)
-        power = 1 << max(share - ENVELOPE_BYTES, 1).bit_length() - 1
-        return max(LEAST_POST_BYTES, min(MOST_POST_BYTES, power))
-
-    @functools.cached_property
     def eager_bytes(self) -> int:
-        """Bytes up to which a message is over for its sender as soon as there is a free post."""
-        return min(MOST_EAGER_BYTES, self.post_bytes)
+        """Bytes up to which a message lies in the mailbox, and its sender need not wait."""
+        return MOST_EAGER_BYTES
+
+    @functools.cached_property
+    def large_ring_bytes(self) -> int:
+        """Size of a mailbox's large ring."""
+        return round_up(self.tuning.eager_room_bytes + LARGE_EXTRA_BYTES, 4096)
 
     @functools.cached_property
     def mailbox_stride(self) -> int:
-        return MAILBOX_POSTS + POSTS * (ENVELOPE_BYTES + self.post_bytes)
+        return MAILBOX_LARGE + self.large_ring_bytes
 
     @functools.cached_property
     def first_bytes(self) -> int:
         """How much of the segment has memory from the beginning."""
-        return round_up(self.mailboxes + self.world_size**2 * self.mailbox_stride, 4096)
+        return round_up(self.slots + RING * self.world_size * SLOT_BYTES, 4096)
 
     @functools.cached_property
     def payloads(self) -> int:
@@ -343,10 +366,14 @@ class SegmentLayout:
         return self.stages + STAGES * self.world_size * self.tuning.chunk_bytes
 
     @functools.cached_property
-    def size_bytes(self) -> int:
-        """Size of the whole segment, in bytes."""
+    def mailboxes(self) -> int:
         records = self.world_size * self.tuning.enqueued_records
         return round_up(self.enqueued + records * RECORD_BYTES, 4096)
+
+    @functools.cached_property
+    def size_bytes(self) -> int:
+        """Size of the whole segment, in bytes, were all of it in use."""
+        return self.mailboxes + self.world_size**2 * self.mailbox_stride
 
     def header(self, rank: int, sequence: int) -> int:
         """Return where a rank's header for a call is: `steps.slot_of`."""

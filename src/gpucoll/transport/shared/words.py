@@ -19,10 +19,10 @@ class Status(IntEnum):
     LOST = 4  # a rank that is needed is gone or has closed
     SIGNAL = 5  # a Python signal handler raised; the exception is kept in the context
     NOT_RUN = 6  # the communicator was not idle
-    ASIDE = 7  # a message that nobody asks for yet stands before others: Python takes it aside
-    MORE = 8  # operations are done or have been added: Python looks
-    MISFIT = 9  # a message has another size or dtype than its receive
+    MORE = 8  # there is more to come: of GPU calls, a rank is late
+    MISFIT = 9  # a message is larger than its receive, or of another dtype
     NO_ROOM = 10  # there is no memory for a part of the segment; nothing has happened
+    NOT_YET = 11  # what a caller waits for is not done when its own time is over; it goes on
 
 
 class State(IntEnum):
@@ -102,10 +102,7 @@ class Context(IntEnum):
     MAILBOX_STRIDE = 64
     POST_BYTES = 65  # of data behind an envelope
     EAGER_BYTES = 66
-    UNEXPECTED = 67  # messages that Python holds: compiled receives leave the call to it
-    UNMATCHED = 68  # whose message is to be taken aside
-    MORE = 69
-    MESSAGE_ROWS = 70  # 2 rows of TRANSFER_WORDS
+    MESSAGE_ROWS = 70  # address of two rows: of a blocking call
     # Calls on GPU arrays.
     ENQUEUED_LINES = 110
     ENQUEUED = 111  # address of the calls' records
@@ -131,9 +128,16 @@ class Context(IntEnum):
     SHARING_WAITS = 129  # how many waits there were since one was found
     # Asynchronous calls.
     HOLDS = 130  # how many reasons there are to let Python alone start them
+    # Messages that are pending.
+    TRANSFERS = 131  # address of their table, see `TransferTable`; 0: there is none
+    MESSAGE_STEP = 132  # address of what takes them a step further
+    OPENED = 133
+    ACKNOWLEDGED = 134
+    LARGE_RING_BYTES = 135
+    EAGER_ROOM_BYTES = 136
 
 
-CONTEXT_WORDS = 131
+CONTEXT_WORDS = 137
 
 
 class Call(IntEnum):
@@ -182,7 +186,7 @@ class Call(IntEnum):
     # Point-to-point.
     TRANSFERS = 40
     N_TRANSFERS = 41
-    TAKES_MORE = 42  # whether operations may be added while the loop runs
+    IS_STARTED = 42  # whether they are in the table of those that are pending already
     # A list of arrays.
     SEGMENTS = 43  # address of its table; 0: one array
     N_SEGMENTS = 44
@@ -197,9 +201,14 @@ class Call(IntEnum):
     FINISH = 50  # address of what does the rest
     READS, READS_END = 51, 52  # between which addresses its input lies
     WRITES, WRITES_END = 53, 54
+    # Point-to-point, again.
+    DESCRIPTION = 55  # address of what tells a receiver of a dtype that has no number
+    DESCRIPTION_BYTES = 56
+    UNTIL_NS = 57  # when to return with NOT_YET; 0: never; 1: at once
+    LEAVES = 58  # whether a signal ends only this wait: what it waits for goes on
 
 
-CALL_WORDS = 55
+CALL_WORDS = 59
 
 
 class Pending(IntEnum):
@@ -286,38 +295,154 @@ class Path(IntEnum):
 
 
 class Transfer(IntEnum):
-    """Fields of one operation in a table of point-to-point operations."""
+    """Fields of one send, receive or probe: a row."""
 
     KIND = 0
     PEER = 1
     TAG = 2
     ADDRESS = 3
-    SIZE_BYTES = 4
+    SIZE_BYTES = 4  # of what is sent; most that may be received
     DTYPE = 5
     STATE = 6
     DONE_BYTES = 7
-    POST = 8  # number of a sent message's first post
-    FOUND_PEER = 9
-    FOUND_TAG = 10
-    DIMENSIONS = 11
-    DIMENSION = 12  # eight of them
+    WAY = 8  # how the message travels, see `layout.Way`
+    PLACE = 9  # where the receiver finds it, if not in the mailbox
+    ACKNOWLEDGEMENT = 10  # 1 + the number of the word that says that it was taken; 0: none
+    MODE = 11  # see `Mode`
+    FOUND_PEER = 12
+    FOUND_TAG = 13
+    FOUND_BYTES = 14
+    FOUND_DTYPE = 15
+    FOUND_NUMBER = 16  # which of all messages of that rank to this one
+    DIMENSIONS = 17
+    DIMENSION = 18  # eight of them
+    NUMBER = 26  # of a receive: which message of that rank alone; 0: by tag
+    HELD = 27  # address of the message that was taken aside for this receive, see `Held`
+    DESCRIPTION = 28
+    DESCRIPTION_BYTES = 29
+    TIMEOUT_NS = 30
+    DEADLINE_NS = 31  # 0: not set yet
+    NEXT = 32
+    IS_WAITING = 33  # a send: no part of it is in the mailbox
 
 
-TRANSFER_WORDS = 20
+TRANSFER_WORDS = 36
 
 
 class Kind(IntEnum):
-    """What an operation of a table does."""
+    """What a row does."""
 
     SEND = 1
     RECV = 2
     PROBE = 3
+    TAKE = 4  # a receive that is told neither size nor dtype: it gets a `Held` message
+
+
+class Mode(IntEnum):
+    """How a message is sent; they may be added."""
+
+    SYNCHRONOUS = 1  # it is over for the sender when it is matched
+    FOLLOWS = 2  # it is a part of the message before: no receive by tag gets it
 
 
 class Progress(IntEnum):
-    """How far it is."""
+    """How far a row is; from DONE on it is over."""
 
-    WAITING = 0
-    UNDER_WAY = 1
-    DONE = 2
-    MISFIT = 3  # the message that matches has another size or dtype; it stays
+    NEW = 0
+    WAITING = 1
+    UNDER_WAY = 2
+    DONE = 3
+    MISFIT = 4  # the message that matches is larger, or has another dtype; it stays
+    GONE = 5  # somebody else has received the message that was asked for by its number
+    DROPPED = 6  # Python took it back
+
+
+class TransferTable(IntEnum):
+    """Fields of a communicator's table of pending messages, in this process's memory."""
+
+    LOCK = 0
+    PENDING = 1  # how many rows are not over
+    FINISHED = 2  # how many ever were over
+    MOVES = 3  # counts what has moved, so that whoever waits sees that something did
+    IS_DEAD = 4  # nothing is touched any more
+    CONTEXT = 5  # of the steps: what they note is nobody else's
+    CALLS = 6  # the context of collectives
+    PEERS = 7  # address of a `Mailbox` for each rank
+    FIRST = 8  # rows that move by themselves: sends, and receives that fetch
+    LAST = 9
+    FIRST_POSTED = 10  # receives and probes that no message has matched, in order
+    LAST_POSTED = 11
+    N_WANTED = 12  # receives and probes that the mailboxes can help
+    N_ANY = 13  # of those that are posted, from any source
+    FIRST_HELD = 14  # messages that were taken aside, in order
+    LAST_HELD = 15
+    LAST_SENDER = 16  # whose message came last: ANY_SOURCE looks at the next rank first
+    FREE_WORDS = 17  # address of the numbers of acknowledgements that are not in use
+    N_FREE_WORDS = 18
+    NEEDS_ROOM = 19  # a send for which memory has to be granted; 0: none
+    TURN = 20  # counts steps
+    NOTED = 21  # the send that others are told of
+    POST = 22  # address of `message_step.message_post`
+    STEP = 23  # and of `message_step.message_step`
+    SEEN_NS = 24  # when somebody last looked whether a rank is lost
+
+
+TABLE_WORDS = 25
+
+
+class Mailbox(IntEnum):
+    """Fields of what a rank knows of the mailboxes to and from another, in its own memory."""
+
+    OUT_AREA = 0  # address of the outgoing mailbox; 0: not used yet
+    OUT_RING = 1  # which of its rings is written
+    OUT_OFFSET = 2  # where in it
+    OUT_OTHER = 3  # where in the other one
+    OUT_WRITTEN = 4  # bytes that were ever written
+    OUT_BASE = 5  # the same when this ring was begun to be written
+    OUT_TAIL = 6  # bytes that are known to be taken
+    OUT_SENT = 7  # bytes of messages
+    OUT_MATCHED = 8  # of them, known to be matched
+    OUT_NUMBER = 9  # of the last message
+    OUT_WAITING = 10  # rows of which something is not in the mailbox yet
+    OUT_TURN = 11  # in which step such a row was met
+    OUT_HAS_LARGE = 12  # whether there is memory for the large ring
+    IN_AREA = 16
+    IN_RING = 17
+    IN_OFFSET = 18
+    IN_OTHER = 19
+    IN_TAKEN = 20
+    IN_MATCHED = 21
+    IN_NUMBER = 22  # of the last message that was taken
+    IN_WANTED = 23  # receives and probes of this rank's messages
+    IN_TARGET = 24  # the row or held message whose parts come next; 0: none
+    IN_TARGET_IS_HELD = 25
+    IN_COUNT = 26  # of messages that were matched
+
+
+MAILBOX_WORDS = 32
+
+
+class Held(IntEnum):
+    """Fields of a message that was taken aside; its description and its data lie behind them."""
+
+    NEXT = 0
+    SENDER = 1
+    TAG = 2
+    SIZE_BYTES = 3
+    DTYPE = 4
+    WAY = 5
+    PLACE = 6
+    ACKNOWLEDGEMENT = 7
+    MODE = 8
+    NUMBER = 9
+    COST = 10
+    DONE_BYTES = 11
+    IS_WHOLE = 12
+    DESCRIPTION_BYTES = 13
+    DATA = 14  # address
+    DIMENSIONS = 15
+    DIMENSION = 16  # eight of them
+    OWNER = 24  # the receive of which it is; 0: it stands for whoever asks
+
+
+HELD_WORDS = 25

@@ -1,0 +1,149 @@
+"""Rows of pending messages as Python sees them: memory, requests into it, and what was found."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from gpucoll.backends.protocol import MessageRequest
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.layout import SentNumber
+from gpucoll.transport.shared.words import (
+    HELD_WORDS,
+    TRANSFER_WORDS,
+    Held,
+    Kind,
+    Progress,
+    Transfer,
+)
+from gpucoll.types import dtype_code
+
+# Plain ints: an enumeration's members cost each use of them as an index twice.
+_WORDS, _SHOWN = TRANSFER_WORDS, layout.MESSAGE_DIMENSIONS
+_KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
+_ADDRESS, _SIZE_BYTES, _DTYPE = (
+    int(Transfer.ADDRESS),
+    int(Transfer.SIZE_BYTES),
+    int(Transfer.DTYPE),
+)
+_STATE, _MODE, _NUMBER = int(Transfer.STATE), int(Transfer.MODE), int(Transfer.NUMBER)
+_HELD, _DIMENSIONS = int(Transfer.HELD), int(Transfer.DIMENSIONS)
+_DESCRIPTION, _DESCRIPTION_BYTES = int(Transfer.DESCRIPTION), int(Transfer.DESCRIPTION_BYTES)
+_TIMEOUT_NS, _DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
+_FOUND_PEER, _FOUND_TAG = int(Transfer.FOUND_PEER), int(Transfer.FOUND_TAG)
+_FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE)
+_FOUND_NUMBER = int(Transfer.FOUND_NUMBER)
+_SEND, _PROBE, _TAKE = int(Kind.SEND), int(Kind.PROBE), int(Kind.TAKE)
+_DONE, _MISFIT = int(Progress.DONE), int(Progress.MISFIT)
+_GONE, _DROPPED = int(Progress.GONE), int(Progress.DROPPED)
+
+
+class Rows:
+    """Memory of some rows: not NumPy's, which may be shared with a forked child."""
+
+    __slots__ = ("_memory", "address", "words")
+
+    def __init__(self, count: int) -> None:
+        self._memory = bytearray(8 * _WORDS * count)
+        self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        self.words = memoryview(self._memory).cast("q")
+
+    def state(self, place: int = 0) -> int:
+        """Return how far a row is. What belongs to it may be read once the table was locked."""
+        return self.words[place * _WORDS + _STATE]
+
+    def are_over(self, count: int) -> bool:
+        """Return whether the first rows are over."""
+        words = self.words
+        if count == 1:
+            return words[_STATE] >= _DONE
+        return all(words[place * _WORDS + _STATE] >= _DONE for place in range(count))
+
+    def fill(
+        self, requests: Sequence[MessageRequest], timeout_ns: int, deadline_ns: int
+    ) -> list[Any]:
+        """Describe requests; return what must be kept alive until they are over."""
+        kept: list[Any] = []
+        for place, request in enumerate(requests):
+            start = place * _WORDS
+            words = self.words[start : start + _WORDS] if place else self.words
+            words[_KIND], words[_PEER], words[_TAG] = request.kind, request.peer, request.tag
+            words[_STATE] = words[_DESCRIPTION_BYTES] = 0
+            words[_MODE], words[_NUMBER] = request.mode, request.place
+            words[_HELD] = request.held
+            words[_TIMEOUT_NS], words[_DEADLINE_NS] = timeout_ns, deadline_ns
+            if request.buffer is not None:
+                _fill_buffer(words, request)
+            if request.kind == _PROBE:
+                room = bytearray(layout.MOST_DESCRIPTION_BYTES)
+                words[_DESCRIPTION] = ctypes.addressof(ctypes.c_char.from_buffer(room))
+                request.description = room
+            elif request.description is not None:
+                padded = bytes(
+                    request.description.ljust(-(-len(request.description) // 8) * 8, b"\0")
+                )
+                words[_DESCRIPTION] = address_of(padded)
+                words[_DESCRIPTION_BYTES] = len(request.description)
+                kept.append(padded)
+        return kept
+
+    def settle(self, place: int, request: MessageRequest, error: Exception | None) -> None:
+        """Write what became of a row that is over into its request."""
+        start = place * _WORDS
+        words = self.words[start : start + _WORDS] if place else self.words
+        state = words[_STATE]
+        request.is_misfit, request.is_gone = state == _MISFIT, state == _GONE
+        if state == _DROPPED:
+            request.error = error
+        if request.kind == _SEND or state not in (_DONE, _MISFIT):
+            return
+        request.found_peer, request.found_tag = words[_FOUND_PEER], words[_FOUND_TAG]
+        request.found_bytes, request.found_dtype = words[_FOUND_BYTES], words[_FOUND_DTYPE]
+        request.found_place = words[_FOUND_NUMBER]
+        n_dimensions = words[_DIMENSIONS]
+        request.found_number, request.found_shape = None, None
+        if n_dimensions < 0:
+            request.found_shape, request.found_number = (), SentNumber(n_dimensions)
+        elif n_dimensions <= _SHOWN:
+            first = _DIMENSIONS + 1
+            request.found_shape = tuple(words[first : first + n_dimensions])
+        if request.kind == _PROBE and request.description is not None:
+            request.found_description = bytes(request.description[: words[_DESCRIPTION_BYTES]])
+        if request.kind == _TAKE:
+            request.held = words[_HELD]
+            request.found_description = held_description(request.held)
+
+
+def _fill_buffer(words: memoryview, request: MessageRequest) -> None:
+    buffer = request.buffer
+    assert buffer is not None
+    shape = buffer.shape
+    words[_ADDRESS], words[_SIZE_BYTES] = buffer.address, buffer.size_bytes
+    words[_DTYPE] = dtype_code(buffer.dtype)
+    words[_DIMENSIONS] = len(shape)
+    for place, length in enumerate(shape[:_SHOWN]):
+        words[_DIMENSIONS + 1 + place] = length
+    if request.number is not None:
+        is_numpy = not issubclass(request.number, bool | int | float | complex) or (
+            request.number.__module__ == "numpy"
+        )
+        words[_DIMENSIONS] = SentNumber.NUMPY if is_numpy else SentNumber.PYTHON
+
+
+def address_of(data: bytes) -> int:
+    """Return where bytes lie; they must be kept alive."""
+    address = ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value
+    assert address is not None
+    return address
+
+
+def held_words(held: int) -> Any:
+    """Return the fields of a held message."""
+    return (ctypes.c_int64 * HELD_WORDS).from_address(held)
+
+
+def held_description(held: int) -> bytes:
+    """Return what a held message says of its dtype; empty for most."""
+    size_bytes = held_words(held)[Held.DESCRIPTION_BYTES]
+    return ctypes.string_at(held + 8 * HELD_WORDS, size_bytes) if size_bytes else b""

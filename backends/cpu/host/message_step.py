@@ -1,0 +1,329 @@
+"""Pending messages, taken a step further: by whoever starts one, waits for one, or has the time.
+
+A step never waits, and never takes the interpreter. What waits for a message looks at its row, and
+sleeps on this rank's bell, which also another thread's step rings when a row is over.
+"""
+
+from __future__ import annotations
+
+from gpucoll.backends.cpu.host.held_messages import (
+    H_ACKNOWLEDGEMENT,
+    H_COST,
+    H_NEXT,
+    H_OWNER,
+    H_WAY,
+    release,
+)
+from gpucoll.backends.cpu.host.mailboxes import (
+    IN_TARGET,
+    IN_TARGET_IS_HELD,
+    OUT_TURN,
+    OUT_WAITING,
+    POSTED,
+    mailbox_words,
+    ring_bell,
+)
+from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, want
+from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, send_step
+from gpucoll.backends.cpu.host.transfers import (
+    ACKNOWLEDGEMENT,
+    CONTEXT,
+    DONE,
+    DONE_BYTES,
+    DROPPED,
+    FINISHED,
+    FIRST,
+    FIRST_HELD,
+    FIRST_POSTED,
+    IS_DEAD,
+    IS_WAITING,
+    KIND,
+    LAST,
+    LAST_HELD,
+    LAST_POSTED,
+    MOVES,
+    N_WANTED,
+    NEEDS_ROOM,
+    NEXT,
+    NOTED,
+    PEER,
+    PENDING,
+    ROW_BYTES,
+    SEND,
+    STATE,
+    TAG,
+    TURN,
+    WAITING,
+    append,
+    finish,
+    remove,
+    state_of,
+    try_lock,
+    unlock,
+)
+from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.memory import get, load64_acquire, pause, put
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.flags import is_aborted, yield_once
+from gpucoll.transport.shared.layout import Doing
+from gpucoll.transport.shared.steps import LINE, RANK, WORLD_SIZE
+from gpucoll.transport.shared.words import Context
+
+_BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
+_D_SENDS, _D_SEND_PEER, _D_SEND_TAG = (
+    int(Doing.SENDS),
+    int(Doing.SEND_PEER),
+    int(Doing.SEND_TAG),
+)
+_MOST_PARTS = 8
+_TRIES = 100
+_i64 = types.int64
+
+
+@inline
+def lock(table):
+    """Take the table's lock: whoever has it does not wait for anything."""
+    tries = 0
+    while not try_lock(table):
+        tries += 1
+        if tries < _TRIES:
+            pause()
+        else:
+            yield_once()
+
+
+@inline
+def _is_dead(table):
+    """Return whether nothing may be touched any more; so it stays once it was seen."""
+    if get(table, IS_DEAD) == 0 and is_aborted(get(table, CONTEXT)):
+        put(table, IS_DEAD, 1)
+    return get(table, IS_DEAD) != 0
+
+
+@inline
+def _send_on(table, row):
+    """Take a send on as far as there is room; return how it went."""
+    went = send_step(table, row)
+    if went != MOVED:
+        return went
+    for _ in range(_MOST_PARTS):
+        went = send_step(table, row)
+        if went == OVER:
+            return OVER
+        if went == STAYED:
+            return MOVED
+    return MOVED
+
+
+@inline
+def _step_row(table, row, turn):
+    """Take a send, or a receive that fetches, a step further; return how it went.
+
+    Of the sends to one rank only the first that is not in the mailbox may go on.
+    """
+    if get(row, KIND) != SEND:
+        return fetch_step(table, row)
+    words = mailbox_words(table, get(row, PEER))
+    if not is_posted(row) and get(words, OUT_TURN) == turn:
+        return STAYED
+    went = _send_on(table, row)
+    if went != OVER and not is_posted(row):
+        put(words, OUT_TURN, turn)
+    return went
+
+
+@inline
+def _step_rows(table):
+    """Take what moves by itself a step further; return how many rows moved."""
+    turn = get(table, TURN) + 1
+    put(table, TURN, turn)
+    moved, before, row = 0, 0, get(table, FIRST)
+    while row != 0:
+        after = get(row, NEXT)
+        went = _step_row(table, row, turn)
+        if went != STAYED:
+            moved += 1
+        if went == OVER:
+            remove(table, FIRST, LAST, before, row, NEXT)
+            finish(table, row, DONE)  # from here on it is its owner's
+        else:
+            before = row
+        row = after
+    return moved
+
+
+@inline
+def _note_sends(table):
+    """Tell the other ranks of the first send that waits: read when a rank gives up."""
+    row, noted = get(table, FIRST), 0
+    if row != 0 and get(row, KIND) == SEND:
+        noted = ((get(row, PEER) + 1) << 32) | get(row, TAG)
+    if noted == get(table, NOTED):
+        return  # others read that line whenever they wake this rank
+    put(table, NOTED, noted)
+    context = get(table, CONTEXT)
+    doing = get(context, _BELLS) + get(context, RANK) * LINE + _DOING
+    put(doing, _D_SENDS, 1 if noted else 0)
+    put(doing, _D_SEND_PEER, (noted >> 32) - 1)
+    put(doing, _D_SEND_TAG, noted & 0xFFFFFFFF)
+
+
+@inline
+def _step(table):
+    moved = 0
+    if get(table, FIRST) != 0:
+        moved += _step_rows(table)
+    if get(table, N_WANTED) != 0:
+        moved += receive_all(table)
+    if moved:
+        put(table, MOVES, get(table, MOVES) + 1)
+
+
+@inline
+def _post(table, row):
+    if get(row, KIND) != SEND:
+        post_receive(table, row)
+        return
+    words = mailbox_words(table, get(row, PEER))
+    put(row, IS_WAITING, 1)
+    put(row, DONE_BYTES, 0)
+    put(row, ACKNOWLEDGEMENT, 0)
+    put(words, OUT_WAITING, get(words, OUT_WAITING) + 1)
+    went = STAYED
+    if get(words, OUT_WAITING) == 1:
+        went = _send_on(table, row)
+    if went == OVER:
+        finish(table, row, DONE)
+    else:
+        append(table, FIRST, LAST, row, NEXT)
+
+
+@compiled(_i64(_i64))
+def message_step(table):
+    """Take all pending messages a step further; return how many are pending.
+
+    Nothing is done where another thread is just doing it.
+    """
+    if not try_lock(table):
+        return load64_acquire(table + 8 * PENDING)
+    finished = get(table, FINISHED)
+    if not _is_dead(table):
+        _step(table)
+        _note_sends(table)
+    pending, has_finished = get(table, PENDING), get(table, FINISHED) != finished
+    unlock(table)
+    if has_finished:  # another thread may sleep until one of them is over
+        context = get(table, CONTEXT)
+        ring_bell(context, get(context, RANK))
+    return pending
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def message_post(table, rows, count):
+    """Begin sends, receives and probes, behind all that were begun before; return whether it was.
+
+    What can be done of them at once is done. Nobody else's come between them.
+    """
+    lock(table)
+    is_dead, mine = _is_dead(table), 0
+    finished = get(table, FINISHED)
+    if not is_dead:
+        put(table, PENDING, get(table, PENDING) + count)
+        for place in range(count):
+            row = rows + place * ROW_BYTES
+            put(row, STATE, WAITING)
+            _post(table, row)
+        _note_sends(table)
+    others = get(table, FINISHED) - finished
+    unlock(table)
+    for place in range(count):
+        mine += 1 if state_of(rows + place * ROW_BYTES) >= DONE else 0
+    if others > mine:
+        context = get(table, CONTEXT)
+        ring_bell(context, get(context, RANK))
+    return 0 if is_dead else 1
+
+
+@inline
+def _drop_from(table, first, last, row):
+    """Take a row out of a list if it is there; return whether it was."""
+    before, found = 0, get(table, first)
+    while found != 0 and found != row:
+        before, found = found, get(found, NEXT)
+    if found != 0:
+        remove(table, first, last, before, row, NEXT)
+    return found != 0
+
+
+@inline
+def _drop(table, row):
+    if get(row, KIND) == SEND:
+        if not get(row, IS_WAITING) or not _drop_from(table, FIRST, LAST, row):
+            return False
+        words = mailbox_words(table, get(row, PEER))
+        put(words, OUT_WAITING, get(words, OUT_WAITING) - 1)
+        return True
+    if not _drop_from(table, FIRST_POSTED, LAST_POSTED, row):
+        return False
+    want(table, get(row, PEER), -1)
+    return True
+
+
+@compiled(_i64(_i64, _i64))
+def message_drop(table, row):
+    """Take a row back of which nothing has been done yet; return whether that was so.
+
+    A send that memory could not be taken for; a probe that does not wait.
+    """
+    lock(table)
+    is_dropped = not _is_dead(table) and state_of(row) < DONE and _drop(table, row)
+    if is_dropped:
+        put(table, NEEDS_ROOM, 0)
+        finish(table, row, DROPPED)
+    unlock(table)
+    return 1 if is_dropped else 0
+
+
+@compiled(_i64(_i64))
+def message_end(table):
+    """Make sure that no thread touches anything from here on; return how many were pending."""
+    lock(table)
+    put(table, IS_DEAD, 1)
+    pending = get(table, PENDING)
+    unlock(table)
+    return pending
+
+
+@compiled(_i64(_i64, _i64))
+def message_put_back(table, held):
+    """Let a message that was taken for a receive stand for whoever asks, before all others."""
+    lock(table)
+    if get(held, H_WAY) == POSTED:
+        put(held, H_ACKNOWLEDGEMENT, 0)
+    put(held, H_OWNER, 0)
+    put(held, H_COST, 0)
+    put(held, H_NEXT, get(table, FIRST_HELD))
+    if get(table, FIRST_HELD) == 0:
+        put(table, LAST_HELD, held)
+    put(table, FIRST_HELD, held)
+    unlock(table)
+    return 1
+
+
+@compiled(_i64(_i64))
+def message_release(table):
+    """Give the memory of messages back that nobody received; the table is at its end."""
+    world_size = get(get(table, CONTEXT), WORLD_SIZE)
+    for rank in range(world_size):
+        words = mailbox_words(table, rank)
+        target = get(words, IN_TARGET)
+        if target != 0 and get(words, IN_TARGET_IS_HELD) != 0 and get(target, H_OWNER) != 0:
+            release(target)  # the others are in the list
+        put(words, IN_TARGET, 0)
+    count, held = 0, get(table, FIRST_HELD)
+    put(table, FIRST_HELD, 0)
+    while held != 0:
+        after = get(held, H_NEXT)
+        release(held)
+        count, held = count + 1, after
+    return count

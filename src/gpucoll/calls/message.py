@@ -1,0 +1,152 @@
+"""What a message is, for who receives it: what `probe` finds, and a receive tells."""
+
+from __future__ import annotations
+
+import functools
+import math
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpucoll.backends.protocol import MessageRequest
+from gpucoll.errors import StateError
+from gpucoll.transport.shared.layout import MOST_DESCRIPTION_BYTES, SentNumber
+from gpucoll.types import DTYPES, dtype_code, dtype_name
+
+OBJECT = "object"
+OBJECT_CODE = dtype_code(OBJECT)
+"""In place of a dtype's number: what was sent is a Python object."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """A message that was found by `probe`, or received.
+
+    Attributes
+    ----------
+    source, tag : int
+        Whose it is, and its tag.
+    dtype : str
+        Name of the elements' dtype; "object" for what `send_object` has sent.
+    shape : tuple of int or None
+        As it was sent; None beyond eight dimensions.
+    size_bytes : int
+        Size of the data, in bytes.
+    number : type or None
+        Of a number that was sent as one (int, float, complex, bool, a NumPy scalar's); None for
+        arrays.
+    count : int or None
+        Count of elements; None where that is not known: beyond eight dimensions.
+    """
+
+    source: int
+    tag: int
+    dtype: str
+    shape: tuple[int, ...] | None
+    size_bytes: int
+    number: type | None = None
+    count: int | None = None
+    _place: int = field(default=0, repr=False)
+    _receive: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
+
+    def recv(self, out: Any = None, *, timeout_s: float | None = None) -> Any:
+        """Receive this very message, whichever others there are; it can be received once.
+
+        Parameters
+        ----------
+        out : array, optional
+            Where it goes, as for `Communicator.recv`. Default: a new array, the number, or the
+            object, as it was sent.
+        timeout_s : float, optional
+            Deadline, in seconds.
+
+        Raises
+        ------
+        StateError
+            It was received already: here, or by another receive that asked for its source and tag.
+        """
+        if self._receive is None:
+            raise StateError(
+                f"the message from rank {self.source} with tag {self.tag} was received already: "
+                "this Message only tells what it was"
+            )
+        return self._receive(self, out, timeout_s)
+
+
+@functools.cache
+def description_of(dtype: np.dtype[Any], name: str) -> bytes | None:
+    """Return what tells a receiver of a dtype that has no number; None: it has one.
+
+    None, too, where it is longer than what travels with a message.
+    """
+    if name in DTYPES:
+        return None
+    data = pickle.dumps(dtype, 5)
+    return data if len(data) <= MOST_DESCRIPTION_BYTES else None
+
+
+@functools.lru_cache(maxsize=256)
+def described_dtype(description: bytes) -> np.dtype[Any]:
+    """Return the dtype that a sender has described."""
+    dtype: np.dtype[Any] = pickle.loads(description)
+    return dtype
+
+
+def name_of(request: MessageRequest) -> str:
+    """Return the name of the dtype of a message that was found."""
+    if request.found_dtype == OBJECT_CODE:
+        return OBJECT
+    if request.found_description:
+        return str(described_dtype(request.found_description))
+    return dtype_name(request.found_dtype)
+
+
+def message_of(
+    request: MessageRequest, receive: Callable[..., Any] | None = None, name: str | None = None
+) -> Message:
+    """Return what was found as a Message; `receive` receives it, where it can still be."""
+    shape = () if request.found_dtype == OBJECT_CODE else request.found_shape
+    return Message(
+        request.found_peer,
+        request.found_tag,
+        name_of(request) if name is None else name,
+        shape,
+        request.found_bytes,
+        number_type_of(request),
+        None if shape is None else math.prod(shape),
+        request.found_place,
+        receive,
+    )
+
+
+def received_message(request: MessageRequest) -> Message:
+    """Return what was received."""
+    buffer = request.buffer
+    return message_of(request, None, None if buffer is None else buffer.dtype)
+
+
+def number_type_of(message: MessageRequest) -> type | None:
+    """Return the type of the number that was found; None for an array."""
+    if message.found_number is None:
+        return None
+    name = dtype_name(message.found_dtype)
+    if message.found_number == SentNumber.PYTHON:
+        return _PYTHON_TYPES[name]
+    if message.found_description:
+        return described_dtype(message.found_description).type
+    try:
+        return np.dtype(name).type
+    except TypeError:  # a bfloat16, where ml_dtypes is not imported; or none that has a name here
+        return np.generic
+
+
+_PYTHON_TYPES: Mapping[str, type] = {
+    "bool": bool,
+    "int64": int,
+    "uint64": int,
+    "float64": float,
+    "complex128": complex,
+}

@@ -1,0 +1,79 @@
+"""What is wrong with a message, in words; and what its peer and tag must be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucoll.backends.protocol import MessageRequest
+from gpucoll.calls.message import OBJECT_CODE, name_of
+from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError, StateError
+from gpucoll.types import ANY_SOURCE, ANY_TAG, TAGS
+from gpucoll.wording import rank_of
+
+
+def check_peer(peer: Any, name: str, world_size: int, may_be_any: bool = False) -> None:
+    """Raise unless this is a rank."""
+    if isinstance(peer, bool) or not isinstance(peer, int | np.integer):
+        raise ArgumentTypeError(f"{name} must be a rank, an int; got {peer!r}")
+    if not (0 <= peer < world_size or (may_be_any and peer == ANY_SOURCE)):
+        anyone = " or ANY_SOURCE" if may_be_any else ""
+        raise ArgumentError(f"{name} must be in 0..{world_size - 1}{anyone}; got {peer}")
+
+
+def check_tag(tag: Any, may_be_any: bool = False) -> None:
+    """Raise unless this is a tag."""
+    if isinstance(tag, bool) or not isinstance(tag, int | np.integer):
+        raise ArgumentTypeError(f"tag must be an int; got {tag!r}")
+    if not (0 <= tag < TAGS or (may_be_any and tag == ANY_TAG)):
+        anything = " or ANY_TAG" if may_be_any else ""
+        raise ArgumentError(f"tag must be in 0..{TAGS - 1}{anything}; got {tag}")
+
+
+def misfit_error(request: MessageRequest, rank: int, world_size: int) -> MismatchError:
+    """Return the error for a message that is larger than its receive, or of another dtype."""
+    buffer = request.buffer
+    assert buffer is not None
+    what = f"{request.found_bytes} bytes of {name_of(request)}"
+    if request.found_dtype == OBJECT_CODE:
+        what = "an object, for recv_object"
+    elif request.found_shape is not None:
+        what = f"{name_of(request)}, shape {request.found_shape}"
+    return MismatchError(
+        f"recv on {rank_of(rank, world_size)}: the message from rank "
+        f"{request.found_peer} with tag {request.found_tag} is {what}, but out is "
+        f"{buffer.dtype}, shape {buffer.shape}. The message stays: receive it into an array "
+        "that has room for it (probe says which), or with neither out nor shape"
+    )
+
+
+def no_object_error(request: MessageRequest, rank: int, world_size: int) -> MismatchError:
+    """Return the error for a message that is no object where one was asked for."""
+    return MismatchError(
+        f"recv_object on {rank_of(rank, world_size)}: the message from rank {request.found_peer} "
+        f"with tag {request.found_tag} is {name_of(request)}, shape {request.found_shape}, and no "
+        "object. The message stays: receive it with recv"
+    )
+
+
+def gone_error(request: MessageRequest, rank: int, world_size: int) -> StateError:
+    """Return the error for a message that was received by somebody else meanwhile."""
+    return StateError(
+        f"recv on {rank_of(rank, world_size)}: the message from rank {request.peer} with tag "
+        f"{request.tag} was received already: a Message can be received once, and not after "
+        "another receive that asks for its source and tag"
+    )
+
+
+def untold_error(request: MessageRequest, name: str) -> ArgumentError:
+    """Return the error for a message of which nobody can say what array it is."""
+    if request.found_dtype == OBJECT_CODE:
+        return MismatchError(  # type: ignore[return-value]
+            f"recv: the message from rank {request.found_peer} with tag {request.found_tag} is an "
+            "object. It stays: receive it with recv_object"
+        )
+    return ArgumentError(
+        f"recv cannot tell what rank {request.found_peer} has sent ({request.found_bytes} "
+        f"bytes of {name}): give out, or shape and dtype"
+    )
