@@ -183,6 +183,7 @@ def test_the_public_names():
         "Compression",
         "Description",
         "Message",
+        "MessageWork",
         "Plan",
         "ReduceOp",
         "Work",

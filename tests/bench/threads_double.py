@@ -28,6 +28,9 @@ class Pending:
     def wait(self):
         self.call()
 
+    def done(self):
+        return False
+
 
 def may_be_asynchronous(method):
     """Let a method be called with ``async_op=True``."""

@@ -208,6 +208,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         """
         if self._group.is_closed or self._group.is_forked:
             return
+        self._point_to_point.queue.stop_watching()
         if self._gpu.is_running or (self._group.is_running and not self._queue.is_busy):
             raise StateError(
                 f"rank {self.rank} of {self.world_size} is in a call on this communicator in "
@@ -230,6 +231,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._gpu.give_up()
         if self._queue.runs_python:  # its thread may be between two looks at what is shared
             self._group.is_in_use = True
+        self._point_to_point.queue.stop_watching()
         self._backend.messages.end()
         self._group.close()
         self._queue.forget()

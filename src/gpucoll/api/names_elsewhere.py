@@ -99,8 +99,9 @@ MEMBERS = (
     *("empty", "exclusive_scan", "gather", "gather_object", "group", "is_closed"),
     *("plan_all_gather", "plan_all_reduce", "plan_all_to_all", "plan_broadcast"),
     *("plan_exclusive_scan", "plan_gather", "plan_reduce", "plan_reduce_scatter", "plan_scan"),
-    *("plan_scatter", "probe", "rank", "recv", "reduce", "reduce_scatter", "register", "scan"),
-    *("scatter", "scatter_object", "send", "send_recv", "shared_arrays", "split", "world_size"),
+    *("plan_recv", "plan_scatter", "plan_send", "probe", "rank", "recv", "recv_object", "reduce"),
+    *("reduce_scatter", "register", "scan", "scatter", "scatter_object", "send", "send_object"),
+    *("send_recv", "shared_arrays", "split", "world_size"),
 )
 """What a communicator has, without importing it."""
 

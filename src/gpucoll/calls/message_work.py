@@ -130,8 +130,8 @@ class MessageWork(Work[_R]):
         if not callable(function):
             raise ArgumentTypeError(f"add_done_callback needs a function; got {function!r}")
         with self._owner.lock:
+            self._received_by.append(function)
             if not self._is_done:
-                self._received_by.append(function)
                 self._owner.called[self] = None
         if not self._is_done:
             self._owner.watch(self)

@@ -193,6 +193,14 @@ class MessageQueue:
                 watcher.start()
                 self._watcher = watcher
 
+    def stop_watching(self) -> None:
+        """End that thread; return when it looks at nothing any more."""
+        with self.lock:
+            self._watched.clear()
+            watcher = self._watcher
+        if watcher is not None and watcher is not threading.current_thread():
+            watcher.join()  # within a slice
+
     def _wait_for_watched(self) -> None:
         while True:
             with self.lock:
@@ -205,8 +213,8 @@ class MessageQueue:
             ):  # of its own waiting, or the Work's owner gets it
                 work._wait(_WATCH_SLICE_S)
             with self.lock:
-                self._watched.pop(work)
-                if not work._is_done:
+                was_watched = self._watched.pop(work, work) is None
+                if was_watched and not work._is_done:
                     self._watched[work] = None  # behind the others
 
     def sweep(self) -> None:
@@ -260,6 +268,7 @@ _queues: weakref.WeakSet[MessageQueue] = weakref.WeakSet()
 def _renew_in_child() -> None:
     for queue in list(_queues):
         queue.lock = threading.RLock()
+        queue._watcher = None
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

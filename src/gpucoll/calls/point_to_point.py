@@ -359,14 +359,14 @@ class PointToPoint:
 
     def finish_recv(self, out: Any, source: int, tag: int, status: int) -> bool:
         """Do so for a receive."""
-        request = MessageRequest(Kind.RECV, source, tag, source_of(out).buffer)
+        request = MessageRequest(Kind.RECV, source, tag, source_of(out, "out").buffer)
         return self.finish_left([request], status)
 
     def finish_send_recv(
         self, x: Any, dest: int, source: int, out: Any, tag: int, status: int
     ) -> bool:
         """Do so for both: nothing is sent a second time."""
-        receive = MessageRequest(Kind.RECV, source, tag, source_of(out).buffer)
+        receive = MessageRequest(Kind.RECV, source, tag, source_of(out, "out").buffer)
         send = MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)
         return self.finish_left([receive, send], status)
 

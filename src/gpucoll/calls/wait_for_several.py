@@ -34,21 +34,20 @@ def wait_all(works: Iterable[Work[Any]], timeout_s: float | None = None) -> list
     """
     works = _checked(works, "wait_all")
     check_timeout_s(timeout_s, may_be_endless=True)
-    if timeout_s is None:
-        failed = [work for work in works if _failed(work)]
-        for work in failed[:1]:
-            work.wait()
-        return [work.wait() for work in works]
-    until = time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
-    return [work.wait(max(until - time.monotonic(), 1e-9)) for work in works]
+    until = None if timeout_s is None else time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
+    results, failure = [], None
+    for work in works:
+        try:
+            results.append(work.wait() if until is None else work.wait(_left_s(until)))
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        raise failure
+    return results
 
 
-def _failed(work: Work[Any]) -> bool:
-    try:
-        work.wait()
-    except Exception:
-        return True
-    return False
+def _left_s(until: float) -> float:
+    return max(until - time.monotonic(), 0.0)
 
 
 def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
@@ -96,6 +95,6 @@ def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
 def _checked(works: Iterable[Work[Any]], name: str) -> Sequence[Work[Any]]:
     found = list(works)
     for work in found:
-        if not isinstance(work, Work):
+        if not (callable(getattr(work, "wait", None)) and callable(getattr(work, "done", None))):
             raise ArgumentTypeError(f"{name} needs what async_op=True has returned; got {work!r}")
     return found

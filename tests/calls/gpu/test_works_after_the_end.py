@@ -198,7 +198,6 @@ def use_everything_after_close(rank):
         issuer.calls.failed_ranks,
         comm._group.raise_if_aborted,
         comm._group.members.abort_word,
-        lambda: comm._group.members.peek(0, 0),
         lambda: comm._group.ring_bell(0),
         comm._group.abort,
     ):

@@ -1,0 +1,187 @@
+"""Faults while asynchronous calls are pending: posted ahead, run by the thread, or not begun."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.faults.test_ends import errors, is_broken, until
+from tests.ranks import Ended
+
+import gpucoll
+from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
+from gpucoll.transport.shared.words import Context, State
+
+LARGE = 1 << 18
+KINDS = {
+    "posted": lambda comm: [comm.all_reduce(np.ones(3), async_op=True)],
+    "large": lambda comm: [comm.all_reduce(np.ones(LARGE), async_op=True)],
+    "many": lambda comm: [comm.all_reduce(np.ones(n % 7 + 1), async_op=True) for n in range(90)],
+    "mixed": lambda comm: [
+        comm.all_gather(np.ones(count), async_op=True) for count in (3, LARGE, 5, LARGE // 2)
+    ],
+    "counts": lambda comm: [comm.all_gather(np.ones(3), counts="auto", async_op=True)],
+}
+
+
+def wait_for(works):
+    """Return the error of every Work, or None."""
+    found: list[Exception | None] = []
+    for work in works:
+        try:
+            work.wait()
+        except Exception as error:
+            found.append(error)
+        else:
+            found.append(None)
+    return found
+
+
+def die(comm, make):
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    works = make(comm)
+    return [type(error) for error in wait_for(works)], is_broken(comm)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_rank_that_is_killed(ranks, name):
+    replies = ranks.replies(3, die, KINDS[name])
+
+    assert replies[1] == Ended(-signal.SIGKILL)
+    for rank in (0, 2):
+        kinds, broken = replies[rank].result
+        assert set(kinds) == {PeerLostError}
+        assert broken
+
+
+def come_late(comm, make):
+    if comm.rank == 1:
+        until(lambda: is_broken(comm))
+    return [type(error) for error in wait_for(make(comm))]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_rank_that_does_not_come(ranks, name):
+    replies = ranks.replies(3, come_late, KINDS[name], timeout_s=0.3)
+
+    for rank in (0, 2):
+        assert set(replies[rank].result) == {DeadlineError}
+
+
+def interrupt_this(work):
+    """Wait, and get a Ctrl-C meanwhile."""
+    number = threading.main_thread().ident, signal.SIGINT
+    timer = threading.Timer(0.1, signal.pthread_kill, number)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        work.wait()
+    timer.join()
+
+
+def interrupt(comm, make):
+    if comm.rank == 1:
+        until(lambda: is_broken(comm))
+        return None
+    works = make(comm)
+    if comm.rank == 0:
+        interrupt_this(works[-1])
+    return [type(error) for error in wait_for(works)]
+
+
+def test_ctrl_c_in_a_wait_that_runs_the_call(ranks):
+    replies = ranks.replies(3, interrupt, KINDS["posted"])
+
+    assert errors(replies) == [None] * 3
+    for rank in (0, 2):
+        assert set(replies[rank].result) == {AbortedError}
+
+
+def interrupt_what_goes_on(comm):
+    x, other = np.full(LARGE, comm.rank + 1.0), comm.duplicate()
+    if comm.rank == 1:
+        other.barrier()
+    work = comm.all_reduce(x, async_op=True)
+    if comm.rank == 0:
+        until(lambda: comm._group.context[Context.STATE] == State.BUSY)
+        interrupt_this(work)
+        other.barrier()
+    total = work.wait()[0]
+    other.close()
+    return total
+
+
+def test_ctrl_c_in_a_wait_for_what_the_thread_runs_leaves_that_going_on(ranks):
+    assert ranks.call(2, interrupt_what_goes_on) == [3.0, 3.0]
+
+
+EXITS = {
+    "ends": "",
+    "raises": "raise ValueError('bad value')",
+    "exits": "raise SystemExit(3)",
+    "drops": "del comm, works",
+}
+
+
+@pytest.mark.parametrize("name", EXITS)
+def test_a_program_may_end_with_calls_pending(tmp_path, name):
+    """Whatever they are doing: nothing crashes, nobody waits for long."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, gpucoll\n"
+        "comm = gpucoll.init(timeout_s=20)\n"
+        "works = [comm.all_reduce(np.ones(n), async_op=True) for n in (3, 1 << 20, 5, 1 << 22)]\n"
+        "if comm.rank == 0:\n"
+        "    works[0].wait()\n"
+        f"{EXITS[name]}\n"
+    )
+    path = str(Path(gpucoll.__file__).parent.parent)
+    for _ in range(3):
+        ended = subprocess.run(
+            [sys.executable, "-m", "gpucoll", "run", "-n", "2", str(program)],
+            env={**os.environ, "PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ended.returncode in ({"raises": 1, "exits": 3}.get(name, 0), 1), ended.stderr
+        assert "Segmentation" not in ended.stderr
+        assert "died" not in ended.stderr
+
+
+def use_many(comm):
+    """Make communicators with asynchronous calls; return what is left of them."""
+    x, out = np.ones(3), np.ones(3)
+
+    def use_one():
+        with comm.duplicate() as own:
+            own.all_reduce(np.ones(LARGE // 8), async_op=True).wait()
+            works = [own.all_reduce(x, out=out, async_op=True) for _ in range(70)]
+            gpucoll.wait_all(works)
+
+    def left():
+        n_threads = len(os.listdir("/proc/self/task"))
+        return len(os.listdir("/proc/self/fd")), n_threads
+
+    for _ in range(10):
+        use_one()
+    before, memory_kib = left(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(100):
+        use_one()
+    for _ in range(20_000):
+        comm.all_reduce(x, out=out, async_op=True).wait()
+    grown_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory_kib
+    return before, left(), grown_kib
+
+
+def test_nothing_is_left_of_many_communicators_and_calls(ranks):
+    for before, after, grown_kib in ranks.call(2, use_many):
+        assert after == before
+        assert grown_kib < 8 << 10  # 100 communicators' queues alone take 4 MiB
