@@ -75,7 +75,7 @@ class MessageQueue:
         self._sweep_at = _MOST_UNSWEPT
         self._failed: list[MessageWork[Any]] = []
         self._watched: dict[MessageWork[Any], None] = {}
-        self._watcher: threading.Thread | None = None
+        self._watching: threading.Thread | None = None
         self.grouped: Collected[Grouped] | None = None
         """What is collected while a group is open."""
         _queues.add(self)
@@ -187,26 +187,26 @@ class MessageQueue:
         """Have the end of a Work found by a thread of the library's."""
         with self.lock:
             self._watched[work] = None
-            if self._watcher is None:
-                watcher = threading.Thread(target=self._wait_for_watched, daemon=True)
-                watcher.name = "gpucoll-messages"
-                watcher.start()
-                self._watcher = watcher
+            if self._watching is None:
+                waiter = threading.Thread(target=self._wait_for_watched, daemon=True)
+                waiter.name = "gpucoll-messages"
+                waiter.start()
+                self._watching = waiter
 
     def stop_watching(self) -> None:
         """End that thread; return when it looks at nothing any more."""
         with self.lock:
             self._watched.clear()
-            watcher = self._watcher
-        if watcher is not None and watcher is not threading.current_thread():
-            watcher.join()  # within a slice
+            waiter = self._watching
+        if waiter is not None and waiter is not threading.current_thread():
+            waiter.join()  # within a slice
 
     def _wait_for_watched(self) -> None:
         while True:
             with self.lock:
                 work = next(iter(self._watched), None)
                 if work is None:
-                    self._watcher = None
+                    self._watching = None
                     return
             with contextlib.suppress(
                 GpucollError
@@ -268,7 +268,7 @@ _queues: weakref.WeakSet[MessageQueue] = weakref.WeakSet()
 def _renew_in_child() -> None:
     for queue in list(_queues):
         queue.lock = threading.RLock()
-        queue._watcher = None
+        queue._watching = None
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

@@ -44,7 +44,7 @@ class LauncherWatch(Watch):
             self._has_asked = True
             self._connect()
         self._read()
-        for rank in sorted(self._ended.keys() & awaited):
+        for rank in (rank for rank in self._ended if rank in awaited):  # who ended first
             return rank, f"it {self._ended[rank]} without having come"
         return None
 

@@ -198,7 +198,6 @@ def use_everything_after_close(rank):
         issuer.calls.failed_ranks,
         comm._group.raise_if_aborted,
         comm._group.members.abort_word,
-        lambda: comm._group.ring_bell(0),
         comm._group.abort,
     ):
         with pytest.raises(StateError, match=f"rank {rank.rank} of {RANKS} is closed"):

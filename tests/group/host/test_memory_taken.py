@@ -15,14 +15,14 @@ from gpucoll.transport.shared.layout import RING, STAGES
 from gpucoll.transport.shared.words import Context
 
 KIB = 1024
+NEW_BYTES = 32 * KIB
+"""What a rank takes of a segment that is not used yet, at most."""
 
 
 def taken_bytes(comm):
-    """What the segment takes, without its mailboxes; alike on all ranks."""
+    """What the segment takes; alike on all ranks."""
     comm.barrier()
-    place = comm._group.members.layout
-    mailboxes_bytes = place.first_bytes - place.mailboxes
-    taken = comm._group.members.segment_bytes - mailboxes_bytes
+    taken = comm._group.members.segment_bytes
     comm.barrier()
     return taken
 
@@ -49,7 +49,7 @@ def test_memory_grows_with_use(ranks, world_size):
     replies = ranks.call(world_size, take_in_steps)
 
     for (new, number, small, page, slot, large), words in replies:
-        assert new <= 24 * KIB
+        assert new <= NEW_BYTES
         assert number == small == 0  # up to 448 bytes
         assert RING * 4 * KIB <= page <= RING * 8 * KIB + 4 * KIB
         assert slot <= RING * 68 * KIB
@@ -81,7 +81,7 @@ def count_duplicates(comm):
 
 def test_a_hundred_duplicates_of_sixteen_ranks(ranks):
     for taken, descriptors, total, left in ranks.call(16, count_duplicates):
-        assert taken <= 100 * 16 * 24 * KIB
+        assert taken <= 100 * 16 * NEW_BYTES
         assert descriptors == 100
         assert total == 16
         assert left == 0
@@ -95,7 +95,7 @@ def start(comm):
 def test_many_ranks_start(rank_server, world_size):
     with rank_server.fork(world_size) as pool:
         for taken, total in pool.call(start, timeout_s=60.0):
-            assert taken <= world_size * 24 * KIB
+            assert taken <= world_size * NEW_BYTES
             assert total == world_size
 
 

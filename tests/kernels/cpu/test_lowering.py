@@ -146,13 +146,14 @@ LOOPS = (
     ("gpucoll.backends.cpu.host.movements", "movement_loop"),
     ("gpucoll.group.host.channel", "exchange_loop"),
     ("gpucoll.transport.shared.flags", "wait_long"),
-    ("gpucoll.entries.collectives", "collective_entry"),
+    ("gpucoll.entries.collective_entry", "collective_entry"),
     ("gpucoll.entries.collectives", "prepared_call"),
     ("gpucoll.entries.messages", "message_entry"),
     ("gpucoll.entries.lists", "list_entry"),
     ("gpucoll.backends.cpu.host.message_loop", "message_loop"),
 )
-MAY_CALL = {"syscall", "sched_yield", "poll", "clock_gettime", "memcpy", "memset"}
+MAY_CALL = {"syscall", "sched_yield", "sched_getcpu", "poll", "clock_gettime", "memcpy", "memset"}
+MAY_CALL |= {"fallocate", "__errno_location", "mremap", "munmap"}
 MAY_BEGIN_WITH = ("Py", "_Py", "NRT_", "numba_", "_ZN")
 """CPython, and what Numba wraps around a C function, which depends on its version."""
 
