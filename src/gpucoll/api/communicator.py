@@ -83,7 +83,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._bind(self._collectives)
         _open.add(self)
         # One that is dropped without close: what is pending goes on, by a thread that keeps it.
-        weakref.finalize(self, _let_go, weakref.ref(self._queue)).atexit = False
+        self._finalizer = weakref.finalize(self, _let_go, weakref.ref(self._queue))
+        self._finalizer.atexit = False
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
         """Return when every rank has called it."""
@@ -231,8 +232,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._gpu.give_up()
         if self._queue.runs_python:  # its thread may be between two looks at what is shared
             self._group.is_in_use = True
-        self._point_to_point.queue.stop_watching()
-        self._backend.messages.end()
+        self._finalizer.detach()  # it may be interrupted, and would swallow that
+        self._point_to_point.queue.end()
         self._group.close()
         self._queue.forget()
 

@@ -193,6 +193,12 @@ class MessageQueue:
                 waiter.start()
                 self._watching = waiter
 
+    def end(self) -> None:
+        """Let go of everything: the communicator is closed."""
+        self.stop_watching()
+        self.host_messages.end()
+        _queues.discard(self)
+
     def stop_watching(self) -> None:
         """End that thread; return when it looks at nothing any more."""
         with self.lock:

@@ -231,6 +231,7 @@ class WorkQueue:
     def forget(self) -> None:
         """Keep what is pending no longer: the group is closed, and nobody runs it."""
         _busy.discard(self)
+        _queues.discard(self)  # or a callback at its end might swallow a Ctrl-C
 
     def _error_of(self, status: int) -> BaseException | None:
         if not status:

@@ -344,6 +344,7 @@ class HostGroup:
         if self.is_closed or self._is_forked:
             return
         self.is_closed = True
+        _groups.discard(self)  # or a callback at its end might swallow a Ctrl-C
         contexts = (self.context, *self._beside)
         states = [context.ctypes.data + 8 * Context.STATE for context in contexts]
         if _take_out_of_use(states):
