@@ -7,6 +7,7 @@ say what happened. Backends add loops; `group.host.channel` adds objects.
 from __future__ import annotations
 
 import os
+import time
 import warnings
 import weakref
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from gpucoll.transport.shared.words import Call, Context, State, Status
 from gpucoll.wording import another_thread, rank_of
 
 _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
+_LOOKS = 5
 
 
 class HostGroup:
@@ -208,11 +210,17 @@ class HostGroup:
     @property
     def is_running(self) -> bool:
         """Whether a call is running at this moment, in some thread of Python's."""
+        for _ in range(_LOOKS):
+            if not self._is_busy() or (self._started is not None and self._started.is_running):
+                return False
+            if self._started is None:
+                return True
+            time.sleep(0.001)  # who runs started calls says so just after it begins, and ends
+        return True
+
+    def _is_busy(self) -> bool:
         contexts = (self.context, *self._beside)
-        if not any(context[Context.STATE] == State.BUSY for context in contexts):
-            return False
-        is_ours = self._started is not None and self._started.is_running
-        return not is_ours or any(c[Context.STATE] == State.BUSY for c in self._beside)
+        return any(context[Context.STATE] == State.BUSY for context in contexts)
 
     @property
     def is_aborted(self) -> bool:
