@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.ranks import Ended, Reply
 
-from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
+from gpucoll.errors import AbortedError, DeadlineError, PeerLostError, StateError
 from gpucoll.transport.shared.layout import Record, RecordState
 from gpucoll.transport.shared.words import Context
 
@@ -259,10 +259,11 @@ def close_with_long_call(comm):
         try:
             comm.close()
         except DeadlineError as error:
-            with pytest.raises(AbortedError):
+            # Which one: whether the thread was in the call when it was given up.
+            with pytest.raises((AbortedError, StateError), match=r"given up|is closed"):
                 work.wait(10)
-            return str(error), AbortedError
-        return "closed", None
+            return str(error)
+        return "closed"
     until(lambda: is_broken(comm) or comm._group.members.gone_ranks() == [0])
     return None
 
@@ -271,6 +272,5 @@ def test_closing_gives_up_calls_that_do_not_end(ranks):
     replies = ranks.replies(2, close_with_long_call, timeout_s=0.3)
 
     assert isinstance(replies[0], Reply)
-    text, kind = replies[0].result
-    assert "had not ended at close" in text
-    assert kind is AbortedError
+    assert replies[0].error is None
+    assert "had not ended at close" in replies[0].result
