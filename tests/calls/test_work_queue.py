@@ -25,7 +25,7 @@ class Alone:
         self.n_reasons = 0
 
     def hold(self, n_reasons):
-        self.n_reasons += n_reasons
+        self.n_reasons = n_reasons
 
 
 @pytest.fixture

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 import os
 import signal
+import sys
 import threading
 
 import pytest
 
+import gpucoll
 from gpucoll.rendezvous.held_signals import held_signals
 
 
@@ -84,3 +87,62 @@ def test_what_is_ignored_or_default_stays_so():
     with held_signals():
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         assert signal.getsignal(signal.SIGPIPE) is signal.SIG_IGN
+
+
+def test_every_handler_runs_and_is_put_back_though_one_raises(arrived):
+    handler = signal.getsignal(signal.SIGUSR1)
+
+    def be_interrupted():
+        with held_signals():
+            interrupt()
+            interrupt(signal.SIGUSR1)
+
+    with pytest.raises(KeyboardInterrupt):
+        be_interrupted()
+
+    assert arrived == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) is handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_that_could_not_be_put_back_still_hands_on(arrived, monkeypatch):
+    """An interrupt may come while handlers are being put back: the others are not lost by that."""
+    handler = signal.getsignal(signal.SIGUSR1)
+    put_back = signal.signal
+
+    def fail_once(number, function):
+        if function is handler:
+            monkeypatch.undo()
+            raise KeyboardInterrupt
+        return put_back(number, function)
+
+    monkeypatch.setattr(signal, "signal", fail_once)
+    with pytest.raises(KeyboardInterrupt), held_signals():
+        pass
+
+    interrupt(signal.SIGUSR1)
+    assert arrived == [signal.SIGUSR1]
+    with held_signals():
+        interrupt(signal.SIGUSR1)
+        assert len(arrived) == 1
+    assert len(arrived) == 2
+    assert signal.getsignal(signal.SIGUSR1) is handler
+
+
+def test_no_python_runs_where_numpy_would_drop_an_interrupt():
+    """Until Python 3.12 an enum beside NumPy's number has its class's __getattr__ called."""
+    called = []
+    comm = gpucoll.init()
+    sys.setprofile(lambda frame, event, _: called.append((event, frame.f_code)))
+    try:
+        comm.barrier(timeout_s=10)
+        comm.duplicate().close()
+        comm.check()
+    finally:
+        sys.setprofile(None)
+    comm.close()
+
+    functions = [code for event, code in called if event == "call"]
+    assert len(functions) > 100
+    names = [code.co_name for code in functions if code.co_filename == enum.__file__]
+    assert "__getattr__" not in names

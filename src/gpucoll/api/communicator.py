@@ -228,14 +228,15 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
 
     def _give_up(self) -> None:
         """Let go of everything without waiting for anybody."""
-        _open.discard(self)
-        self._gpu.give_up()
-        if self._queue.runs_python:  # its thread may be between two looks at what is shared
-            self._group.is_in_use = True
-        self._finalizer.detach()  # it may be interrupted, and would swallow that
-        self._point_to_point.queue.end()
-        self._group.close()
-        self._queue.forget()
+        with held_signals():  # an interrupt in the middle would leave some of it
+            _open.discard(self)
+            self._gpu.give_up()
+            if self._queue.runs_python:  # its thread may be between two looks at what is shared
+                self._group.is_in_use = True
+            self._finalizer.detach()  # it may be interrupted, and would swallow that
+            self._point_to_point.queue.end()
+            self._group.close()
+            self._queue.forget()
 
     def abort(self) -> None:
         """Give the communicator up: every rank raises AbortedError, now or at its next call."""

@@ -77,15 +77,13 @@ class Runner:
         if async_op:
             group.check_open()
             return self.queue.submit(lambda: task(timeout_s), name, finish)
-        if not self._entering.acquire(blocking=False):
+        # Not acquire and try: an interrupt in between would leave it locked for ever.
+        if self._entering.locked():
             raise another_thread(group.rank, group.world_size)
-        try:
-            with self.queue.held():
-                self.queue.drain()
-                task(timeout_s)
-                return None if finish is None else finish()
-        finally:
-            self._entering.release()
+        with self._entering, self.queue.held():
+            self.queue.drain()
+            task(timeout_s)
+            return None if finish is None else finish()
 
     def run_call(
         self,

@@ -52,7 +52,7 @@ class WorkQueue:
         """Guards all of these, but for what compiled code starts by itself."""
         self._turn = threading.Lock()
         """Held by whoever runs what waits here."""
-        self._n_holds = 0
+        self._holders: set[object] = set()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         _queues.add(self)
@@ -89,7 +89,7 @@ class WorkQueue:
         work: Work[Any] = Work(self, name, finish, keep=call)
         self._settle_ended()  # makes room
         with self._changed:
-            is_next = not self._waiting and not self._n_holds
+            is_next = not self._waiting and not self._holders
             if is_next and (number := call.start(self.begin_compiled(), timeout_s)):
                 work.number = number
                 self._works[number] = work
@@ -109,7 +109,7 @@ class WorkQueue:
 
     def _append(self, work: Work[Any], task: Callable[[], None]) -> None:
         self._start_thread()  # may fail: nothing is queued then
-        self._group.hold(1)
+        self._hold(1)
         self._waiting.append((work, task))
         self._changed.notify_all()
 
@@ -126,16 +126,21 @@ class WorkQueue:
     @contextmanager
     def held(self) -> Iterator[None]:
         """Let what other threads start wait here until the end of this."""
-        with self._changed:
-            self._n_holds += 1
-            self._group.hold(1)
+        holder = object()
         try:
+            with self._changed:
+                self._holders.add(holder)
+                self._hold()
             yield
         finally:
+            self._holders.discard(holder)  # first, and at once: an interrupt may come after it
             with self._changed:
-                self._n_holds -= 1
-                self._group.hold(-1)
+                self._hold()
                 self._changed.notify_all()
+
+    def _hold(self, n_more: int = 0) -> None:
+        """Tell compiled entries whether calls have to come here; said anew with every change."""
+        self._group.hold(len(self._holders) + len(self._waiting) + n_more)
 
     # --- running ----------------------------------------------------------------------------------
 
@@ -273,7 +278,7 @@ class WorkQueue:
         with self._changed:
             if self._waiting and self._waiting[0][0] is work:
                 self._waiting.popleft()
-                self._group.hold(-1)
+                self._hold()
             self._changed.notify_all()
         self._told(work)
         if error is not None and not isinstance(error, Exception):
@@ -283,9 +288,9 @@ class WorkQueue:
         """End everything that is pending: the communicator is broken."""
         with self._changed:
             works = self._pending()
-            self._group.hold(-len(self._waiting))
             self._works.clear()
             self._waiting.clear()
+            self._hold()
             self._note_idle()
             for work in works:
                 if not work._is_done:
@@ -395,6 +400,7 @@ class WorkQueue:
         for work in self._pending():
             if not self.sleep_until(work, max(until - time.monotonic(), 0.0)):
                 n_left = len(self._pending())
+                self._give_up()
                 self.let_go()
                 raise DeadlineError(f"{n_left} asynchronous calls had not ended at close")
         if self._started is not None:
@@ -402,6 +408,14 @@ class WorkQueue:
         self.let_go()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def _give_up(self) -> None:
+        """End what compiled code has not, on all ranks; what Python runs goes on or notices."""
+        if self._started is not None and self._works:
+            self._group.abort()
+            self._started.close()
+            self._started.settle()
+            self._fail_all(self._group.abort_error())
 
     def let_go(self) -> None:
         """End the thread when every call has ended, without waiting for it."""
@@ -425,7 +439,7 @@ class WorkQueue:
                 work = next((work for work in self._watched if work.number), None)
                 if not self._waiting and work is None and not self._works:
                     return
-                is_held = self._n_holds > 0
+                is_held = bool(self._holders)
             if work is not None:
                 self.sleep_until(work, _SLICE_S)
             elif self._waiting and not is_held:
@@ -438,7 +452,7 @@ class WorkQueue:
     def _has_something_to_do(self) -> bool:
         if self._is_stopping or any(work.number for work in self._watched):
             return True
-        return bool(self._waiting) and not self._n_holds
+        return bool(self._waiting) and not self._holders
 
 
 def _not_yet(_number: int) -> int:

@@ -263,7 +263,7 @@ def skip_started(self, arguments, n_arguments):
 
 @compiled(_i64(_i64, _i64))
 def hold_started(context, n_reasons):
-    """Let Python alone start calls, for one reason more or fewer. For Python."""
-    put(context, _HOLDS, get(context, _HOLDS) + n_reasons)
-    put(context, _PENDING, get(context, _PENDING) + n_reasons)
+    """Let Python alone start calls, while there are reasons for it. For Python."""
+    put(context, _PENDING, get(context, _PENDING) + n_reasons - get(context, _HOLDS))
+    put(context, _HOLDS, n_reasons)
     return 0

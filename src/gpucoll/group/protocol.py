@@ -115,6 +115,9 @@ class StartedCalls(Protocol):
     def settle(self) -> None:
         """Return when nobody runs calls: the last one's end is told a moment before that."""
 
+    def close(self) -> None:
+        """Let the thread look at this no more."""
+
 
 class Group(Protocol):
     """This rank's part in a group of ranks.
@@ -209,7 +212,7 @@ class Group(Protocol):
         """Return the queue in which compiled code runs started calls, made at the first time."""
 
     def hold(self, n_reasons: int) -> None:
-        """Let compiled entries leave every call to Python, for so many reasons more, or fewer."""
+        """Let compiled entries leave every call to Python, while there are reasons for it."""
 
     def bind_cpus(self) -> None:
         """Bind this process to CPUs of its own, where the ranks share enough of them."""

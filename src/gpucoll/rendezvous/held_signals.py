@@ -22,26 +22,39 @@ class HeldSignals:
     def __init__(self) -> None:
         self._arrived: list[int] = []
         self._handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}
+        self._is_holding = True
 
     def check(self) -> None:
-        """Run the handlers of what has arrived, now; they may raise."""
-        while self._arrived:
+        """Run the handlers of what has arrived, now; they may raise, and every one runs."""
+        if self._arrived:
             number = self._arrived.pop(0)
-            self._handlers[number](number, sys._getframe(1))
+            try:
+                self._handlers[number](number, sys._getframe(1))
+            finally:
+                self.check()
 
     def _arrive(self, number: int, frame: FrameType | None) -> None:
-        self._arrived.append(number)
+        if self._is_holding:
+            self._arrived.append(number)
+        else:  # a handler that raised has kept this one from being put back
+            self._handlers[number](number, frame)
 
     def _hold(self) -> None:
-        for number in signal.valid_signals():
+        for number in range(1, signal.NSIG):  # quicker than signal.valid_signals, SIGINT first
             handler = signal.getsignal(number)
+            if isinstance(before := getattr(handler, "__self__", None), HeldSignals):
+                handler = before._handlers[number]  # it was not put back
             if callable(handler):
                 self._handlers[number] = handler
                 signal.signal(number, self._arrive)
 
     def _release(self) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        try:
+            for number, handler in self._handlers.items():
+                signal.signal(number, handler)
+        finally:
+            self._is_holding = False
+            self.check()
 
 
 _current: HeldSignals | None = None
@@ -68,4 +81,3 @@ def held_signals() -> Iterator[HeldSignals]:
     finally:
         _current = None
         held._release()
-        held.check()

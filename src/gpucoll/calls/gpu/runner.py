@@ -60,12 +60,11 @@ class GpuRunner(GpuConnection):
     @contextlib.contextmanager
     def _alone(self) -> Iterator[None]:
         """Refuse a second thread."""
-        if not self._entering.acquire(blocking=False):
+        # Not acquire and try: an interrupt in between would leave it locked for ever.
+        if self._entering.locked():
             raise another_thread(self._group.rank, self._group.world_size)
-        try:
+        with self._entering:
             yield
-        finally:
-            self._entering.release()
 
     def _prepared(self, call: GpuCall) -> GpuBackend:
         """Return what is connected, once this rank's part of a call is checked."""

@@ -29,6 +29,7 @@ from gpucoll.group.host.records import difference
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.host.started import StartedCalls, hold_started
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.transport.shared import layout, ordering, room
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
@@ -147,12 +148,12 @@ class HostGroup:
 
     def check_usable(self, timeout_s: float | None = None) -> None:
         """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
-        if self.context[Context.STATE] == State.IDLE:
+        if self._state == State.IDLE:
             return
         self.check_open()
         if self._started is not None:
             self._started.settle()
-            if self.context[Context.STATE] == State.IDLE:
+            if self._state == State.IDLE:
                 return
         if self.is_running:
             raise another_thread(self.rank, self.world_size)
@@ -220,7 +221,7 @@ class HostGroup:
 
     def _is_busy(self) -> bool:
         contexts = (self.context, *self._beside)
-        return any(context[Context.STATE] == State.BUSY for context in contexts)
+        return any(int(context[Context.STATE]) == State.BUSY for context in contexts)
 
     @property
     def is_aborted(self) -> bool:
@@ -263,13 +264,19 @@ class HostGroup:
         return self._started
 
     def hold(self, n_reasons: int) -> None:
-        """Let compiled entries leave every call to Python, for so many reasons more, or fewer."""
+        """Let compiled entries leave every call to Python, while there are reasons for it."""
         hold_started(self.context_address, n_reasons)
 
     @property
     def needs_settling(self) -> bool:
         """Whether no call can run before `check_usable`, or at all."""
-        return bool(self.context[Context.STATE] == State.NEEDS_PYTHON)
+        return self._state == State.NEEDS_PYTHON
+
+    @property
+    def _state(self) -> int:
+        # Not NumPy's number: comparing that with an enum, it asks the class for attributes of
+        # arrays, which until Python 3.12 runs Python, and drops a KeyboardInterrupt in there.
+        return int(self.context[Context.STATE])
 
     # --- breaking --------------------------------------------------------------------------------
 
@@ -351,6 +358,10 @@ class HostGroup:
         """
         if self.is_closed or self._is_forked:
             return
+        with held_signals():  # an interrupt in the middle would leave some of it
+            self._let_go()
+
+    def _let_go(self) -> None:
         self.is_closed = True
         _groups.discard(self)  # or a callback at its end might swallow a Ctrl-C
         contexts = (self.context, *self._beside)

@@ -14,7 +14,6 @@ import numpy.typing as npt
 from gpucoll.group.host.shared_words import SharedWords
 from gpucoll.memory.arena import Arena
 from gpucoll.memory.peer_processes import PeerProcess
-from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, mapping
 from gpucoll.transport.shared.layout import Record, SegmentLayout, Tuning
@@ -154,9 +153,8 @@ class Members(SharedWords):
 
     def close(self) -> None:
         """Unmap and close everything that belongs to this group alone."""
-        with held_signals():  # an interrupt in the middle would leave some of it
-            self.poll_table[:] = NO_DESCRIPTOR
-            while self.peers:
-                self.peers.pop().release()
-            self.unmap()
-            os.close(self.segment_fd)
+        self.poll_table[:] = NO_DESCRIPTOR
+        while self.peers:
+            self.peers.pop().release()
+        self.unmap()
+        os.close(self.segment_fd)

@@ -22,7 +22,7 @@ def disagreement(members: Members, sequence: int) -> str:
 def _disagreement(members: Members, sequence: int) -> str:
     everyone = range(members.world_size)
     records = [members.record_words(rank, sequence) for rank in everyone]
-    if any(record[Record.COLLECTIVE] != Collective.ALL_TO_ALL for record in records):
+    if any(int(record[Record.COLLECTIVE]) != Collective.ALL_TO_ALL for record in records):
         return ""
     if not all(record[Record.N_COUNTS] for record in records):
         return ""

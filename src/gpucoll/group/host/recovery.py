@@ -53,7 +53,7 @@ def _leave_call(group: Inside) -> None:
     """Note in this rank's record that it stands in that call no more."""
     sequence = int(group.context[Context.SEQUENCE])
     words = group.members.record_words(group.rank, sequence)
-    if words[Record.STATE] == RecordState.STARTED:
+    if int(words[Record.STATE]) == RecordState.STARTED:
         words[Record.STATE] = RecordState.LEFT
 
 

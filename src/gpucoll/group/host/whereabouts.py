@@ -99,7 +99,8 @@ def _absence_of(members: Members, rank: int, last: int | None) -> str:
 def _connects(members: Members, rank: int, sequence: int) -> bool:
     """Return whether a call was only a part of one on GPU arrays."""
     with members.held():
-        return bool(members.record_words(rank, sequence)[Record.COLLECTIVE] == Collective.CONNECT)
+        collective = int(members.record_words(rank, sequence)[Record.COLLECTIVE])
+        return collective == Collective.CONNECT
 
 
 def numbered(called: str | None, sequence: int) -> str:
@@ -129,7 +130,7 @@ def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
     place = _last_of(records)
     if place is None:
         return None, False
-    is_in_it = bool(records[place, Record.STATE] == RecordState.STARTED)
+    is_in_it = int(records[place, Record.STATE]) == RecordState.STARTED
     return difference(int(records[place, Record.SEQUENCE]), 0), is_in_it
 
 

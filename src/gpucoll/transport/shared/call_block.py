@@ -88,7 +88,7 @@ class CallBlock:
         self.sign(len(shapes), *numbers)
         count = sum(map(math.prod, shapes))
         self.words[Call.COUNT] = count
-        is_list = self.words[Call.COLLECTIVE] == Collective.ALL_REDUCE_LIST
+        is_list = int(self.words[Call.COLLECTIVE]) == Collective.ALL_REDUCE_LIST
         self.show_shape((len(shapes) if is_list else count,))
 
     def sign_block(self, count: int) -> None:
