@@ -32,6 +32,7 @@ MODULES = (
     "gpucoll.group.host.enqueued",
     "gpucoll.backends.gpu.enqueue_entry",
     "gpucoll.backends.cpu.host.reductions",
+    "gpucoll.entries.begun_messages",
     "gpucoll.entries.messages",
     "gpucoll.backends.cpu.host.message_step",
     "gpucoll.backends.cpu.host.message_loop",

@@ -210,12 +210,25 @@ class HostMessages(Protocol):
     receive: Callable[..., Any]
     last_status: Callable[[], int]
     """Returns the `Status` with which one of those has left a call to Python."""
+    begin_send: Callable[..., Any]
+    begin_receive: Callable[..., Any]
+    """``(x, peer, tag)``: returns what the message is known by here, its row; x where that was sent
+    already; None: not that way. The arrays are kept alive until one of the next two."""
+    wait_begun: Callable[[bytearray], int]
+    """``(row,)``: returns a `Status`: 0 where it has ended well."""
+    let_go_begun: Callable[[bytearray], None]
+    """``(row,)`` of one that is over, or whose communicator is."""
+    take: Callable[..., bytearray | None]
+    """``(source, tag)``: takes a message, whatever it is; returns its row; None: not that way."""
 
-    def start_send(self, x: Any, peer: int, tag: int) -> Transfers | None:
-        """Begin to send a NumPy array that the compiled entries know; None: not that way."""
+    def begun(self, row: bytearray) -> Transfers:
+        """Return a message that an entry has begun, for whoever does more than wait for it."""
 
-    def start_receive(self, out: Any, peer: int, tag: int) -> Transfers | None:
-        """Begin to receive into such an array; None: not that way."""
+    def receive_taken(self, row: bytearray) -> Any:
+        """Receive what `take` has taken into a new NumPy array; None: see `finish_take`."""
+
+    def finish_take(self, row: bytearray) -> MessageRequest:
+        """Return what was taken, as a request; wait for it, if the entry has left that."""
 
     def learn(self, kind: Kind, dtype: Any, name: str, description: bytes | None) -> None:
         """Make a compiled entry serve arrays of this dtype from now on."""

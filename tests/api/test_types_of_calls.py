@@ -38,7 +38,7 @@ def is_a(value: Any, kind: Any) -> bool:
         return type(value) is tuple and all(map(is_a, value, parameters))
     if origin in (Work, MessageWork, Plan):
         brings = value if origin is Plan else value.wait
-        return type(value) is origin and is_a(brings(), parameters[0])
+        return isinstance(value, origin) and is_a(brings(), parameters[0])
     return kind is Any or kind is value or type(value) is kind
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
 from gpucoll.entries import collective_entry, collectives, lists, starting
@@ -70,9 +71,10 @@ class EntryTable:
         self._entries: list[Entry] = []
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
-            self.call = self._entry(code)
+            self.call = self.entry_of(code)
 
-    def _entry(self, code: Any) -> Callable[..., Any]:
+    def entry_of(self, code: Any) -> Callable[..., Any]:
+        """Return a built-in of this table, which must be kept."""
         made: Callable[..., Any] = builtin(
             code.address, METH_FASTCALL, capsule(self._table.ctypes.data)
         )
@@ -83,7 +85,7 @@ class EntryTable:
         if not numpy_struct.matches():
             return _never
         self._table[collectives.TABLE_QUEUE] = self._group.started_calls().address
-        return self._entry(starting.start_entry)
+        return self.entry_of(starting.start_entry)
 
     def learn(
         self,
@@ -133,3 +135,14 @@ class ListEntryTable(EntryTable):
         self._seen = np.zeros(lists.SEEN_WORDS, np.int64)
         self._table[collectives.TABLE_SEGMENTS] = self._segments.ctypes.data
         self._table[collectives.TABLE_SEEN] = self._seen.ctypes.data
+
+
+class MessageEntries(EntryTable):
+    """The compiled entries of sends or receives."""
+
+    def __init__(
+        self, group: HostGroup, code: Any, context: npt.NDArray[np.int64], *, sends: bool
+    ) -> None:
+        super().__init__(group, code, sends=sends)
+        self._table[collectives.TABLE_CONTEXT] = context.ctypes.data
+        self.context = context

@@ -6,6 +6,9 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import SentNumber
@@ -17,7 +20,7 @@ from gpucoll.transport.shared.words import (
     Progress,
     Transfer,
 )
-from gpucoll.types import dtype_code
+from gpucoll.types import DTYPES, dtype_code
 
 # Plain ints: an enumeration's members cost each use of them as an index twice.
 _WORDS, _SHOWN = TRANSFER_WORDS, layout.MESSAGE_DIMENSIONS
@@ -39,6 +42,15 @@ _DONE, _MISFIT = int(Progress.DONE), int(Progress.MISFIT)
 _GONE, _DROPPED = int(Progress.GONE), int(Progress.DROPPED)
 
 
+def _native_dtypes() -> dict[int, np.dtype[Any]]:
+    """Return NumPy's own dtypes by the number that travels with a message."""
+    kinds = {name: getattr(np, name + "_" * (name == "bool"), None) for name in DTYPES}
+    return {dtype_code(name): np.dtype(kind) for name, kind in kinds.items() if kind is not None}
+
+
+_NATIVE = _native_dtypes()
+
+
 class Rows:
     """Memory of some rows: not NumPy's, which may be shared with a forked child."""
 
@@ -48,6 +60,28 @@ class Rows:
         self._memory = bytearray(8 * _WORDS * count)
         self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.words = memoryview(self._memory).cast("q")
+
+    @classmethod
+    def of(cls, memory: bytearray) -> Rows:
+        """Return the row that a compiled entry has made."""
+        rows = cls.__new__(cls)
+        rows._memory = memory
+        rows.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        rows.words = memoryview(memory).cast("q")
+        return rows
+
+    def request(self) -> MessageRequest:
+        """Return what the first row was asked for, as a request without its buffer."""
+        words = self.words
+        return MessageRequest(Kind(words[_KIND]), words[_PEER], words[_TAG])
+
+    def new_array(self) -> npt.NDArray[Any] | None:
+        """Return a new array like what the first row has taken; None: it needs more than that."""
+        words = self.words
+        n_dimensions, dtype = words[_DIMENSIONS], _NATIVE.get(words[_FOUND_DTYPE])
+        if words[_STATE] != _DONE or dtype is None or not 0 <= n_dimensions <= _SHOWN:
+            return None
+        return np.empty(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions].tolist(), dtype)
 
     def state(self, place: int = 0) -> int:
         """Return how far a row is. What belongs to it may be read once the table was locked."""

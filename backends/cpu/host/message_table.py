@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.backends.cpu.host import left_messages, message_step
-from gpucoll.backends.cpu.host.entry_tables import EntryTable
+from gpucoll.backends.cpu.host.entry_tables import MessageEntries
 from gpucoll.backends.cpu.host.message_loop import message_loop
 from gpucoll.backends.cpu.host.message_rows import Rows, address_of
+from gpucoll.backends.cpu.host.message_waiter import Waiter
+from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.protocol import MessageRequest
-from gpucoll.entries import collectives, messages
+from gpucoll.entries import begun_messages, collectives, messages
 from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.segment_room import make_room
@@ -60,73 +62,6 @@ _put_back = _function(message_step.message_put_back, 2)
 _release = _function(message_step.message_release, 1)
 
 
-class _Waiter:
-    """A context and a call block of its own, for one thread that waits for messages."""
-
-    def __init__(self, table: _Words, context: _Words) -> None:
-        context[Context.TRANSFERS] = table.ctypes.data
-        context[Context.SLICE_NS] = 0
-        self.context = context
-        self.block = CallBlock(Collective.SEND, message_loop.address)
-        self.words = self.block.words
-        self.shown = memoryview(self.words.data)
-        """The same words, of which an item costs a tenth."""
-        self.states = memoryview(context.data)
-        self.words[Call.CONTEXT] = context.ctypes.data
-        self.words[Call.LARGEST_BYTES] = layout.NEVER  # other threads run meanwhile
-        code = collectives.prepared_call.address
-        self.run: Callable[[], int] = builtin(code, METH_NOARGS, capsule(self.words.ctypes.data))
-
-    def set_rows(self, rows: Rows, count: int, *, is_started: bool, until_ns: int = 0) -> None:
-        """Say what to wait for."""
-        words = self.shown
-        words[_ROWS], words[_N_ROWS] = rows.address, count
-        words[_IS_STARTED] = words[_LEAVES] = is_started
-        words[_UNTIL_NS] = until_ns
-
-
-class _MessageEntries(EntryTable):
-    """The compiled entries of sends or receives."""
-
-    def __init__(self, group: HostGroup, code: Any, context: _Words, *, sends: bool) -> None:
-        super().__init__(group, code, sends=sends)
-        self._table[collectives.TABLE_CONTEXT] = context.ctypes.data
-        self.context = context
-
-
-class PendingTransfers:
-    """Requests that were begun together: `gpucoll.backends.protocol.Transfers`."""
-
-    __slots__ = ("_kept", "_rows", "_table", "requests")
-
-    def __init__(
-        self, table: MessageTable, rows: Rows, requests: list[MessageRequest], kept: Any
-    ) -> None:
-        self._table = table
-        self._rows = rows
-        self._kept = kept
-        self.requests = requests
-
-    def is_over(self) -> bool:
-        """Return whether all of them are over, without looking whether they can be now."""
-        return self._rows.are_over(len(self.requests))
-
-    def look(self) -> bool:
-        """Take all pending messages a step further; return whether these are over."""
-        return self.is_over() or self._table.wait(self._rows, len(self.requests), 0.0)
-
-    def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until all of them are over, or for so long; return whether they are."""
-        return self.is_over() or self._table.wait(self._rows, len(self.requests), timeout_s)
-
-    def settle(self) -> None:
-        """Write what became of them into the requests, once they are over."""
-        error = self._table.room_error
-        for place, request in enumerate(self.requests):
-            self._rows.settle(place, request, error)
-        self._kept = None
-
-
 class MessageTable:
     """Sends, receives and probes of one rank: `gpucoll.backends.protocol.HostMessages`."""
 
@@ -145,14 +80,25 @@ class MessageTable:
         self._steps = group.context_beside()
         self._set_up()
         self._rows = Rows(_ROWS_OF_A_CALL)
-        self._blocking = _Waiter(self._words, group.context_beside())
+        self._blocking = Waiter(self._words, group.context_beside())
         self._starting = group.context_beside()
         for context in (self._blocking.context, self._starting):
             context[Context.TRANSFERS] = self._address
             context[Context.MESSAGE_ROWS] = self._rows.address
-        self._waiters: list[_Waiter] = []
+        self._waiters: list[Waiter] = []
+        self._row_tables: list[MessageEntries] = []
+        self.under_way: set[PendingTransfers] = set()
+        """Their rows are in the table: an interrupt may leave nobody else who keeps them."""
         self._entries = self._make_entries()
-        self.send, self.receive = self._entries[0].call, self._entries[1].call
+        self.send, self.receive, self.begin_send, self.begin_receive = (
+            entries.call for entries in self._entries
+        )
+        entry = begun_messages
+        blocking, starting = self._blocking.context, self._starting
+        self.wait_begun, self.let_go_begun = self._row_entries(
+            starting, entry.wait_entry, entry.let_go_entry
+        )
+        self.take, self._fetch = self._row_entries(blocking, entry.take_entry, entry.fetch_entry)
         status = memoryview(self._blocking.context.data)
         self.last_status: Callable[[], int] = lambda: status[Context.STATUS]
         group.context[Context.MESSAGE_STEP] = message_step.message_step.address
@@ -169,16 +115,24 @@ class MessageTable:
         words[TransferTable.POST] = message_step.message_post.address
         words[TransferTable.STEP] = message_step.message_step.address
 
-    def _make_entries(self) -> list[_MessageEntries]:
+    def _make_entries(self) -> list[MessageEntries]:
         """Return the entries that send and receive, blocking; and those that begin to."""
         group, blocking, starting = self._group, self._blocking.context, self._starting
-        entry, start = messages.message_entry, messages.start_entry
+        entry, start = messages.message_entry, begun_messages.start_entry
         return [
-            _MessageEntries(group, entry, blocking, sends=True),
-            _MessageEntries(group, entry, blocking, sends=False),
-            _MessageEntries(group, start, starting, sends=True),
-            _MessageEntries(group, start, starting, sends=False),
+            MessageEntries(group, entry, blocking, sends=True),
+            MessageEntries(group, entry, blocking, sends=False),
+            MessageEntries(group, start, starting, sends=True),
+            MessageEntries(group, start, starting, sends=False),
         ]
+
+    def _row_entries(self, context: _Words, *codes: Any) -> list[Callable[..., Any]]:
+        """Return entries that wait for one row each."""
+        entries = MessageEntries(self._group, codes[0], context, sends=False)
+        block = CallBlock(Collective.SEND, message_loop.address)
+        entries.learn(None, None, None, lambda: block)
+        self._row_tables.append(entries)
+        return [entries.entry_of(code) for code in codes]
 
     # --- the compiled entries ---------------------------------------------------------------------
 
@@ -216,19 +170,40 @@ class MessageTable:
         finally:
             context[Context.TIMEOUT_NS] = before
 
-    def start_send(self, x: Any, peer: int, tag: int) -> PendingTransfers | None:
-        """Begin to send a NumPy array that the compiled entries know; None: not that way."""
-        rows = Rows(1)
-        if self._entries[2].call(x, peer, tag, rows.address) is None:
-            return None
-        return PendingTransfers(self, rows, [MessageRequest(Kind.SEND, peer, tag)], x)
+    def begun(self, row: bytearray) -> PendingTransfers:
+        """Return a message that an entry has begun, for whoever does more than wait for it."""
+        rows = Rows.of(row)
+        return PendingTransfers(self, rows, [rows.request()], None)
 
-    def start_receive(self, out: Any, peer: int, tag: int) -> PendingTransfers | None:
-        """Begin to receive into such an array; None: not that way."""
-        rows = Rows(1)
-        if self._entries[3].call(out, peer, tag, rows.address) is None:
+    def receive_taken(self, row: bytearray) -> npt.NDArray[Any] | None:
+        """Receive what `take` has taken into a new array; None: see `finish_take`."""
+        rows = Rows.of(row)
+        if (out := rows.new_array()) is None:
             return None
-        return PendingTransfers(self, rows, [MessageRequest(Kind.RECV, peer, tag)], out)
+        if self._fetch(row, out) is None:
+            self._finish(row, rows, rows.request())
+        return out
+
+    def finish_take(self, row: bytearray) -> MessageRequest:
+        """Return what was taken, as a request; wait for it, if the entry has left that."""
+        rows = Rows.of(row)
+        request = rows.request()
+        self._finish(row, rows, request)
+        return request
+
+    def _finish(self, row: bytearray, rows: Rows, request: MessageRequest) -> None:
+        """Wait for a row that a blocking entry has begun, and left to Python."""
+        waiter, status = self._blocking, self.last_status()
+        try:
+            if status in (Status.NO_ROOM, Status.NOT_RUN):
+                waiter.set_rows(rows, 1, is_started=True)
+                waiter.words[Call.LEAVES] = 0
+                self._run_blocking(waiter, rows, 1)
+            elif status != _OK:
+                self._group.raise_for(status)
+        finally:  # it is over, or the table is
+            self.let_go_begun(row)
+        rows.settle(0, request, self.room_error)
 
     # --- beginning, and waiting -------------------------------------------------------------------
 
@@ -240,9 +215,11 @@ class MessageTable:
         rows = Rows(len(requests))
         timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
         kept = rows.fill(requests, timeout_ns, time.monotonic_ns() + timeout_ns)
+        transfers = PendingTransfers(self, rows, list(requests), (kept, requests))
+        self.under_way.add(transfers)
         if not _post(self._address, rows.address, len(requests)):
             self._group.raise_if_aborted()
-        return PendingTransfers(self, rows, list(requests), (kept, requests))
+        return transfers
 
     def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
         """Wait for rows that were begun; return whether they are over.
@@ -255,14 +232,14 @@ class MessageTable:
         try:
             waiter = self._waiters.pop()
         except IndexError:
-            waiter = _Waiter(self._words, self._group.context_beside())
+            waiter = Waiter(self._words, self._group.context_beside())
         try:
             waiter.set_rows(rows, count, is_started=True, until_ns=until_ns)
             return self._run_started(waiter, rows, count)
         finally:
             self._waiters.append(waiter)
 
-    def _run_started(self, waiter: _Waiter, rows: Rows, count: int) -> bool:
+    def _run_started(self, waiter: Waiter, rows: Rows, count: int) -> bool:
         while True:
             if self._group.is_forked or self._group.is_closed:
                 self._group.check_open()
@@ -298,7 +275,7 @@ class MessageTable:
             rows.settle(place, request, self.room_error)
         del kept
 
-    def _run_blocking(self, waiter: _Waiter, rows: Rows, count: int) -> None:
+    def _run_blocking(self, waiter: Waiter, rows: Rows, count: int) -> None:
         """Wait, with the context of blocking calls; where this rank leaves, all learn it."""
         group, context = self._group, waiter.states
         held, context[_PENDING] = context[_PENDING], 0
@@ -384,6 +361,7 @@ class MessageTable:
             self._group.context[Context.TRANSFERS] = 0
             _release(self._address)
             self._words[TransferTable.IS_DEAD] = 2
+        self.under_way.clear()
 
     def unreceived(self) -> list[tuple[int, int]]:
         """Return sender and tag of messages that came and that nobody has received."""

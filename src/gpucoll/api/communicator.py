@@ -26,11 +26,11 @@ from gpucoll.arrays import torch_compiler
 from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.protocol import HostBackend, HostBackends
+from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.gpu.work import GpuWork
-from gpucoll.calls.message_work import MessageWork
 from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
@@ -348,4 +348,4 @@ def _close_all() -> None:
 
 
 atexit.register(_close_all)
-torch_compiler.keep_out_of(Communicator, GpuWork, MessageWork, Plan, Work)
+torch_compiler.keep_out_of(Communicator, GpuWork, BegunMessage, Plan, Work)

@@ -55,8 +55,9 @@ class Front:
     _quick_send: Callable[[Any, int, int], Any]
     _quick_recv: Callable[[Any, int, int], Any]
     _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
-    _start_send: Callable[[Any, int, int], Any]
-    _start_recv: Callable[[Any, int, int], Any]
+    _begin_send: Callable[[Any, int, int], Any]
+    _begin_recv: Callable[[Any, int, int], Any]
+    _quick_take: Callable[[int, int], Any]
 
     def _bind(self, collectives: Collectives) -> None:
         """Look the compiled entries up, once."""
@@ -73,14 +74,15 @@ class Front:
         self._quick_gather = entry(Collective.GATHER)
         self._quick_scatter = entry(Collective.SCATTER)
         self._quick_all_to_all = entry(Collective.ALL_TO_ALL)
-        self._quick_send = self._backend.messages.send
-        self._quick_recv = self._quick_send_recv = self._backend.messages.receive
-        self._start_send = self._point_to_point.start_send
-        self._start_recv = self._point_to_point.start_recv
+        messages = self._backend.messages
+        self._quick_send = messages.send
+        self._quick_recv = self._quick_send_recv = messages.receive
+        self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
+        self._quick_take = messages.take
         if collectives.dispatch.refuses_host:  # Python says so, in every call
             for name in [name for name in vars(self) if name.startswith("_quick_")]:
                 setattr(self, name, _leave_to_python)
-            self._start_send = self._start_recv = _leave_to_python
+            self._begin_send = self._begin_recv = _leave_to_python
 
     def _whole_like(self, x: Any) -> Any:
         """Return a new array for everybody's x side by side; None for what entries do not read."""

@@ -95,8 +95,8 @@ class Messages(Front):
         """
         if not synchronous:
             if async_op:
-                if timeout_s is None and (work := self._start_send(x, dest, tag)) is not None:
-                    return work
+                if timeout_s is None and (row := self._begin_send(x, dest, tag)) is not None:
+                    return self._point_to_point.sent(row, x)
             else:
                 if self._quick(self._quick_send, timeout_s, x, dest, tag) is not None:
                     return None
@@ -212,8 +212,8 @@ class Messages(Front):
         """
         if out is not None and not info:
             if async_op:
-                if timeout_s is None and (work := self._start_recv(out, source, tag)) is not None:
-                    return work
+                if timeout_s is None and (row := self._begin_recv(out, source, tag)) is not None:
+                    return self._point_to_point.receiving(row, out)
             else:
                 result = self._quick(self._quick_recv, timeout_s, out, source, tag)
                 if result is not None:
@@ -222,6 +222,10 @@ class Messages(Front):
                     self._point_to_point.finish_recv(out, source, tag, status)
                 ):
                     return out
+        elif like is shape is dtype is stream is None and not async_op and not info:
+            row = self._quick(self._quick_take, timeout_s, source, tag)
+            if row is not None:
+                return self._point_to_point.receive_taken(row)
         return self._point_to_point.recv(
             out, source, tag, like, shape, dtype, async_op, timeout_s, stream, info
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol, TypeVar
 
 from gpucoll.backends.protocol import MessageRequest, Transfers
@@ -43,7 +43,9 @@ class WorkOwner(Protocol):
     def forget(self, work: MessageWork[Any]) -> None:
         """Note that a Work has ended."""
 
-    def call_back(self, work: MessageWork[Any], functions: list[Callable[[Any], object]]) -> None:
+    def call_back(
+        self, work: MessageWork[Any], functions: Sequence[Callable[[Any], object]]
+    ) -> None:
         """Call what wants to know that a Work is done."""
 
     def watch(self, work: MessageWork[Any]) -> None:
@@ -75,9 +77,8 @@ class MessageWork(Work[_R]):
         self._error: BaseException | None = None
         self._is_done = False
         self._was_seen = False
-        self._received_by: list[Callable[[Any], object]] = []
+        self._received_by: Sequence[Callable[[Any], object]] = ()
         """Whom to call at the end."""
-        self._process = queue.process
         self._received: MessageRequest | None = None
 
     # --- as users see it --------------------------------------------------------------------------
@@ -130,7 +131,7 @@ class MessageWork(Work[_R]):
         if not callable(function):
             raise ArgumentTypeError(f"add_done_callback needs a function; got {function!r}")
         with self._owner.lock:
-            self._received_by.append(function)
+            self._received_by = [*self._received_by, function]
             if not self._is_done:
                 self._owner.called[self] = None
         if not self._is_done:
@@ -141,7 +142,7 @@ class MessageWork(Work[_R]):
     def call_back(self) -> None:
         """Call what was to be called at the end, once."""
         with self._owner.lock:
-            functions, self._received_by = self._received_by, []
+            functions, self._received_by = self._received_by, ()
         if functions:
             self._owner.call_back(self, functions)
 
@@ -225,5 +226,5 @@ class MessageWork(Work[_R]):
                 self.settle(None, error)
 
     def _check_process(self) -> None:
-        if os.getpid() != self._process:
+        if os.getpid() != self._owner.process:
             raise StateError(f"{self._name} belongs to the process that this one was forked from")

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -67,6 +67,7 @@ class MessageQueue:
     ) -> None:
         self._group = group
         self.host_messages = messages
+        self.wait_begun = messages.wait_begun
         self.check_received = check_received
         self.process = os.getpid()
         self.lock = threading.RLock()
@@ -104,9 +105,10 @@ class MessageQueue:
             return self._begin(name, steps, timeout_s)
         if self.called:
             self.go_on_with_called()
-        return self._run(steps, timeout_s)
+        return self.run(steps, timeout_s)
 
-    def _run(self, steps: Steps, timeout_s: float | None) -> Any:
+    def run(self, steps: Steps, timeout_s: float | None) -> Any:
+        """Run what a blocking call does; return its result."""
         try:
             while True:
                 self.host_messages.run(next(steps), timeout_s)
@@ -119,14 +121,21 @@ class MessageQueue:
 
     def keep(self, work: MessageWork[Any]) -> MessageWork[Any]:
         """Keep a Work that has begun until it ends; return it."""
-        with self.lock:
-            self._pending[work] = None
+        self._pending[work] = None
         work.go_on()
+        self._look_at_others()
+        return work
+
+    def keep_begun(self, work: MessageWork[Any]) -> None:
+        """Do so for one that is known not to have ended yet."""
+        self._pending[work] = None
+        self._look_at_others()
+
+    def _look_at_others(self) -> None:
         if self.called:
             self.go_on_with_called()
         if len(self._pending) >= self._sweep_at:
             self.sweep()
-        return work
 
     def start(self, requests: list[MessageRequest]) -> Transfers:
         """Begin what comes next in a Work."""
@@ -144,7 +153,7 @@ class MessageQueue:
         for call in grouped:
             result, error = None, None
             try:
-                result = self._run(call.steps, limit_s)
+                result = self.run(call.steps, limit_s)
             except Exception as raised:
                 failed.append(raised)
                 error = raised
@@ -162,7 +171,9 @@ class MessageQueue:
         if work._error is not None and work._error is not self._group.failure:
             self._failed = [*(failed for failed in self._failed if not failed._was_seen), work]
 
-    def call_back(self, work: MessageWork[Any], functions: list[Callable[[Any], object]]) -> None:
+    def call_back(
+        self, work: MessageWork[Any], functions: Sequence[Callable[[Any], object]]
+    ) -> None:
         """Call what wants to know that a Work is done."""
         for function in functions:
             try:

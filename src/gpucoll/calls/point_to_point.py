@@ -19,6 +19,7 @@ from gpucoll.arrays.operands import (
     template_of,
 )
 from gpucoll.backends.protocol import HostBackend, MessageRequest, Transfers
+from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collected import check_in_group
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.call import GpuCall
@@ -77,7 +78,7 @@ class PointToPoint:
         self._messages = host.messages
         self._gpu = gpu
         self._dispatch = dispatch
-        self.queue = MessageQueue(group, host.messages, self._check_quick)
+        self.queue = MessageQueue(group, host.messages, self._check_begun)
 
     # --- sending ----------------------------------------------------------------------------------
 
@@ -111,12 +112,14 @@ class PointToPoint:
         request.mode = Mode.SYNCHRONOUS if synchronous else 0
         return self.queue.deliver("send", self._sending([request]), async_op, timeout_s)
 
-    def start_send(self, x: Any, dest: Any, tag: Any) -> MessageWork[Any] | None:
-        """Begin to send an array that the compiled entries know; None: they do not."""
-        transfers = self._messages.start_send(x, dest, tag)
-        if transfers is None:
-            return None
-        return self.queue.keep(MessageWork(self.queue, "send", transfers, None))
+    def sent(self, row: Any, x: Any) -> BegunMessage[None]:
+        """Return the Work of a send that a compiled entry has begun."""
+        work: BegunMessage[None] = BegunMessage(self.queue, "send", row, None)
+        if row is x:
+            work._is_done = True
+        else:
+            self.queue.keep_begun(work)
+        return work
 
     def send_object(
         self,
@@ -172,7 +175,7 @@ class PointToPoint:
         if out is None and like is None and shape is None and dtype is None:
             self._dispatch.check_host("out")
             request = MessageRequest(Kind.TAKE, int(source), int(tag))
-            steps = self._taking(request, None, info)
+            steps = self._taking(request, info)
             return self.queue.deliver("recv", steps, async_op, timeout_s, MessageWork)
         if out is not None:
             template = template_of(out, "out")
@@ -193,15 +196,22 @@ class PointToPoint:
         in_group = MessageWork if info else _in_group(destination)
         return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
 
-    def start_recv(self, out: Any, source: Any, tag: Any) -> MessageWork[Any] | None:
-        """Begin to receive into an array that the compiled entries know; None: they do not."""
-        transfers = self._messages.start_receive(out, source, tag)
-        if transfers is None:
-            return None
-        return self.queue.keep(MessageWork(self.queue, "recv", transfers, None, out))
+    def receiving(self, row: Any, out: Any) -> BegunMessage[Any]:
+        """Return the Work of a receive that a compiled entry has begun."""
+        work: BegunMessage[Any] = BegunMessage(self.queue, "recv", row, out)
+        self.queue.keep_begun(work)
+        return work
 
-    def _check_quick(self, work: MessageWork[Any]) -> None:
-        """Raise where a Work of `start_send` or `start_recv` has failed."""
+    def receive_taken(self, row: bytearray) -> Any:
+        """Receive what a compiled entry has taken, or was to take, into a new array."""
+        out = self._messages.receive_taken(row)
+        if out is not None:
+            return out
+        request = self._messages.finish_take(row)
+        return self.queue.run(self._taken(request, False), None)
+
+    def _check_begun(self, work: MessageWork[Any]) -> None:
+        """Raise where a Work of `sent` or `receiving` has failed."""
         transfers = work._transfers
         for request in transfers.requests if transfers is not None else ():
             if request.is_misfit:
@@ -235,9 +245,7 @@ class PointToPoint:
             request = MessageRequest(Kind.TAKE, message.source, message.tag, place=place)
             is_object = message.dtype == "object"
             steps = (
-                self._taking_object(request, False)
-                if is_object
-                else self._taking(request, None, False)
+                self._taking_object(request, False) if is_object else self._taking(request, False)
             )
             in_group = NOT_IN_GROUPS if is_object else MessageWork
         return self.queue.deliver("recv", steps, False, timeout_s, in_group)
@@ -257,8 +265,11 @@ class PointToPoint:
         result = destination.finish()
         return (result, received_message(request)) if info else result
 
-    def _taking(self, request: MessageRequest, template: Template | None, info: bool) -> Steps:
+    def _taking(self, request: MessageRequest, info: bool) -> Steps:
         yield [request]
+        return (yield from self._taken(request, info))
+
+    def _taken(self, request: MessageRequest, info: bool) -> Steps:
         self._check(request)
         try:
             template = _template_of(request)

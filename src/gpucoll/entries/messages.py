@@ -29,8 +29,7 @@ from gpucoll.entries.collectives import (
     run,
 )
 from gpucoll.kernels.cpu.jit import compiled, inline, types
-from gpucoll.kernels.cpu.memory import call_post, get, load32_acquire, load64, put
-from gpucoll.transport.shared.flags import now_ns
+from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
 from gpucoll.transport.shared.steps import DTYPE, WORLD_SIZE
 from gpucoll.transport.shared.words import (
@@ -41,16 +40,14 @@ from gpucoll.transport.shared.words import (
     State,
     Status,
     Transfer,
-    TransferTable,
 )
 from gpucoll.types import TAGS
 
 _STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
-_TIMEOUT_NS, _TRANSFER_TABLE = int(Context.TIMEOUT_NS), int(Context.TRANSFERS)
 _IDLE, _OK, _SIGNAL = int(State.IDLE), int(Status.OK), int(Status.SIGNAL)
 _NOT_RUN, _ITEM_BYTES = int(Status.NOT_RUN), int(Call.ITEM_BYTES)
 _i64 = types.int64
-_MESSAGE_ROWS, _POST = int(Context.MESSAGE_ROWS), int(TransferTable.POST)
+_MESSAGE_ROWS = int(Context.MESSAGE_ROWS)
 _N_TRANSFERS = int(Call.N_TRANSFERS)
 _DESCRIPTION, _DESCRIPTION_BYTES = int(Call.DESCRIPTION), int(Call.DESCRIPTION_BYTES)
 _T_KIND, _T_PEER, _T_TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
@@ -62,6 +59,7 @@ _T_DESCRIPTION = int(Transfer.DESCRIPTION)
 _T_DESCRIPTION_BYTES = int(Transfer.DESCRIPTION_BYTES)
 _T_TIMEOUT_NS, _T_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
 _SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
+NO_PEER = -2
 _TAGS = int(TAGS)
 as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 _error_occurred = types.ExternalFunction("PyErr_Occurred", _i64())
@@ -95,15 +93,28 @@ def _fill_row(row, call, x, peer, tag, sends):
 
 
 @inline
-def _prepare_message(table, row, x, peer_object, tag_object, sends):
-    """Fill in the row of one message; return its call block, or 0 where Python has to look."""
-    context, int_type = get(table, TABLE_CONTEXT), get(table, TABLE_INT_TYPE)
-    if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
-        return 0
+def peer_and_tag(table, peer_object, tag_object, least):
+    """Return peer and tag from `least` on, which is -1 where ANY is allowed; a peer of -2: not."""
+    int_type = get(table, TABLE_INT_TYPE)
     if (
         load64(peer_object + OBJECT_TYPE) != int_type
         or load64(tag_object + OBJECT_TYPE) != int_type
     ):
+        return NO_PEER, 0
+    peer, tag = as_integer(peer_object), as_integer(tag_object)
+    if (peer == -1 or tag == -1) and _error_occurred() != 0:
+        _clear_error()  # beyond 64 bits: Python says so
+        return NO_PEER, 0
+    world_size = get(get(table, TABLE_CONTEXT), WORLD_SIZE)
+    if peer < least or peer >= world_size or tag < least or tag >= _TAGS:
+        return NO_PEER, 0
+    return peer, tag
+
+
+@inline
+def prepare_message(table, row, x, peer_object, tag_object, sends):
+    """Fill in the row of one message; return its call block, or 0 where Python has to look."""
+    if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
         return 0
     none = get(table, TABLE_NONE)
     call = find_call(table, load64(x + ARRAY_DESCRIPTION), none, none)
@@ -112,12 +123,9 @@ def _prepare_message(table, row, x, peer_object, tag_object, sends):
     needed = C_CONTIGUOUS if sends else C_CONTIGUOUS | WRITEABLE
     if load32_acquire(x + ARRAY_FLAGS) & needed != needed:
         return 0
-    least = 0 if sends else -1  # a receive may say ANY
-    peer, tag = as_integer(peer_object), as_integer(tag_object)
-    if (peer == -1 or tag == -1) and _error_occurred() != 0:
-        _clear_error()  # beyond 64 bits: Python says so
-        return 0
-    if peer < least or peer >= get(context, WORLD_SIZE) or tag < least or tag >= _TAGS:
+    # A receive may say ANY.
+    peer, tag = peer_and_tag(table, peer_object, tag_object, 0 if sends else -1)
+    if peer == NO_PEER:
         return 0
     _fill_row(row, call, x, peer, tag, sends)
     return call
@@ -129,18 +137,16 @@ def _prepare_messages(table, arguments, n_arguments):
     row = get(get(table, TABLE_CONTEXT), _MESSAGE_ROWS)
     x, peer = get(arguments, 0), get(arguments, 1)
     if n_arguments == 3:
-        call = _prepare_message(
-            table, row, x, peer, get(arguments, 2), get(table, TABLE_SENDS) != 0
-        )
+        call = prepare_message(table, row, x, peer, get(arguments, 2), get(table, TABLE_SENDS) != 0)
         if call != 0:
             put(call, _N_TRANSFERS, 1)
         return call
     source, out, tag = get(arguments, 2), get(arguments, 3), get(arguments, 4)
-    if x == out or _prepare_message(table, row, out, source, tag, False) == 0:
+    if x == out or prepare_message(table, row, out, source, tag, False) == 0:
         return 0
     size_bytes, address = get(row, _T_SIZE_BYTES), get(row, _T_ADDRESS)
     second = row + 8 * TRANSFER_WORDS
-    call = _prepare_message(table, second, x, peer, tag, True)
+    call = prepare_message(table, second, x, peer, tag, True)
     if call == 0:
         return 0
     distance = get(second, _T_ADDRESS) - address
@@ -176,22 +182,4 @@ def message_entry(self, arguments, n_arguments):
                 return new_reference(get(arguments, 0 if n_arguments == 3 else 3))
             if status == _SIGNAL:
                 return 0
-    return new_reference(get(table, TABLE_NONE))
-
-
-@compiled(_i64(_i64, _i64, _i64))
-def start_entry(self, arguments, n_arguments):
-    """Built-in of ``(x, peer, tag, address of a row)``: begins a message; returns x, or None."""
-    table = capsule_pointer(self, 0)
-    context = get(table, TABLE_CONTEXT)
-    if n_arguments == 4 and get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
-        x, row = get(arguments, 0), as_integer(get(arguments, 3))
-        peer, tag = get(arguments, 1), get(arguments, 2)
-        call = _prepare_message(table, row, x, peer, tag, get(table, TABLE_SENDS) != 0)
-        if call != 0:
-            put(row, _T_TIMEOUT_NS, get(context, _TIMEOUT_NS))
-            put(row, _T_DEADLINE_NS, now_ns(context) + get(context, _TIMEOUT_NS))
-            transfers = get(context, _TRANSFER_TABLE)
-            if call_post(get(transfers, _POST), transfers, row, 1) != 0:
-                return new_reference(x)
     return new_reference(get(table, TABLE_NONE))

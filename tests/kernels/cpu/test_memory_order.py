@@ -56,6 +56,7 @@ ORDERS = {
     "entries.pending._has_work": "AAA",
     "entries.pending._serve": "A+XA+",
     "entries.pending._look_at_all": "A+XOA+XA+XOA+X",  # CURRENT, then whether it is still there
+    "entries.begun_messages.row_state": "A",
     "entries.starting._start": "XAX+OX",
     "entries.waiting._sleep_until": "AXOOOX",
     "entries.waiting._has_arrived": "A",
@@ -120,6 +121,10 @@ ENTRIES = {
     "backends.cpu.host.reductions.reduction_finish": ".*XO.*",
     "entries.pending.serve_started": "AXAXOOX",
     "entries.pending.wake_thread": "OX",
+    "entries.begun_messages.start_entry": "A",
+    "entries.begun_messages.wait_entry": "A",
+    "entries.begun_messages.take_entry": "A",
+    "entries.begun_messages.fetch_entry": "A",
     "entries.starting.start_entry": "XAX+OX",
     "entries.starting.start_block": "XAX+OX",
     "entries.waiting.wait_started": "AXA+XOOOX",
@@ -140,9 +145,9 @@ UNORDERED = (
     "entries.collective_entry.collective_entry",
     "entries.lists.list_entry",
     "entries.messages.message_entry",
+    "entries.begun_messages.let_go_entry",
     "entries.waiting.reap_started",
     "entries.waiting.hold_started",
-    "entries.messages.start_entry",
     "backends.cpu.host.message_step.message_release",
 )
 """Entries that leave it to the loops they call, by address, or touch private memory alone."""
@@ -153,7 +158,7 @@ READ_NUMPY = {
     "entries.collectives.is_usable",
     "entries.lists._add_arrays",
     "entries.messages._fill_row",
-    "entries.messages._prepare_message",
+    "entries.messages.prepare_message",
 }
 """They read 32-bit fields of NumPy's arrays, for which there is no other load."""
 

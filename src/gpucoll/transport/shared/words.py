@@ -324,6 +324,7 @@ class Transfer(IntEnum):
     DEADLINE_NS = 31  # 0: not set yet
     NEXT = 32
     IS_WAITING = 33  # a send: no part of it is in the mailbox
+    KEPT = 34  # a Python object that is kept alive, and the row's memory with it; 0: none
 
 
 TRANSFER_WORDS = 36

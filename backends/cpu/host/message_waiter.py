@@ -1,0 +1,47 @@
+"""Who waits for messages in compiled code: a context, a call block, and what runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.backends.cpu.host.message_loop import message_loop
+from gpucoll.backends.cpu.host.message_rows import Rows
+from gpucoll.entries import collectives
+from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Call, Context
+from gpucoll.types import Collective
+
+_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
+_IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
+_UNTIL_NS = int(Call.UNTIL_NS)
+_Words = npt.NDArray[np.int64]
+
+
+class Waiter:
+    """A context and a call block of its own, for one thread that waits for messages."""
+
+    def __init__(self, table: _Words, context: _Words) -> None:
+        context[Context.TRANSFERS] = table.ctypes.data
+        context[Context.SLICE_NS] = 0
+        self.context = context
+        self.block = CallBlock(Collective.SEND, message_loop.address)
+        self.words = self.block.words
+        self.shown = memoryview(self.words.data)
+        """The same words, of which an item costs a tenth."""
+        self.states = memoryview(context.data)
+        self.words[Call.CONTEXT] = context.ctypes.data
+        self.words[Call.LARGEST_BYTES] = layout.NEVER  # other threads run meanwhile
+        code = collectives.prepared_call.address
+        self.run: Callable[[], int] = builtin(code, METH_NOARGS, capsule(self.words.ctypes.data))
+
+    def set_rows(self, rows: Rows, count: int, *, is_started: bool, until_ns: int = 0) -> None:
+        """Say what to wait for."""
+        words = self.shown
+        words[_ROWS], words[_N_ROWS] = rows.address, count
+        words[_IS_STARTED] = words[_LEAVES] = is_started
+        words[_UNTIL_NS] = until_ns

@@ -1,0 +1,52 @@
+"""Requests that were begun together, as who waits for them, or looks at them, sees them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from gpucoll.backends.cpu.host.message_rows import Rows
+from gpucoll.backends.protocol import MessageRequest
+
+
+class _Table(Protocol):
+    """What pending transfers ask of the `MessageTable` that they are in."""
+
+    room_error: Exception | None
+    under_way: set[PendingTransfers]
+
+    def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
+        """Wait for rows that were begun; return whether they are over."""
+
+
+class PendingTransfers:
+    """Requests that were begun together: `gpucoll.backends.protocol.Transfers`."""
+
+    __slots__ = ("_kept", "_rows", "_table", "requests")
+
+    def __init__(
+        self, table: _Table, rows: Rows, requests: list[MessageRequest], kept: Any
+    ) -> None:
+        self._table = table
+        self._rows = rows
+        self._kept = kept
+        self.requests = requests
+
+    def is_over(self) -> bool:
+        """Return whether all of them are over, without looking whether they can be now."""
+        return self._rows.are_over(len(self.requests))
+
+    def look(self) -> bool:
+        """Take all pending messages a step further; return whether these are over."""
+        return self.is_over() or self._table.wait(self._rows, len(self.requests), 0.0)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until all of them are over, or for so long; return whether they are."""
+        return self.is_over() or self._table.wait(self._rows, len(self.requests), timeout_s)
+
+    def settle(self) -> None:
+        """Write what became of them into the requests, once they are over."""
+        error = self._table.room_error
+        for place, request in enumerate(self.requests):
+            self._rows.settle(place, request, error)
+        self._kept = None
+        self._table.under_way.discard(self)

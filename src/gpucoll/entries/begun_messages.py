@@ -1,0 +1,240 @@
+"""Built-ins that begin a message and wait for one: the quick way of asynchronous ones.
+
+The row of such a message lies in a ``bytearray`` that is made here. While the row is pending it is
+kept alive from here, together with the array that is sent or filled, whatever becomes of the Work:
+an interrupt may come before anybody else keeps them.
+"""
+
+from __future__ import annotations
+
+from gpucoll.arrays.numpy_struct import ARRAY_DATA
+from gpucoll.entries.collectives import (
+    TABLE_CONTEXT,
+    TABLE_NONE,
+    TABLE_SENDS,
+    capsule_pointer,
+    find_call,
+    new_integer,
+    new_reference,
+    run,
+)
+from gpucoll.entries.messages import NO_PEER, peer_and_tag, prepare_message
+from gpucoll.kernels.cpu.jit import compiled, inline, types
+from gpucoll.kernels.cpu.memory import call_post, get, load64, load64_acquire, put
+from gpucoll.transport.shared.flags import now_ns
+from gpucoll.transport.shared.words import (
+    TRANSFER_WORDS,
+    Call,
+    Context,
+    Kind,
+    Progress,
+    State,
+    Status,
+    Transfer,
+    TransferTable,
+)
+
+_STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
+_TIMEOUT_NS, _TRANSFER_TABLE = int(Context.TIMEOUT_NS), int(Context.TRANSFERS)
+_IDLE, _POST = int(State.IDLE), int(TransferTable.POST)
+_OK, _SIGNAL, _MISFIT = int(Status.OK), int(Status.SIGNAL), int(Status.MISFIT)
+_NOT_RUN, _EVENT = int(Status.NOT_RUN), int(Status.EVENT)
+_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
+_IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
+_KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
+_ADDRESS, _SIZE_BYTES = int(Transfer.ADDRESS), int(Transfer.SIZE_BYTES)
+_DTYPE, _ROW_STATE = int(Transfer.DTYPE), int(Transfer.STATE)
+_FOUND_PEER, _FOUND_TAG = int(Transfer.FOUND_PEER), int(Transfer.FOUND_TAG)
+_FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE)
+_ROW_TIMEOUT_NS, _ROW_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
+_KEPT, _DONE = int(Transfer.KEPT), int(Progress.DONE)
+_TAKE, _RECV = int(Kind.TAKE), int(Kind.RECV)
+
+_i64 = types.int64
+_new_bytes = types.ExternalFunction("PyByteArray_FromStringAndSize", _i64(_i64, _i64))
+_bytes_address = types.ExternalFunction("PyByteArray_AsString", _i64(_i64))
+_release = types.ExternalFunction("Py_DecRef", types.void(_i64))
+
+
+@inline
+def _is_open(context):
+    return get(context, _STATE) == _IDLE and get(context, _PENDING) == 0
+
+
+@inline
+def _new_row(memory):
+    """Return the address of an empty row in new memory."""
+    row = _bytes_address(memory)
+    for place in range(TRANSFER_WORDS):
+        put(row, place, 0)
+    return row
+
+
+@inline
+def _keep(row, memory, array):
+    """Keep a row's memory and its array alive until `_let_go`."""
+    new_reference(memory)
+    put(row, _KEPT, new_reference(array))
+
+
+@inline
+def _let_go(row, memory):
+    array = get(row, _KEPT)
+    if array != 0:
+        put(row, _KEPT, 0)
+        _release(array)
+        _release(memory)
+
+
+@inline
+def _post(context, row):
+    """Begin a message; return whether that could be."""
+    put(row, _ROW_TIMEOUT_NS, get(context, _TIMEOUT_NS))
+    put(row, _ROW_DEADLINE_NS, now_ns(context) + get(context, _TIMEOUT_NS))
+    transfers = get(context, _TRANSFER_TABLE)
+    return call_post(get(transfers, _POST), transfers, row, 1) != 0
+
+
+@inline
+def row_state(row):
+    """Return how far a row is; what it has found is seen, too, where it is over."""
+    return load64_acquire(row + 8 * _ROW_STATE)
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def start_entry(self, arguments, n_arguments):
+    """Built-in of ``(x, peer, tag)``: begins a message.
+
+    Returns the memory of its row; x where that was sent already; None: Python has to look.
+    """
+    table = capsule_pointer(self, 0)
+    context = get(table, TABLE_CONTEXT)
+    if n_arguments == 3 and _is_open(context):
+        memory = _new_bytes(0, 8 * TRANSFER_WORDS)
+        if memory == 0:
+            return 0
+        row, x = _new_row(memory), get(arguments, 0)
+        peer, tag = get(arguments, 1), get(arguments, 2)
+        call = prepare_message(table, row, x, peer, tag, get(table, TABLE_SENDS) != 0)
+        if call != 0:
+            _keep(row, memory, x)
+            if _post(context, row):
+                if row_state(row) != _DONE or get(table, TABLE_SENDS) == 0:
+                    return memory
+                _let_go(row, memory)
+                _release(memory)
+                return new_reference(x)
+            _let_go(row, memory)
+        _release(memory)
+    return new_reference(get(table, TABLE_NONE))
+
+
+@inline
+def _wait(table, row, leaves):
+    """Wait until a row is over; return a status.
+
+    With `leaves` a signal ends only the wait; else the communicator is given up.
+    """
+    state, context, none = row_state(row), get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
+    if state >= _DONE:
+        return _OK if state == _DONE else _MISFIT
+    call = find_call(table, none, none, none)
+    if call == 0 or get(context, _STATE) != _IDLE:
+        return _NOT_RUN  # another thread waits so; or the communicator is over
+    put(call, _ROWS, row)
+    put(call, _N_ROWS, 1)
+    put(call, _IS_STARTED, 1)
+    put(call, _LEAVES, leaves)
+    status = run(context, call, get(row, _SIZE_BYTES))
+    if status == _SIGNAL and leaves != 0:
+        put(context, _STATE, _IDLE)
+    return status
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def wait_entry(self, arguments, n_arguments):
+    """Built-in of ``(memory of a row,)``: waits until the message is over.
+
+    Returns a `Status`: after OK and MISFIT it is over; NOT_RUN: Python has to wait.
+    """
+    table, memory = capsule_pointer(self, 0), get(arguments, 0)
+    row = _bytes_address(memory)
+    status = _wait(table, row, 1)
+    if status == _OK:
+        _let_go(row, memory)
+    return 0 if status == _SIGNAL else new_integer(status)
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def let_go_entry(self, arguments, n_arguments):
+    """Built-in of ``(memory of a row,)``, which is over, or will be touched by nobody any more."""
+    memory = get(arguments, 0)
+    _let_go(_bytes_address(memory), memory)
+    return new_reference(get(capsule_pointer(self, 0), TABLE_NONE))
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def take_entry(self, arguments, n_arguments):
+    """Built-in of ``(source, tag)``: takes a message, whatever it is.
+
+    Returns the memory of its row, which is over only where `Context.STATUS` is OK; None: nothing
+    was begun.
+    """
+    table = capsule_pointer(self, 0)
+    context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
+    put(context, _STATUS, _NOT_RUN)
+    if n_arguments != 2 or not _is_open(context):
+        return new_reference(none)
+    peer, tag = peer_and_tag(table, get(arguments, 0), get(arguments, 1), -1)
+    if peer == NO_PEER:
+        return new_reference(none)
+    memory = _new_bytes(0, 8 * TRANSFER_WORDS)
+    if memory == 0:
+        return 0
+    row = _new_row(memory)
+    put(row, _KIND, _TAKE)
+    put(row, _PEER, peer)
+    put(row, _TAG, tag)
+    _keep(row, memory, none)
+    if not _post(context, row):
+        _let_go(row, memory)
+        _release(memory)
+        return new_reference(none)
+    status = _wait(table, row, 0)
+    put(context, _STATUS, status)
+    if status == _OK or status == _SIGNAL:
+        _let_go(row, memory)
+    if status == _SIGNAL:
+        _release(memory)
+        return 0
+    return memory
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def fetch_entry(self, arguments, n_arguments):
+    """Built-in of ``(memory of a row, array)``: receives what was taken into a new array.
+
+    Returns the array; None: `Context.STATUS` says what the row waits for.
+    """
+    table, memory, array = capsule_pointer(self, 0), get(arguments, 0), get(arguments, 1)
+    context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
+    row = _bytes_address(memory)
+    put(row, _KIND, _RECV)
+    put(row, _PEER, get(row, _FOUND_PEER))
+    put(row, _TAG, get(row, _FOUND_TAG))
+    put(row, _ADDRESS, load64(array + ARRAY_DATA))
+    put(row, _SIZE_BYTES, get(row, _FOUND_BYTES))
+    put(row, _DTYPE, get(row, _FOUND_DTYPE))
+    put(row, _ROW_STATE, 0)
+    put(context, _STATUS, _EVENT)
+    _keep(row, memory, array)
+    if not _post(context, row):
+        _let_go(row, memory)
+        return new_reference(none)
+    status = _wait(table, row, 0)
+    put(context, _STATUS, status)
+    if status == _OK or status == _SIGNAL:
+        _let_go(row, memory)
+    if status == _SIGNAL:
+        return 0
+    return new_reference(array if status == _OK else none)
