@@ -7,6 +7,8 @@ their words: `gpucoll.transport.shared.flags`.
 
 from __future__ import annotations
 
+import numpy as np
+
 from gpucoll.backends.cpu.host.message_step import lock
 from gpucoll.backends.cpu.host.transfers import (
     ANY,
@@ -30,6 +32,7 @@ from gpucoll.backends.cpu.host.transfers import (
 )
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
+    add32,
     call_post,
     call_step,
     exchange64,
@@ -64,7 +67,7 @@ _IS_STARTED, _UNTIL_NS = int(Call.IS_STARTED), int(Call.UNTIL_NS)
 _LEAVES = int(Call.LEAVES)
 _TABLE, _PATH, _STATE = int(Context.TRANSFERS), int(Context.PATH), int(Context.STATE)
 _STEP, _POST = int(TransferTable.STEP), int(TransferTable.POST)
-_SEEN_NS = int(TransferTable.SEEN_NS)
+_SEEN_NS, _WAITERS = int(TransferTable.SEEN_NS), int(TransferTable.WAITERS)
 _BELLS, _DOING = int(Context.BELLS), layout.BELL_DOING
 _D_KIND, _D_PEER, _D_TAG = int(Doing.KIND), int(Doing.PEER), int(Doing.TAG)
 _D_SIZE_BYTES, _D_DTYPE = int(Doing.SIZE_BYTES), int(Doing.DTYPE)
@@ -357,7 +360,9 @@ def message_loop(context, call):
         put(get(table, CALLS), _PATH, _MESSAGE)
     if _all_over(rows, count):
         return _result(rows, count)
+    add32(table + 8 * _WAITERS, np.int32(1))
     status = _wait(context, call, table, rows, count)
+    add32(table + 8 * _WAITERS, np.int32(-1))
     if get(context, _SLICE_NS) != 0:
         put(context, _SLICE_NS, 0)
         _note_the_end(context)

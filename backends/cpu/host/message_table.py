@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from gpucoll.backends.cpu.host.message_waiter import Waiter
 from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.entries import begun_messages, collectives, messages
+from gpucoll.entries.pending import ask_thread
 from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
+from gpucoll.group.host.progress import as_messages, thread
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout
@@ -28,6 +31,7 @@ from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import (
     MAILBOX_WORDS,
     TABLE_WORDS,
+    THREAD_MIN_BYTES,
     Call,
     Context,
     Kind,
@@ -219,7 +223,20 @@ class MessageTable:
         self.under_way.add(transfers)
         if not _post(self._address, rows.address, len(requests)):
             self._group.raise_if_aborted()
+        if any(map(_is_large, requests)) and not transfers.is_over():
+            self._ask_thread()
         return transfers
+
+    def _ask_thread(self) -> None:
+        """Have the process's thread take messages on, where there can be one."""
+        if not self._words[TransferTable.THREAD]:
+            keep = self._words, self._peers, self._free_words, self.under_way
+            self._group.at_close(partial(_stop_thread, self._address, keep))
+            progress = thread()
+            if not progress.add(as_messages(self._address)) or not progress.start():
+                return
+            self._words[TransferTable.THREAD] = progress.address
+        ask_thread.ctypes(self._address)
 
     def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
         """Wait for rows that were begun; return whether they are over.
@@ -370,6 +387,15 @@ class MessageTable:
     def undelivered(self) -> list[tuple[int, int]]:
         """Return receiver and number of messages that lie with ranks which have closed."""
         return left_messages.undelivered(self._group.members, self._peers)
+
+
+def _is_large(request: MessageRequest) -> bool:
+    return request.buffer is not None and request.buffer.size_bytes > THREAD_MIN_BYTES
+
+
+def _stop_thread(table: int, keep: Any) -> None:
+    """Have the thread look at a table no more; all that it looks at is kept until then."""
+    thread().remove(as_messages(table))
 
 
 def _nanoseconds(timeout_s: float) -> int:

@@ -56,9 +56,9 @@ class MessageWork(Work[_R]):
     """A send or receive that was started with ``async_op=True``.
 
     It owns its array until it is done: nobody else may touch it before. It makes progress whenever
-    any message of its communicator is begun, waited for or asked about, whatever collectives do. A
-    failure is raised by its own `wait`; one that nobody has asked for, by `Communicator.check` and
-    `close`.
+    any message of its communicator is begun, waited for or asked about, whatever collectives do;
+    one of more than 64 KiB while nobody does, too, in a compiled thread. A failure is raised by its
+    own `wait`; one that nobody has asked for, by `Communicator.check` and `close`.
     """
 
     def __init__(

@@ -19,10 +19,12 @@ from gpucoll.entries.collectives import (
     run,
 )
 from gpucoll.entries.messages import NO_PEER, peer_and_tag, prepare_message
+from gpucoll.entries.pending import M_THREAD, want_thread
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_post, get, load64, load64_acquire, put
 from gpucoll.transport.shared.flags import now_ns
 from gpucoll.transport.shared.words import (
+    THREAD_MIN_BYTES,
     TRANSFER_WORDS,
     Call,
     Context,
@@ -48,6 +50,7 @@ _FOUND_PEER, _FOUND_TAG = int(Transfer.FOUND_PEER), int(Transfer.FOUND_TAG)
 _FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE)
 _ROW_TIMEOUT_NS, _ROW_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
 _KEPT, _DONE = int(Transfer.KEPT), int(Progress.DONE)
+_LARGE_BYTES = int(THREAD_MIN_BYTES)
 _TAKE, _RECV = int(Kind.TAKE), int(Kind.RECV)
 
 _i64 = types.int64
@@ -116,10 +119,14 @@ def start_entry(self, arguments, n_arguments):
         row, x = _new_row(memory), get(arguments, 0)
         peer, tag = get(arguments, 1), get(arguments, 2)
         call = prepare_message(table, row, x, peer, tag, get(table, TABLE_SENDS) != 0)
-        if call != 0:
+        transfers, is_large = get(context, _TRANSFER_TABLE), get(row, _SIZE_BYTES) > _LARGE_BYTES
+        if call != 0 and not (is_large and get(transfers, M_THREAD) == 0):
             _keep(row, memory, x)
             if _post(context, row):
-                if row_state(row) != _DONE or get(table, TABLE_SENDS) == 0:
+                state = row_state(row)
+                if is_large and state < _DONE:
+                    want_thread(transfers)
+                if state != _DONE or get(table, TABLE_SENDS) == 0:
                     return memory
                 _let_go(row, memory)
                 _release(memory)

@@ -16,6 +16,7 @@ import numpy as np
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import (
     call_loop,
+    call_step,
     compare_exchange64,
     exchange64,
     get,
@@ -49,6 +50,7 @@ from gpucoll.transport.shared.words import (
     State,
     Status,
     Thread,
+    TransferTable,
 )
 
 STATE, _PENDING = int(Context.STATE), int(Context.PENDING)
@@ -73,6 +75,16 @@ T_IS_RUNNING, T_FUTEX = int(Thread.IS_RUNNING), int(Thread.FUTEX_TIMEOUT)
 T_COUNT, T_QUEUES = int(Thread.COUNT), int(Thread.QUEUES)
 _LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
 NOTHING, RAN, IS_BUSY = 0, 1, 2
+_M_PENDING, _M_MOVES, _M_STEP = (
+    int(TransferTable.PENDING),
+    int(TransferTable.MOVES),
+    int(TransferTable.STEP),
+)
+M_THREAD, _M_IS_WANTED = int(TransferTable.THREAD), int(TransferTable.IS_WANTED)
+_M_WAITERS, _M_IS_DEAD = int(TransferTable.WAITERS), int(TransferTable.IS_DEAD)
+_NOT_WANTED, _NEW, _SEEN = 0, 1, 2
+"""Of a table of messages: whoever begins one mostly waits at once, so what is new is left alone."""
+_SHORTEST_SLEEP_NS, _LONGEST_SLEEP_NS = 100_000, 5_000_000
 _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 
@@ -226,6 +238,54 @@ def _serve(queue):
 
 
 @inline
+def want_thread(table):
+    """Have the thread take on what is pending in a table of messages that it knows."""
+    thread = get(table, M_THREAD)
+    if thread != 0 and exchange64(table + 8 * _M_IS_WANTED, _NEW) == _NOT_WANTED:
+        ring(thread + 8 * T_BELL)
+
+
+@inline
+def _is_wanted(table):
+    """Return whether messages of a table are pending that somebody has asked the thread for."""
+    is_over = get(table, _M_IS_DEAD) != 0
+    if is_over or load64_acquire(table + 8 * _M_IS_WANTED) == _NOT_WANTED:
+        return False
+    if load64_acquire(table + 8 * _M_PENDING) != 0:
+        return True
+    exchange64(table + 8 * _M_IS_WANTED, _NOT_WANTED)
+    if load64_ordered(table + 8 * _M_PENDING) == 0:
+        return False
+    exchange64(table + 8 * _M_IS_WANTED, _NEW)  # one has begun just now
+    return True
+
+
+@inline
+def _step_messages(table, serves):
+    """Take a table's messages a step further, unless somebody does; return as `_has_work`."""
+    if not _is_wanted(table):
+        return NOTHING
+    if not serves or load64_acquire(table + 8 * _M_WAITERS) != 0:
+        return IS_BUSY
+    if exchange64(table + 8 * _M_IS_WANTED, _SEEN) == _NEW:
+        return IS_BUSY
+    moves = load64_acquire(table + 8 * _M_MOVES)
+    call_step(get(table, _M_STEP), table)
+    return IS_BUSY if load64_acquire(table + 8 * _M_MOVES) == moves else RAN
+
+
+@inline
+def _look_at(item, serves):
+    """Serve a queue or a table of messages, or look what there is to do."""
+    if item & 1:
+        return _step_messages(item - 1, serves)
+    found = _has_work(item)
+    if serves and found == RAN:
+        _serve(item)
+    return found
+
+
+@inline
 def _look_at_all(thread, serves):
     """Serve every queue, or look what there is to do in the one that has most."""
     most = NOTHING
@@ -236,9 +296,7 @@ def _look_at_all(thread, serves):
             continue
         exchange64(thread + 8 * T_CURRENT, queue)
         if load64_ordered(address) == queue:  # else it is being taken away
-            found = _has_work(queue)
-            if serves and found == RAN:
-                _serve(queue)
+            found = _look_at(queue, serves)
             if found == RAN or most == NOTHING:
                 most = found
         exchange64(thread + 8 * T_CURRENT, 0)
@@ -251,14 +309,23 @@ def serve_started(thread):
     bell, timeout = thread + 8 * T_BELL, thread + 8 * T_FUTEX
     while load64_acquire(thread + 8 * T_STOP) == 0:
         if _look_at_all(thread, True) == RAN:
+            put(thread, T_FUTEX + 1, _SHORTEST_SLEEP_NS)
             continue
         seen = begin_to_sleep(bell)
         found = _look_at_all(thread, False)
         if found != RAN and load64_ordered(thread + 8 * T_STOP) == 0:
             sleep_on(bell, seen, timeout if found == IS_BUSY else 0)
+            longer_ns = 2 * get(thread, T_FUTEX + 1) if found == IS_BUSY else _SHORTEST_SLEEP_NS
+            put(thread, T_FUTEX + 1, min(longer_ns, _LONGEST_SLEEP_NS))
         end_sleep(bell)
     exchange64(thread + 8 * T_IS_RUNNING, 0)
     return 0
+
+
+@compiled(types.void(_i64))
+def ask_thread(table):
+    """Have the thread take on what is pending in a table of messages. For Python."""
+    want_thread(table)
 
 
 @compiled(types.void(_i64))

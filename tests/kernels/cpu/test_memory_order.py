@@ -55,7 +55,10 @@ ORDERS = {
     "entries.pending.end_running": "AX+SOXAOX",  # the state, DONE; then both bells
     "entries.pending._has_work": "AAA",
     "entries.pending._serve": "A+XA+",
-    "entries.pending._look_at_all": "A+XOA+XA+XOA+X",  # CURRENT, then whether it is still there
+    "entries.pending.want_thread": "XOX",
+    "entries.pending._is_wanted": "AAXOX",  # wanted no more, then whether something is pending
+    "entries.pending._step_messages": "A+XOXA+XA+",
+    "entries.pending._look_at_all": "A+XOXA+XA+",  # CURRENT, then whether it is still there
     "entries.begun_messages.row_state": "A",
     "entries.starting._start": "XAX+OX",
     "entries.waiting._sleep_until": "AXOOOX",
@@ -119,7 +122,8 @@ ENTRIES = {
     "backends.cpu.host.reductions.reduction_loop": ".*XO.*",
     "backends.cpu.host.reductions.reduction_post": "XO",
     "backends.cpu.host.reductions.reduction_finish": ".*XO.*",
-    "entries.pending.serve_started": "AXAXOOX",
+    "entries.pending.serve_started": "A.*XO.*XO.*OX",  # CURRENT; then the announcement, STOP
+    "entries.pending.ask_thread": "XOX",
     "entries.pending.wake_thread": "OX",
     "entries.begun_messages.start_entry": "A",
     "entries.begun_messages.wait_entry": "A",

@@ -64,6 +64,7 @@ class HostGroup:
         self.is_closed = False
         self._is_forked = False
         self._started: StartedCalls | None = None
+        self._at_close: list[Callable[[], None]] = []
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._cpus = ""
@@ -361,8 +362,14 @@ class HostGroup:
         with held_signals():  # an interrupt in the middle would leave some of it
             self._let_go()
 
+    def at_close(self, function: Callable[[], None]) -> None:
+        """Call a function before the memory that the ranks share goes; not in a forked child."""
+        self._at_close.append(function)
+
     def _let_go(self) -> None:
         self.is_closed = True
+        for function in self._at_close:
+            function()
         _groups.discard(self)  # or a callback at its end might swallow a Ctrl-C
         contexts = (self.context, *self._beside)
         states = [context.ctypes.data + 8 * Context.STATE for context in contexts]

@@ -1,4 +1,4 @@
-"""The process's thread that runs started calls: compiled, one for all communicators.
+"""The process's thread that runs started calls and steps messages: compiled, one for all of them.
 
 It is begun by ``pthread_create`` on compiled code and never takes the interpreter, so that it goes
 on while Python computes. It sleeps while there is nothing to do, with all signals blocked. Before
@@ -18,7 +18,7 @@ from gpucoll.entries.pending import serve_started, wake_thread
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.words import THREAD_QUEUES, THREAD_WORDS, Thread
 
-_BUSY_SLICE_NS = 1_000_000
+_FIRST_SLEEP_NS = 100_000
 _SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
 _STACK_BYTES = 512 << 10
 
@@ -35,7 +35,7 @@ class ProgressThread:
     def __init__(self) -> None:
         # Not NumPy's memory: that may be shared with a forked child, who writes here.
         self._words = np.frombuffer(bytearray(8 * THREAD_WORDS), np.int64)
-        self._words[Thread.FUTEX_TIMEOUT + 1] = _BUSY_SLICE_NS
+        self._words[Thread.FUTEX_TIMEOUT + 1] = _FIRST_SLEEP_NS
         self.address = self._words.ctypes.data
         self._lock = threading.Lock()
         self._handle = ctypes.c_ulong()
@@ -73,7 +73,7 @@ class ProgressThread:
         return bool(code == 0)
 
     def add(self, queue: int) -> bool:
-        """Serve a queue from now on; False: there are too many."""
+        """Serve a queue, or a table of messages, from now on; False: there are too many."""
         with self._lock:
             places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
             free = np.flatnonzero(places == 0)
@@ -103,6 +103,11 @@ class ProgressThread:
         wake_thread.ctypes(self.address)
         ctypes.CDLL(None).pthread_join(self._handle, None)
         self._words[Thread.STOP] = 0
+
+
+def as_messages(table: int) -> int:
+    """Return how the thread knows a table of messages."""
+    return table | 1
 
 
 _thread = ProgressThread()

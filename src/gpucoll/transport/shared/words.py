@@ -250,7 +250,7 @@ PENDING_WORDS = Pending.ENTRIES + PENDING_CALLS * STARTED_WORDS
 
 
 class Thread(IntEnum):
-    """Fields of the thread that runs started calls of all of a process's communicators."""
+    """Fields of the thread that runs started calls, and steps messages, of a whole process."""
 
     BELL = 0  # {int32 rings, int32 sleepers}
     STOP = 8
@@ -258,7 +258,7 @@ class Thread(IntEnum):
     IS_RUNNING = 17
     FUTEX_TIMEOUT = 18  # 2 words
     COUNT = 20  # places in use, and free ones between them
-    QUEUES = 24
+    QUEUES = 24  # addresses; of a table of messages with the last bit set
 
 
 THREAD_QUEUES = 1024
@@ -386,9 +386,14 @@ class TransferTable(IntEnum):
     POST = 22  # address of `message_step.message_post`
     STEP = 23  # and of `message_step.message_step`
     SEEN_NS = 24  # when somebody last looked whether a rank is lost
+    THREAD = 25  # address of the thread that steps it while it is wanted; 0: none does
+    IS_WANTED = 26  # see `entries.pending.NEW`
+    WAITERS = 27  # threads that wait for messages: they step, and the thread does not
 
 
-TABLE_WORDS = 25
+TABLE_WORDS = 28
+THREAD_MIN_BYTES = 64 << 10
+"""From this size on a message that is begun has the thread take it on: 10 us of copying."""
 
 
 class Mailbox(IntEnum):
