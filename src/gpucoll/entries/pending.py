@@ -82,9 +82,12 @@ _M_PENDING, _M_MOVES, _M_STEP = (
 )
 M_THREAD, _M_IS_WANTED = int(TransferTable.THREAD), int(TransferTable.IS_WANTED)
 _M_WAITERS, _M_IS_DEAD = int(TransferTable.WAITERS), int(TransferTable.IS_DEAD)
+_M_LOOKS_LEFT = int(TransferTable.LOOKS_LEFT)
 _NOT_WANTED, _NEW, _SEEN = 0, 1, 2
 """Of a table of messages: whoever begins one mostly waits at once, so what is new is left alone."""
-_SHORTEST_SLEEP_NS, _LONGEST_SLEEP_NS = 100_000, 5_000_000
+_LOOKS_AFTER = 100
+"""So often it is looked at again after the last message: to wake the thread costs each time."""
+_SHORTEST_SLEEP_NS, _LONGEST_SLEEP_NS = 1_000_000, 5_000_000
 _i64 = types.int64
 _syscall = types.ExternalFunction("syscall", _i64(_i64, _i64, _i64, _i64, _i64, _i64, _i64))
 
@@ -251,7 +254,11 @@ def _is_wanted(table):
     is_over = get(table, _M_IS_DEAD) != 0
     if is_over or load64_acquire(table + 8 * _M_IS_WANTED) == _NOT_WANTED:
         return False
+    looks_left = get(table, _M_LOOKS_LEFT) - 1
     if load64_acquire(table + 8 * _M_PENDING) != 0:
+        looks_left = _LOOKS_AFTER
+    put(table, _M_LOOKS_LEFT, looks_left)
+    if looks_left > 0:
         return True
     exchange64(table + 8 * _M_IS_WANTED, _NOT_WANTED)
     if load64_ordered(table + 8 * _M_PENDING) == 0:

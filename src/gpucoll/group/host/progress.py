@@ -18,7 +18,7 @@ from gpucoll.entries.pending import serve_started, wake_thread
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.words import THREAD_QUEUES, THREAD_WORDS, Thread
 
-_FIRST_SLEEP_NS = 100_000
+_FIRST_SLEEP_NS = 1_000_000
 _SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
 _STACK_BYTES = 512 << 10
 

@@ -389,9 +389,10 @@ class TransferTable(IntEnum):
     THREAD = 25  # address of the thread that steps it while it is wanted; 0: none does
     IS_WANTED = 26  # see `entries.pending.NEW`
     WAITERS = 27  # threads that wait for messages: they step, and the thread does not
+    LOOKS_LEFT = 28  # of the thread, while nothing is pending
 
 
-TABLE_WORDS = 28
+TABLE_WORDS = 29
 THREAD_MIN_BYTES = 64 << 10
 """From this size on a message that is begun has the thread take it on: 10 us of copying."""
 
