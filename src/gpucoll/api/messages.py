@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from gpucoll.api.front import Front
+from gpucoll.arrays.array_kinds import note_written, numpy_view
 from gpucoll.calls.message import Message
 from gpucoll.config import check_timeout_s
 from gpucoll.transport.shared.words import Kind
@@ -100,10 +101,37 @@ class Messages(Front):
             else:
                 if self._quick(self._quick_send, timeout_s, x, dest, tag) is not None:
                     return None
-                status = self._point_to_point.raise_left()
-                if status and self._point_to_point.finish_send(x, dest, tag, status):
-                    return None
+                if self._point_to_point.was_begun():
+                    return self._point_to_point.finish_send(x, dest, tag)
+        if stream is None and (shown := numpy_view(x)) is not None:
+            again: Any = self.send  # the same bytes, which entries read, and learn
+            how = {"synchronous": synchronous, "async_op": async_op, "timeout_s": timeout_s}
+            return again(shown, dest, tag, **how)
         return self._point_to_point.send(x, dest, tag, async_op, timeout_s, stream, synchronous)
+
+    def _recv_into_tensor(
+        self,
+        out: Any,
+        shown: Any,
+        source: int,
+        tag: int,
+        async_op: bool,
+        timeout_s: float | None,
+    ) -> Any:
+        """Receive into a tensor that NumPy shows, by an entry; None: not that way."""
+        messages = self._point_to_point
+        if not async_op:
+            if self._quick(self._quick_recv, timeout_s, shown, source, tag) is None:
+                if not messages.was_begun():
+                    return None
+                messages.finish_recv(shown, source, tag)
+            note_written(out)
+            return out
+        row = None if timeout_s is not None else self._begin_recv(shown, source, tag)
+        if row is None:
+            return None
+        note_written(out)
+        return messages.receiving(row, out)
 
     def _quick(self, entry: Any, timeout_s: float | None, *arguments: Any) -> Any:
         """Call a compiled entry, with a deadline of its own if one is given."""
@@ -218,10 +246,13 @@ class Messages(Front):
                 result = self._quick(self._quick_recv, timeout_s, out, source, tag)
                 if result is not None:
                     return result
-                if (status := self._point_to_point.raise_left()) and (
-                    self._point_to_point.finish_recv(out, source, tag, status)
-                ):
+                if self._point_to_point.was_begun():
+                    self._point_to_point.finish_recv(out, source, tag)
                     return out
+            if stream is None and (shown := numpy_view(out)) is not None:
+                received = self._recv_into_tensor(out, shown, source, tag, async_op, timeout_s)
+                if received is not None:
+                    return received
         elif like is shape is dtype is stream is None and not async_op and not info:
             row = self._quick(self._quick_take, timeout_s, source, tag)
             if row is not None:
@@ -300,9 +331,8 @@ class Messages(Front):
             if result is not None:
                 return result
             messages = self._point_to_point
-            if (status := messages.raise_left()) and (
-                messages.finish_send_recv(x, dest, source, out, tag, status)
-            ):
+            if messages.was_begun():
+                messages.finish_send_recv(x, dest, source, out, tag)
                 return out
         return self._point_to_point.send_recv(
             x, dest, source, out, tag, async_op, timeout_s, stream

@@ -55,6 +55,28 @@ def kind_of_array(x: Any, template: Template) -> ArrayKind | None:
     return ArrayKind(x.dtype, key, name, item_bytes, table.ctypes.data)
 
 
+def numpy_view(x: Any) -> np.ndarray[Any, Any] | None:
+    """Return a tensor of PyTorch's own class on the host as a NumPy array; None for anything else.
+
+    Also for one that NumPy cannot show: of bfloat16, a lazy conjugate, one that autograd follows.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is None or type(x) is not getattr(torch, "Tensor", None) or not x.is_cpu:
+        return None
+    try:
+        shown: np.ndarray[Any, Any] = x.numpy()
+    except (TypeError, RuntimeError):
+        return None
+    return shown
+
+
+def note_written(out: Any) -> None:
+    """Tell autograd that a tensor is written."""
+    if not out.is_inference():
+        torch: Any = sys.modules["torch"]
+        torch.autograd.graph.increment_version(out)
+
+
 def new_like(x: Any) -> Any:
     """Return a new tensor like x, of a type that entries read; None for anything else.
 

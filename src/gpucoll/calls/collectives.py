@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.arrays.array_kinds import kind_of_array
+from gpucoll.arrays.array_kinds import kind_of_array, numpy_view
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays
 from gpucoll.backends.protocol import HostBackend, Request
@@ -147,7 +147,10 @@ class Collectives:
             return result
         call = self.host.prepare(prepared.request)
         if arguments.counts is None:
-            self._learn(collective, x if x is not None else arguments.out, prepared.template, given)
+            shown = x if x is not None else arguments.out
+            self._learn(collective, shown, prepared.template, given)
+            if async_op and (shown := numpy_view(shown)) is not None:
+                self._learn(collective, shown, prepared.template, given)  # see `Starting`
         return self.runner.run_call(
             collective.spelled,
             call,

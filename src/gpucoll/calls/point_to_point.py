@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.array_kinds import numpy_view
 from gpucoll.arrays.library import Destination, Source, Template
 from gpucoll.arrays.numpy_arrays import dtype_name as numpy_dtype_name
 from gpucoll.arrays.operands import (
@@ -53,7 +54,8 @@ from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.words import Kind, Mode, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
 
-_QUICK = (Status.OK, Status.NOT_RUN, Status.MISFIT, Status.NO_ROOM)
+_MISFIT, _NO_ROOM = int(Status.MISFIT), int(Status.NO_ROOM)
+_QUICK = (int(Status.NOT_RUN), int(Status.OK), _MISFIT, _NO_ROOM)
 """How a compiled entry ends that leaves a message to Python."""
 
 
@@ -190,8 +192,9 @@ class PointToPoint:
             call = self._gpu_call("recv", [request], template, destination, stream, timeout_s)
             call.is_own = out is not None and destination.lasting is out
             return self._gpu.call(call, async_op, _in_group(destination))
-        if type(out) is np.ndarray:
-            self._learn(Kind.RECV, out.dtype)
+        shown = out if type(out) is np.ndarray else numpy_view(out)
+        if shown is not None:
+            self._learn(Kind.RECV, shown.dtype)
         steps = self._receiving(request, destination, out, info)
         in_group = MessageWork if info else _in_group(destination)
         return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
@@ -354,32 +357,34 @@ class PointToPoint:
             raise send.error
         return (yield from receiving)
 
-    def finish_left(self, requests: list[MessageRequest], status: int) -> bool:
-        """Finish what a compiled entry has begun, and left to Python; return whether it had."""
-        if status not in (Status.MISFIT, Status.NO_ROOM):
-            return False
+    def was_begun(self) -> bool:
+        """Return whether a compiled entry has begun a message, and left it to Python.
+
+        Raises what it met otherwise.
+        """
+        status = self._messages.last_status()
+        self.raise_status(status)
+        return status == _MISFIT or status == _NO_ROOM
+
+    def _finish(self, requests: list[MessageRequest]) -> None:
         self._messages.resume(requests)
         for request in requests:
             self._check(request)
-        return True
 
-    def finish_send(self, x: Any, dest: int, tag: int, status: int) -> bool:
-        """Do so for a send."""
-        request = MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)
-        return self.finish_left([request], status)
+    def finish_send(self, x: Any, dest: int, tag: int) -> None:
+        """Finish a send that an entry has begun."""
+        self._finish([MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)])
 
-    def finish_recv(self, out: Any, source: int, tag: int, status: int) -> bool:
-        """Do so for a receive."""
-        request = MessageRequest(Kind.RECV, source, tag, source_of(out, "out").buffer)
-        return self.finish_left([request], status)
+    def finish_recv(self, out: Any, source: int, tag: int) -> None:
+        """Finish a receive that an entry has begun."""
+        buffer = source_of(out, "out").buffer
+        self._finish([MessageRequest(Kind.RECV, source, tag, buffer)])
 
-    def finish_send_recv(
-        self, x: Any, dest: int, source: int, out: Any, tag: int, status: int
-    ) -> bool:
-        """Do so for both: nothing is sent a second time."""
+    def finish_send_recv(self, x: Any, dest: int, source: int, out: Any, tag: int) -> None:
+        """Finish both: nothing is sent a second time."""
         receive = MessageRequest(Kind.RECV, source, tag, source_of(out, "out").buffer)
         send = MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)
-        return self.finish_left([receive, send], status)
+        self._finish([receive, send])
 
     # --- probing, plans ---------------------------------------------------------------------------
 
@@ -439,12 +444,6 @@ class PointToPoint:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""
         if status not in _QUICK:
             self._group.raise_for(status)
-
-    def raise_left(self) -> int:
-        """Raise what a compiled entry met, unless it only left the call to Python: its status."""
-        status = self._messages.last_status()
-        self.raise_status(status)
-        return status
 
     # --- what they have in common -----------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The quick way of an asynchronous call on NumPy arrays: compiled code starts it."""
+"""The quick way of an asynchronous call on NumPy arrays and tensors: compiled code starts it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gpucoll.arrays.array_kinds import new_like, new_of_rows, note_written, numpy_view
 from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work
@@ -35,17 +36,43 @@ class Starting:
     def start(self, collective: Collective, x: Any, given: Mapping[str, Any]) -> Work[Any] | None:
         """Start a call and return its Work; None: not that way."""
         rows = _ROWS.get(collective)
-        if rows is None or type(x) is not np.ndarray or self._runner.grouped is not None:
+        if rows is None or self._runner.grouped is not None:
             return None
         if given.get("counts") is not None or given.get("receive_counts") is not None:
             return None
+        if type(x) is not np.ndarray:
+            return self._start_on_tensor(collective, x, rows, given)
         if (out := given.get("out")) is None:
             out = np.empty_like(x) if rows == _SAME else self._new(x, rows)
-        entry = self._entries.get(collective) or self._entry(collective)
-        number = entry(x, out, given.get("op"), given.get("root"))
+        number = self._begin(collective, x, out, given)
         if number is None:
             return None
         return self._queue.note_started(number, collective.spelled, out, x)
+
+    def _start_on_tensor(
+        self, collective: Collective, x: Any, rows: str, given: Mapping[str, Any]
+    ) -> Work[Any] | None:
+        """Do so where x is a tensor that NumPy can show."""
+        if (shown := numpy_view(x)) is None:
+            return None
+        if (out := given.get("out")) is x:
+            shown_out: Any = shown
+        else:
+            if out is None:
+                out = new_like(x) if rows == _SAME else new_of_rows(x, *self._factor(rows))
+            if (shown_out := numpy_view(out)) is None:
+                return None
+        number = self._begin(collective, shown, shown_out, given)
+        if number is None:
+            return None
+        if given.get("out") is not None:
+            note_written(out)
+        return self._queue.note_started(number, collective.spelled, out, x)
+
+    def _begin(self, collective: Collective, x: Any, out: Any, given: Mapping[str, Any]) -> Any:
+        """Return the call's number; None: not that way."""
+        entry = self._entries.get(collective) or self._entry(collective)
+        return entry(x, out, given.get("op"), given.get("root"))
 
     def _entry(self, collective: Collective) -> _Entry:
         self._queue.begin_compiled()
@@ -56,9 +83,13 @@ class Starting:
         """Return a new array for what comes; None where x has no rows, which Python says."""
         if x.ndim == 0:
             return None
+        multiply, divide = self._factor(rows)
+        return np.empty((x.shape[0] * multiply // divide, *x.shape[1:]), x.dtype)
+
+    def _factor(self, rows: str) -> tuple[int, int]:
+        """Return by what the rows of x are multiplied, and divided."""
         world_size = self._runner.group.world_size
-        n_rows = x.shape[0] * world_size if rows == _ALL else x.shape[0] // world_size
-        return np.empty((n_rows, *x.shape[1:]), x.dtype)
+        return (world_size, 1) if rows == _ALL else (1, world_size)
 
 
 _SAME, _ALL, _BLOCK = "as many rows as x", "those of all ranks", "one rank's part"
