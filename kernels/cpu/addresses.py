@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib
 import math
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,6 +27,8 @@ KEPT = 2
 """Word at which they begin."""
 REDUCE_ARGUMENTS = 7
 """Of reduce and scan kernels: so many words."""
+HAS_STRING_COPY = os.uname().machine == "x86_64"
+"""Whether this processor has the instruction of `string_copy_kernel`."""
 ROW_WORDS = 7
 """Of a row of the pack kernel's table."""
 
@@ -105,6 +108,8 @@ def linked_kernels() -> Iterator[Kernel]:
     for kind in (PLAIN, POSTED, INTO_SLOT, OUT_OF_SLOT, OUT_OF_PEER):
         yield _copy(kind)
     yield from (_REFILL, _STREAMING_COPY, PACK)
+    if HAS_STRING_COPY:
+        yield _STRING_COPY
     for operation in _LINKED_OPERATIONS:
         yield from (_reduce(dtype, operation) for dtype in _LINKED_DTYPES)
         yield _keeping(operation)
@@ -114,6 +119,7 @@ def linked_kernels() -> Iterator[Kernel]:
 
 _REFILL = Kernel("gpucoll_refill", ("copy", "emit_refill"))
 _STREAMING_COPY = Kernel("gpucoll_streaming_copy", ("copy", "emit_streaming_copy"))
+_STRING_COPY = Kernel("gpucoll_string_copy", ("copy", "emit_string_copy"))
 PACK = Kernel("gpucoll_pack", ("pack_kernel", "emit_pack"))
 
 
@@ -142,6 +148,12 @@ def copy_kernel(kind: CopyKind) -> int:
 def streaming_copy_kernel() -> int:
     """Return the address of a copy kernel for what is too large to be found in a cache later."""
     return address_of(_STREAMING_COPY)
+
+
+@functools.cache
+def string_copy_kernel() -> int:
+    """Return the address of a copy kernel by ``rep movsb``; where `HAS_STRING_COPY`."""
+    return address_of(_STRING_COPY)
 
 
 @functools.cache

@@ -27,6 +27,7 @@ def target_machine() -> Any:
     """Return the target machine of this processor, with all its features."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()  # else LLVM ends the process at `rep movsb`
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=llvm.get_host_cpu_name(),
         features=llvm.get_host_cpu_features().flatten(),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from llvmlite import ir
 
-from gpucoll.kernels.cpu.addresses import CopyKind
+from gpucoll.kernels.cpu.addresses import POSTED, CopyKind
 from gpucoll.kernels.cpu.codegen import (
     CACHE_LINE_BYTES,
     I8,
@@ -23,6 +23,7 @@ from gpucoll.kernels.cpu.codegen import (
 )
 
 _UNROLL = 4
+_LEAST_STRING_BYTES = 2048
 
 
 def _touch(
@@ -53,7 +54,20 @@ _SHAPES = [(16, 1), (4, 1), (1, 1)]
 def emit_copy(kind: CopyKind) -> ir.Function:
     """Return a copy kernel that prefetches as `kind` says."""
     function, b = new_function("copy", (I64, I64, I64, I64))
-    destination, source, size_bytes, ahead = function.args
+    _copy_blocks(b, kind, *function.args)
+    b.ret_void()
+    return function
+
+
+def _copy_blocks(
+    b: ir.IRBuilder,
+    kind: CopyKind,
+    destination: ir.Value,
+    source: ir.Value,
+    size_bytes: ir.Value,
+    ahead: ir.Value,
+) -> None:
+    """Emit a copy in blocks of vectors."""
 
     def body(first: ir.Value, lanes: int, unroll: int) -> None:
         read, write = b.add(source, first), b.add(destination, first)
@@ -63,8 +77,6 @@ def emit_copy(kind: CopyKind) -> ir.Function:
         _store_block(b, write, _load_block(b, read, lanes, unroll), lanes)
 
     blocks(b, size_bytes, [(vector_bytes(), _UNROLL), *_SHAPES], body)
-    b.ret_void()
-    return function
 
 
 def emit_streaming_copy() -> ir.Function:
@@ -98,6 +110,26 @@ def emit_streaming_copy() -> ir.Function:
     shapes = [(vector_bytes(), _UNROLL), *_SHAPES]
     blocks(b, b.sub(size_bytes, head), shapes, streaming)
     b.fence("seq_cst")  # such stores are not in order with others
+    b.ret_void()
+    return function
+
+
+def emit_string_copy() -> ir.Function:
+    """Return a copy kernel that leaves what is not small to ``rep movsb``. For x86-64 alone.
+
+    The processor need not read a line that it writes as a whole. Others see its stores before any
+    store that follows. What is small goes as `POSTED` has it: the instruction begins slowly.
+    """
+    function, b = new_function("copy_string", (I64, I64, I64, I64))
+    destination, source, size_bytes, ahead = function.args
+    is_small = b.icmp_signed("<", size_bytes, I64(_LEAST_STRING_BYTES))
+    with b.if_else(is_small) as (small, other):
+        with small:
+            _copy_blocks(b, POSTED, destination, source, size_bytes, ahead)
+        with other:
+            registers = ir.FunctionType(ir.LiteralStructType([I64] * 3), [I64] * 3)
+            constraints = "={di},={si},={cx},0,1,2,~{memory},~{dirflag},~{fpsr},~{flags}"
+            b.asm(registers, "rep movsb", constraints, function.args[:3], side_effect=True)
     b.ret_void()
     return function
 

@@ -46,6 +46,7 @@ def target_of_numba() -> Any:
 
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    llvm.initialize_native_asmparser()
     features = config.CPU_FEATURES
     return llvm.Target.from_default_triple().create_target_machine(
         cpu=config.CPU_NAME or llvm.get_host_cpu_name(),

@@ -125,11 +125,16 @@ class CpuBackend:
     def describe(self) -> dict[str, str]:
         """Return the agreed thresholds, in words."""
         tuning = self._group.members.tuning
+        from_root = tuning.root_copy_min_bytes
         return {
             "small private arrays": f"one-shot, up to {tuning.one_shot_bytes} bytes",
             "larger private arrays": f"staged, in chunks of {tuning.chunk_bytes} bytes",
             "large private movements": f"single copy where the kernel allows it, from "
-            f"{tuning.single_copy_min_bytes} bytes",
+            f"{tuning.single_copy_min_bytes} bytes"
+            + (f", from a root {from_root}" if from_root else ""),
+            "slots and stages are filled by": "the string instruction"
+            if tuning.string_copies
+            else "vector instructions",
             "messages": f"eager up to {self._group.members.layout.eager_bytes} bytes, while no "
             f"more than {tuning.eager_room_bytes} bytes lie with a receiver",
             "arrays of comm.empty": f"symmetric, from {tuning.symmetric_min_bytes} bytes",

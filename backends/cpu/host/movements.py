@@ -85,6 +85,7 @@ _STAGED, _SYMMETRIC = int(Path.STAGED), int(Path.SYMMETRIC)
 _SINGLE_COPY = int(Path.SINGLE_COPY)
 _SINGLE_COPY_MIN_BYTES = int(Context.SINGLE_COPY_MIN_BYTES)
 _SINGLE_COPY_MAX_BYTES = int(Context.SINGLE_COPY_MAX_BYTES)
+_ROOT_COPY_MIN_BYTES = int(Context.ROOT_COPY_MIN_BYTES)
 _GATHER_COPY_MAX_BYTES = int(Context.GATHER_COPY_MAX_BYTES)
 _COPY_TAKE, _LARGE_BYTES = int(Context.COPY_TAKE), 64 << 10
 _LISTED = -1
@@ -275,17 +276,20 @@ def _copies_once(context, call):
 
     It is, but for two: several readers of the root's one input slow each other down, unless the
     root has its own result to copy meanwhile; and where each rank has a CPU, two processes copy
-    something large to the root faster than one.
+    something large to the root faster than one. Some processors have a bound of their own for what
+    comes from a root: they stage quickly.
     """
     if get(call, KERNEL) != 0:
         return False
-    size_bytes = _total_bytes(context, call)
+    size_bytes, flow = _total_bytes(context, call), get(call, _FLOW)
+    copies_own = flow != _ALL and posted_destination(context, get(call, ROOT)) != _IN_PLACE
+    root_copy_min_bytes = get(context, _ROOT_COPY_MIN_BYTES)
+    if flow == _FROM_ROOT and root_copy_min_bytes != 0:
+        return copies_own and size_bytes >= root_copy_min_bytes
     if size_bytes < get(context, _SINGLE_COPY_MIN_BYTES):
         return False
-    flow = get(call, _FLOW)
     if flow == _ALL or get(call, IS_SPREAD) != 0:
         return True
-    copies_own = posted_destination(context, get(call, ROOT)) != _IN_PLACE
     if flow == _FROM_ROOT:
         return copies_own or size_bytes <= get(context, _SINGLE_COPY_MAX_BYTES)
     most_bytes = get(context, _GATHER_COPY_MAX_BYTES)

@@ -34,8 +34,10 @@ from gpucoll.transport.shared.steps import DESTINATION, KERNEL, OK, RANK, ROOT, 
 from gpucoll.transport.shared.words import Call, Context, Flow
 
 _COPY_POSTED, _COPY_TAKE = int(Context.COPY_POSTED), int(Context.COPY_TAKE)
+_COPY_EXCHANGED = int(Context.COPY_EXCHANGED)
 _PREFETCH_BYTES = int(Context.PREFETCH_BYTES)
 _FLOW = int(Call.FLOW)
+_ALL = int(Flow.ALL)
 _FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
 
 
@@ -84,6 +86,7 @@ def _part_in_stage(context, call, rank, place, lane_bytes):
 @inline
 def _copy_parts(context, call, place, lane_bytes):
     me, world_size = get(context, RANK), get(context, WORLD_SIZE)
+    copy = get(context, _COPY_EXCHANGED if get(call, _FLOW) == _ALL else _COPY_TAKE)
     for step in range(1, world_size):
         rank = (me + step) % world_size
         if get(call, _FLOW) == _FROM_ROOT and rank != get(call, ROOT):
@@ -94,7 +97,7 @@ def _copy_parts(context, call, place, lane_bytes):
         size_bytes = _part_bytes(context, call, rank, me, place, lane_bytes)
         if size_bytes > 0:
             call_copy(
-                get(context, _COPY_TAKE),
+                copy,
                 get(call, DESTINATION) + landing(call, rank) + place * lane_bytes,
                 _part_in_stage(context, call, rank, place, lane_bytes),
                 size_bytes,

@@ -10,6 +10,8 @@ from typing import Any, Final
 from gpucoll import config
 from gpucoll.backends.choice import KINDS
 from gpucoll.errors import ArgumentError
+from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY
+from gpucoll.kernels.cpu.cache_key import processor
 from gpucoll.topology import cpu_quota
 from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, Tuning, round_up
 
@@ -19,6 +21,14 @@ WISH = "the backend asked for"
 LANE_BYTES = 256
 """The least part of a chunk for each rank."""
 
+ZEN_5: Final = frozenset({"vendor_id=AuthenticAMD", "cpu family=26"})
+"""What `processor` says of AMD's Zen 5: measured on an EPYC of it (model 2, 32 MiB of L3)."""
+TWO_ON_ZEN_5: Final = {
+    "single_copy_min_bytes": 32 << 20,
+    "root_copy_min_bytes": 8 << 20,
+    "string_copies": 1,
+}
+"""What differs there for two ranks with a CPU each (`docs/decisions/0036-zen-5-stages.md`)."""
 
 MOST: Final = {
     "chunk_bytes": 64 << 20,
@@ -27,6 +37,7 @@ MOST: Final = {
     "initial_sequence": 2**31 - RING - 1,
     "enqueued_records": 1 << 16,  # 16 MiB for each rank
     "eager_room_bytes": 1 << 30,
+    "string_copies": int(HAS_STRING_COPY),
 }
 """The largest values; of the others, which are sizes of arrays, `NEVER`."""
 
@@ -54,6 +65,13 @@ def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
     )
 
 
+def _measured_here(world_size: int, crowded: bool) -> dict[str, int]:
+    """Return what differs for this processor: nothing, unless these very ranks were measured."""
+    if world_size == 2 and not crowded and ZEN_5.issubset(processor().splitlines()):
+        return TWO_ON_ZEN_5
+    return {}
+
+
 def tune(introductions: list[dict[str, Any]]) -> Tuning:
     """Return the table for these ranks; `config.CPU_TUNING` overrides single values."""
     world_size = len(introductions)
@@ -70,8 +88,13 @@ def tune(introductions: list[dict[str, Any]]) -> Tuning:
         "initial_sequence": 0,
         "enqueued_records": ENQUEUED_RECORDS if _may_use_gpus(introductions) else 0,
         "eager_room_bytes": 1 << 20,
-    }
-    for name, value in config.cpu_tuning().items():
+        "root_copy_min_bytes": 0,
+        "string_copies": 0,
+    } | _measured_here(world_size, crowded)
+    given = config.cpu_tuning()
+    if "single_copy_min_bytes" in given:
+        values["root_copy_min_bytes"] = 0  # whoever asks for a bound asks for it everywhere
+    for name, value in given.items():
         if name not in values:
             raise ArgumentError(
                 f"{config.CPU_TUNING} names {name!r}; there are {', '.join(values)}"

@@ -12,6 +12,7 @@ from tests.collective_cases import (
     COUNTS,
     MOVEMENTS,
     PLACEMENTS,
+    ROOTED,
     SCATTERING,
     SINGLE_COPY_MIN_BYTES,
     SINGLE_COPY_TUNING,
@@ -23,6 +24,7 @@ from tests.collective_cases import (
     draw,
 )
 
+from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY
 from gpucoll.transport.shared import layout
 
 WORLD_SIZES = (1, 2, 3, 4, 7)
@@ -117,6 +119,48 @@ def test_single_copy(ranks, world_size, name):
     paths = check(ranks, world_size, cases, environment=SINGLE_COPY_TUNING)
 
     assert "SINGLE_COPY" in paths
+
+
+@pytest.mark.parametrize("copies", [0, int(HAS_STRING_COPY)])
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", MOVEMENTS)
+def test_each_copy_kernel(ranks, world_size, name, copies):
+    """Slots and stages, below and above the size from which the string copy differs."""
+    random, chunk = Random(f"{name} {world_size}"), 16384
+    tuning = f"one_shot_bytes=8192,rooted_bytes=8192,chunk_bytes={chunk},"
+    tuning += f"single_copy_min_bytes={1 << 30},string_copies={copies}"
+    shares = world_size if name in ("scatter", "all_to_all") else 1
+    sizes = [size // shares for size in (2048, 8192, chunk, 5 * chunk)]
+    cases = [
+        draw(random, name, world_size, dtype="int8", count=count, placement="private", row=0)
+        for count in counts_around([*sizes, 2048], 1)
+        for _ in range(2)
+    ]
+
+    paths = check(ranks, world_size, cases, environment={"GPUCOLL_CPU_TUNING": tuning})
+
+    assert paths == {"ONE_SHOT", "STAGED"}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("name", ["broadcast", "scatter", "all_gather", "gather"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_bound_of_its_own_for_what_comes_from_a_root(ranks, world_size, name, in_place):
+    """Read straight from there on, if the root has its own result to copy; never otherwise."""
+    tuning = f"{SMALL_TUNING['GPUCOLL_CPU_TUNING']},single_copy_min_bytes={1 << 20}"
+    environment = {"GPUCOLL_CPU_TUNING": f"{tuning},root_copy_min_bytes=40000"}
+    may_read = all(ranks.call(world_size, can_read_all))
+    comes_from_root = name in ("broadcast", "scatter")
+    for size, is_large in ((39_996, False), (40_008, True)):
+        count = size // (world_size if name == "scatter" else 1)
+        case = Case(
+            "int8", count, collective=name, root=1 if name in ROOTED else -1, in_place=in_place
+        )
+        straight = may_read and comes_from_root and is_large and not in_place
+
+        paths = check(ranks, world_size, [case], environment=environment)
+
+        assert paths == {"SINGLE_COPY" if straight else "STAGED"}, (size, paths)
 
 
 ANY_DTYPE = {

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
 from tests.guarded import Guarded
 
 from gpucoll.kernels.cpu.addresses import (
+    HAS_STRING_COPY,
     INTO_SLOT,
     OUT_OF_SLOT,
     PLAIN,
     copy_kernel,
     refill_kernel,
+    string_copy_kernel,
 )
 
-SIZES = (0, 1, 2, 3, 4, 5, 15, 16, 17, 31, 63, 64, 65, 127, 255, 256, 257, 1000, 4099, 70_001)
+SIZES = (*range(6), 15, 16, 17, 31, 63, 64, 65, 127, 255, 256, 257, 1000, 2047, 2048, 4099, 70_001)
 KINDS = {"plain": PLAIN, "into_slot": INTO_SLOT, "out_of_slot": OUT_OF_SLOT}
+KERNELS: dict[str, Callable[[], int]] = {
+    name: partial(copy_kernel, kind) for name, kind in KINDS.items()
+}
+if HAS_STRING_COPY:
+    KERNELS["string"] = string_copy_kernel
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", KERNELS)
 @pytest.mark.parametrize("ahead", [0, 512])
 def test_sizes_and_addresses(name, ahead):
-    copy = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(copy_kernel(KINDS[name]))
+    copy = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 4)(KERNELS[name]())
     generator = np.random.default_rng(7)
     for size in SIZES:
         for from_offset, to_offset in ((0, 0), (1, 0), (0, 3), (13, 7)):

@@ -15,7 +15,7 @@ from tests.dtypes import ALLOWED, covering
 
 from gpucoll.kernels.conversion import CONVERTIBLE
 from gpucoll.kernels.cpu import copy, elements, pack_kernel, reduce
-from gpucoll.kernels.cpu.addresses import INTO_SLOT, OUT_OF_SLOT, PLAIN
+from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY, INTO_SLOT, OUT_OF_SLOT, PLAIN
 from gpucoll.kernels.cpu.block_codes import FORMATS
 from gpucoll.kernels.cpu.convert import emit_convert
 from gpucoll.kernels.cpu.operations import OPERATIONS
@@ -49,6 +49,7 @@ PROCESSORS = {
 def all_targets():
     llvm.initialize_all_targets()
     llvm.initialize_all_asmprinters()
+    llvm.initialize_native_asmparser()
 
 
 @pytest.fixture(params=PROCESSORS)
@@ -106,6 +107,15 @@ def test_copy_kernels(processor):
     functions = [copy.emit_copy(kind) for kind in (PLAIN, INTO_SLOT, OUT_OF_SLOT)]
     for function in (*functions, copy.emit_refill(), copy.emit_streaming_copy()):
         check_kernel(str(function.module), processor, "copy", is_vector=True)
+
+
+@pytest.mark.skipif(not HAS_STRING_COPY, reason="reads assembly of x86-64 alone")
+@pytest.mark.parametrize("processor", ["sse2", "avx2", "avx512"], indirect=True)
+def test_string_copy_is_the_instruction(processor):
+    text = str(copy.emit_string_copy().module)
+
+    check_kernel(text, processor, "string copy", is_vector=True)
+    assert re.search(r"rep[\s;]+movsb", assembly(text, processor))
 
 
 def test_conversion_kernels(processor):

@@ -14,6 +14,7 @@ from gpucoll.kernels.cpu.addresses import (
     POSTED,
     copy_kernel,
     refill_kernel,
+    string_copy_kernel,
 )
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.flags import wait_long
@@ -49,6 +50,7 @@ def _values(
     members: Members, tables: npt.NDArray[np.int64], waiting: tuple[int, int]
 ) -> dict[Context, int]:
     tuning, place = members.tuning, members.layout
+    string_copy = string_copy_kernel() if tuning.string_copies else None
     base = members.segment.address
     start = tuning.initial_sequence
     return {
@@ -98,7 +100,7 @@ def _values(
         Context.POLL_FDS: members.poll_table.ctypes.data,
         Context.WAIT_LONG: wait_long.address,
         Context.COPY_PLAIN: copy_kernel(PLAIN),
-        Context.COPY_POSTED: copy_kernel(POSTED),
+        Context.COPY_POSTED: string_copy or copy_kernel(POSTED),
         Context.COPY_IN: copy_kernel(INTO_SLOT),
         Context.COPY_OUT: copy_kernel(OUT_OF_SLOT),
         Context.REFILL: refill_kernel(),
@@ -110,4 +112,6 @@ def _values(
         Context.READY_PAYLOADS: SMALL_BYTES,
         Context.MAKE_READY: take_memory.address,
         Context.MAP_MORE: map_more.address,
+        Context.COPY_EXCHANGED: string_copy or copy_kernel(OUT_OF_PEER),
+        Context.ROOT_COPY_MIN_BYTES: tuning.root_copy_min_bytes,
     }

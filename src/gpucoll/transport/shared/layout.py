@@ -34,7 +34,7 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 10
+LAYOUT_VERSION = 11
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -263,6 +263,10 @@ class Tuning:
     """Records of calls on GPU arrays for each rank; a power of two, or 0 without a GPU."""
     eager_room_bytes: int = 1 << 20
     """Messages from one rank to another that nobody has received, before a small send waits."""
+    root_copy_min_bytes: int = 0
+    """Unless 0, the bound for what comes from a root, and only if that has its own to copy."""
+    string_copies: int = 0
+    """Whether slots and stages are filled, and exchanged, by the processor's string instruction."""
 
     def words(self) -> tuple[int, ...]:
         """Return the fields in order, to be sent."""

@@ -135,9 +135,12 @@ class Context(IntEnum):
     ACKNOWLEDGED = 134
     LARGE_RING_BYTES = 135
     EAGER_ROOM_BYTES = 136
+    # Which way a call takes, continued.
+    ROOT_COPY_MIN_BYTES = 137  # 0: as what comes from others
+    COPY_EXCHANGED = 138  # kernel for what comes out of a stage while this rank fills its own
 
 
-CONTEXT_WORDS = 137
+CONTEXT_WORDS = 139
 
 
 class Call(IntEnum):
