@@ -224,8 +224,17 @@ class HostMessages(Protocol):
     def begun(self, row: bytearray) -> Transfers:
         """Return a message that an entry has begun, for whoever does more than wait for it."""
 
-    def receive_taken(self, row: bytearray) -> Any:
-        """Receive what `take` has taken into a new NumPy array; None: see `finish_take`."""
+    def receive_taken(self, row: bytearray, code: int | None = None) -> Any:
+        """Receive what `take` has taken into a new NumPy array; None: see `finish_take`.
+
+        With `code` as bytes, if it is what that number of a dtype stands for.
+        """
+
+    def origin(self, row: bytearray) -> tuple[int, int, int]:
+        """Return source, tag and size in bytes of what was received."""
+
+    def received(self, row: bytearray) -> MessageRequest:
+        """Return what was received, as a request."""
 
     def finish_take(self, row: bytearray) -> MessageRequest:
         """Return what was taken, as a request; wait for it, if the entry has left that."""

@@ -83,6 +83,18 @@ class Rows:
             return None
         return np.empty(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions].tolist(), dtype)
 
+    def origin(self) -> tuple[int, int, int]:
+        """Return source, tag and size in bytes of what the first row has found."""
+        words = self.words
+        return words[_FOUND_PEER], words[_FOUND_TAG], words[_FOUND_BYTES]
+
+    def new_bytes(self, code: int) -> npt.NDArray[Any] | None:
+        """Return new memory for what the first row has taken; None: its dtype's number differs."""
+        words = self.words
+        if words[_STATE] != _DONE or words[_FOUND_DTYPE] != code:
+            return None
+        return np.empty(words[_FOUND_BYTES], np.uint8)
+
     def state(self, place: int = 0) -> int:
         """Return how far a row is. What belongs to it may be read once the table was locked."""
         return self.words[place * _WORDS + _STATE]

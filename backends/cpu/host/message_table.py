@@ -179,14 +179,26 @@ class MessageTable:
         rows = Rows.of(row)
         return PendingTransfers(self, rows, [rows.request()], None)
 
-    def receive_taken(self, row: bytearray) -> npt.NDArray[Any] | None:
+    def receive_taken(self, row: bytearray, code: int | None = None) -> npt.NDArray[Any] | None:
         """Receive what `take` has taken into a new array; None: see `finish_take`."""
         rows = Rows.of(row)
-        if (out := rows.new_array()) is None:
+        out = rows.new_array() if code is None else rows.new_bytes(code)
+        if out is None:
             return None
         if self._fetch(row, out) is None:
             self._finish(row, rows, rows.request())
         return out
+
+    def origin(self, row: bytearray) -> tuple[int, int, int]:
+        """Return source, tag and size in bytes of what was received."""
+        return Rows.of(row).origin()
+
+    def received(self, row: bytearray) -> MessageRequest:
+        """Return what was received, as a request."""
+        rows = Rows.of(row)
+        request = rows.request()
+        rows.settle(0, request, None)
+        return request
 
     def finish_take(self, row: bytearray) -> MessageRequest:
         """Return what was taken, as a request; wait for it, if the entry has left that."""

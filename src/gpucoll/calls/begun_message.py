@@ -66,8 +66,6 @@ class BegunMessage(MessageWork[_R]):
     @property
     def message(self) -> Message | None:
         """What was received: source, tag, count and dtype; None before that, and of a send."""
-        if not self.done() or self._error is not None or self._name == "send":
+        if not self.done() or self._error is not None or self._name != "recv":
             return None
-        transfers = self._owner.host_messages.begun(self._row)
-        transfers.settle()
-        return received_message(transfers.requests[0])
+        return received_message(self._owner.host_messages.received(self._row))

@@ -122,6 +122,11 @@ def message_of(
     )
 
 
+def object_message(source: int, tag: int, size_bytes: int) -> Message:
+    """Return what an object was that was received."""
+    return Message(source, tag, OBJECT, (), size_bytes, None, 1)
+
+
 def received_message(request: MessageRequest) -> Message:
     """Return what was received."""
     buffer = request.buffer

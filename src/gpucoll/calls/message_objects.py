@@ -27,12 +27,14 @@ OBJECT_ROW: Template = template_like((0,), "uint8")
 _APART_BYTES = 16 << 10
 """Buffers from this size on are messages of their own."""
 _WORD = 8
+_NO_BUFFERS = bytes(_WORD)
+OBJECT_DTYPE = np.dtype(np.uint8, metadata={"gpucoll": OBJECT})
+"""Of bytes that are an object: compiled entries know a dtype by its identity."""
+Bytes = npt.NDArray[np.uint8]
 
 
-def object_requests(
-    value: Any, dest: int, tag: int, rank: int, world_size: int
-) -> list[MessageRequest]:
-    """Return the messages that an object travels as."""
+def pickled(value: Any, rank: int, world_size: int) -> tuple[Bytes, list[memoryview]]:
+    """Return what the first message of an object has, and the buffers that follow it."""
     buffers: list[memoryview] = []
 
     def keep_inside(buffer: pickle.PickleBuffer) -> bool:
@@ -50,8 +52,16 @@ def object_requests(
             f"pickled: {error}. Give data, and functions and classes of modules instead of local "
             "ones"
         ) from error
+    if not buffers:
+        return np.frombuffer(_NO_BUFFERS + data, OBJECT_DTYPE), buffers
     sizes = np.array([len(buffers), *(buffer.nbytes for buffer in buffers)], np.int64)
-    first = np.frombuffer(sizes.tobytes() + data, np.uint8)
+    return np.frombuffer(sizes.tobytes() + data, OBJECT_DTYPE), buffers
+
+
+def object_requests(
+    first: Bytes, buffers: list[memoryview], dest: int, tag: int
+) -> list[MessageRequest]:
+    """Return the messages that an object travels as, from what `pickled` has returned."""
     requests = [MessageRequest(Kind.SEND, dest, tag, _buffer_of(first, OBJECT))]
     for buffer in buffers:
         part = _buffer_of(np.frombuffer(buffer, np.uint8), "uint8")
@@ -63,8 +73,11 @@ def _buffer_of(data: npt.NDArray[np.uint8], dtype: str) -> Buffer:
     return Buffer(data.ctypes.data, data.shape, dtype, 1, data)
 
 
-def new_parts(first: npt.NDArray[np.uint8]) -> tuple[memoryview, list[Buffer]]:
+def new_parts(first: Bytes) -> tuple[memoryview, list[Buffer]]:
     """Return the pickled data of a first message, and memory for the buffers that follow."""
+    whole = first.data
+    if whole[:_WORD] == _NO_BUFFERS:
+        return whole[_WORD:], []
     count = int(first[:_WORD].view(np.int64)[0])
     start = _WORD * (1 + count)
     sizes = first[_WORD:start].view(np.int64).tolist()

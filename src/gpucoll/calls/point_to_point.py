@@ -26,6 +26,7 @@ from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
 from gpucoll.calls.message import (
+    OBJECT,
     OBJECT_CODE,
     Message,
     described_dtype,
@@ -33,6 +34,7 @@ from gpucoll.calls.message import (
     message_of,
     name_of,
     number_type_of,
+    object_message,
     received_message,
 )
 from gpucoll.calls.message_errors import (
@@ -43,7 +45,14 @@ from gpucoll.calls.message_errors import (
     no_object_error,
     untold_error,
 )
-from gpucoll.calls.message_objects import OBJECT_ROW, new_parts, object_of, object_requests
+from gpucoll.calls.message_objects import (
+    OBJECT_DTYPE,
+    OBJECT_ROW,
+    new_parts,
+    object_of,
+    object_requests,
+    pickled,
+)
 from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.calls.messages import MessageQueue
 from gpucoll.calls.plan import Plan
@@ -114,9 +123,9 @@ class PointToPoint:
         request.mode = Mode.SYNCHRONOUS if synchronous else 0
         return self.queue.deliver("send", self._sending([request]), async_op, timeout_s)
 
-    def sent(self, row: Any, x: Any) -> BegunMessage[None]:
+    def sent(self, row: Any, x: Any, name: str = "send") -> BegunMessage[None]:
         """Return the Work of a send that a compiled entry has begun."""
-        work: BegunMessage[None] = BegunMessage(self.queue, "send", row, None)
+        work: BegunMessage[None] = BegunMessage(self.queue, name, row, None)
         if row is x:
             work._is_done = True
         else:
@@ -136,7 +145,19 @@ class PointToPoint:
         check_peer(dest, "dest", self.world_size)
         check_tag(tag)
         self._dispatch.check_host()
-        requests = object_requests(value, int(dest), int(tag), self.rank, self.world_size)
+        first, buffers = pickled(value, self.rank, self.world_size)
+        if not buffers and not synchronous and timeout_s is None:
+            if async_op:
+                row = self._messages.begin_send(first, dest, tag)
+                if row is not None:
+                    return self.sent(row, first, "send_object")
+            else:
+                if self._messages.send(first, dest, tag) is not None:
+                    return None
+                if self.was_begun():
+                    return self.finish_send(first, dest, tag)
+            self._messages.learn(Kind.SEND, OBJECT_DTYPE, OBJECT, None)
+        requests = object_requests(first, buffers, int(dest), int(tag))
         requests[0].mode = Mode.SYNCHRONOUS if synchronous else 0
         steps = self._sending(requests)
         return self.queue.deliver("send_object", steps, async_op, timeout_s, NOT_IN_GROUPS)
@@ -228,6 +249,10 @@ class PointToPoint:
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
         self._dispatch.check_host("out")
+        if not async_op and timeout_s is None:
+            row = self._messages.take(source, tag)
+            if row is not None:
+                return self._receive_taken_object(row, info)
         request = MessageRequest(Kind.TAKE, int(source), int(tag))
         steps = self._taking_object(request, info)
         return self.queue.deliver("recv_object", steps, async_op, timeout_s, NOT_IN_GROUPS)
@@ -286,6 +311,21 @@ class PointToPoint:
 
     def _taking_object(self, request: MessageRequest, info: bool) -> Steps:
         yield [request]
+        return (yield from self._taken_object(request, info))
+
+    def _receive_taken_object(self, row: bytearray, info: bool) -> Any:
+        """Receive an object that a compiled entry has taken, or was to take."""
+        first = self._messages.receive_taken(row, OBJECT_CODE)
+        if first is None:
+            request = self._messages.finish_take(row)
+            return self.queue.run(self._taken_object(request, info), None)
+        data, parts = new_parts(first)
+        if not parts:
+            value = object_of(data, parts)
+            return (value, object_message(*self._messages.origin(row))) if info else value
+        return self.queue.run(self._opened(first, self._messages.received(row), info), None)
+
+    def _taken_object(self, request: MessageRequest, info: bool) -> Steps:
         self._check(request)
         if request.found_dtype != OBJECT_CODE:
             self._messages.let_go(request)
@@ -293,7 +333,11 @@ class PointToPoint:
         first = destination_of(OBJECT_ROW, (request.found_bytes,))
         first.buffer.dtype = "object"
         yield [self._rest_of(request, first)]
-        data, parts = new_parts(first.finish())
+        return (yield from self._opened(first.finish(), request, info))
+
+    def _opened(self, first: Any, request: MessageRequest, info: bool) -> Steps:
+        """Receive what follows the first message of an object."""
+        data, parts = new_parts(first)
         if parts:
             place = request.found_place + 1
             yield [
