@@ -13,8 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
@@ -26,6 +25,25 @@ _SLICE_S = 0.02
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 _busy: set[WorkQueue] = set()
 """Those with calls that the compiled thread may run: nothing else may keep their arrays alive."""
+
+
+class _Hold:
+    """A context in which what is started waits. No generator: each call of Python's has one."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: WorkQueue) -> None:
+        self._queue = queue
+
+    def __enter__(self) -> None:
+        try:
+            self._queue.take_hold(self)
+        except BaseException:  # Ctrl-C
+            self._queue.let_hold_go(self)
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        self._queue.let_hold_go(self)
 
 
 class WorkQueue:
@@ -52,7 +70,7 @@ class WorkQueue:
         """Guards all of these, but for what compiled code starts by itself."""
         self._turn = threading.Lock()
         """Held by whoever runs what waits here."""
-        self._holders: set[object] = set()
+        self._holders: set[_Hold] = set()
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         _queues.add(self)
@@ -123,20 +141,22 @@ class WorkQueue:
         """Whether a thread of Python's may be in one of these calls."""
         return bool(self._waiting)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Let what other threads start wait here until the end of this."""
-        holder = object()
-        try:
-            with self._changed:
-                self._holders.add(holder)
-                self._hold()
-            yield
-        finally:
-            self._holders.discard(holder)  # first, and at once: an interrupt may come after it
-            with self._changed:
-                self._hold()
-                self._changed.notify_all()
+    def held(self) -> _Hold:
+        """Return a context in which what other threads start waits here."""
+        return _Hold(self)
+
+    def take_hold(self, hold: _Hold) -> None:
+        """Let what is started wait here until `let_hold_go`."""
+        self._holders.add(hold)
+        with self._changed:
+            self._hold()
+
+    def let_hold_go(self, hold: _Hold) -> None:
+        """Let what is started begin again, unless somebody else holds it."""
+        self._holders.discard(hold)  # first, and at once: an interrupt may come after it
+        with self._changed:
+            self._hold()
+            self._changed.notify_all()
 
     def _hold(self, n_more: int = 0) -> None:
         """Tell compiled entries whether calls have to come here; said anew with every change."""
@@ -387,8 +407,9 @@ class WorkQueue:
 
     def drain(self) -> None:
         """Wait until all that was started before has ended, well or not."""
-        for work in self._pending():
-            self.run_until(work)
+        if self._works or self._waiting:
+            for work in self._pending():
+                self.run_until(work)
 
     def _pending(self) -> list[Work[Any]]:
         with self._changed:

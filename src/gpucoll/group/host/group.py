@@ -71,6 +71,8 @@ class HostGroup:
         self._tables = np.zeros((2, self.world_size), np.int64)
         self._waiting = waiting
         self.context = new_context(members, self._tables, waiting)
+        self.context_address: int = self.context.ctypes.data
+        """Where the context is that compiled loops get."""
         self._beside: list[npt.NDArray[np.int64]] = []
         # Asked at every call on GPU arrays: as an item of a memoryview in a tenth of NumPy's time.
         asked: Any = partial(getitem, self.context.data, int(Context.STATUS))
@@ -99,11 +101,6 @@ class HostGroup:
         self.context[Context.SLICE_NS] = int(max(min(SLICE_S, timeout_s), LEAST_SLICE_S) * 1e9)
 
     # --- running calls ---------------------------------------------------------------------------
-
-    @property
-    def context_address(self) -> int:
-        """Where the context is that compiled loops get."""
-        return self.context.ctypes.data
 
     def bind(self, call: CallBlock) -> None:
         """Make a call block one of this group's."""
