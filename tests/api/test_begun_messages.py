@@ -229,7 +229,9 @@ def test_after_the_end_of_the_communicator(make_comm):
     done = comm.recv(np.zeros(1), 0, 1, async_op=True)
     comm.send(np.ones(1), 0, 1)
     done.wait()
-    left = comm.recv(np.zeros(1), 0, 1, async_op=True)
+    out = np.zeros(1)
+    before = sys.getrefcount(out)
+    left = comm.recv(out, 0, 1, async_op=True)
     comm.abort()
     with pytest.raises(AbortedError):
         comm.close()
@@ -237,6 +239,16 @@ def test_after_the_end_of_the_communicator(make_comm):
     assert done.message.count == 1
     with pytest.raises((AbortedError, StateError)):
         left.wait()
+    del left
+    comm = make_comm()
+    learn(comm)
+    dropped = comm.recv(out, 0, 1, async_op=True)
+    comm._give_up()
+    del dropped
+    gc.collect()
+    del comm
+    gc.collect()
+    assert sys.getrefcount(out) == before
 
 
 def test_a_forked_child_cannot_wait(alone):

@@ -58,9 +58,13 @@ class BegunMessage(MessageWork[_R]):
         self._is_done = True
         self._owner.forget(self)
 
+    def abandon(self) -> None:
+        """Keep nothing alive any more: the communicator is closed, and nothing is touched."""
+        self._owner.host_messages.let_go_begun(self._row)
+
     def settle(self, result: Any, error: BaseException | None) -> None:
         """Note how it ended, and let go of what it owned."""
-        self._owner.host_messages.let_go_begun(self._row)
+        self.abandon()
         super().settle(result, error)
 
     @property

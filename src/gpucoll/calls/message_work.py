@@ -188,6 +188,9 @@ class MessageWork(Work[_R]):
         self._is_done = True
         self._owner.forget(self)
 
+    def abandon(self) -> None:
+        """Keep nothing alive any more: the communicator is closed, and nothing is touched."""
+
     def _look(self) -> bool:
         self._check_process()
         transfers = self._transfers

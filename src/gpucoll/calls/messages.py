@@ -208,6 +208,9 @@ class MessageQueue:
         """Let go of everything: the communicator is closed."""
         self.stop_watching()
         self.host_messages.end()
+        for work in list(self._pending):
+            work.abandon()
+        self._pending.clear()
         _queues.discard(self)
 
     def stop_watching(self) -> None:
