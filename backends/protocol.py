@@ -221,6 +221,9 @@ class HostMessages(Protocol):
     take: Callable[..., bytearray | None]
     """``(source, tag)``: takes a message, whatever it is; returns its row; None: not that way."""
 
+    find: Callable[..., bytearray | None]
+    """``(source, tag)``: finds a message, which stays; returns as `take`."""
+
     def begun(self, row: bytearray) -> Transfers:
         """Return a message that an entry has begun, for whoever does more than wait for it."""
 
@@ -230,6 +233,12 @@ class HostMessages(Protocol):
         With `code` as bytes, if it is what that number of a dtype stands for.
         """
 
+    def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+        """Return source, tag, dtype's number, shape, size in bytes and place of what was found.
+
+        None where it is no array of a dtype that has a number, or not found yet.
+        """
+
     def origin(self, row: bytearray) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what was received."""
 
@@ -237,7 +246,7 @@ class HostMessages(Protocol):
         """Return what was received, as a request."""
 
     def finish_take(self, row: bytearray) -> MessageRequest:
-        """Return what was taken, as a request; wait for it, if the entry has left that."""
+        """Return what was taken, or found, as a request; wait, if the entry has left that."""
 
     def learn(self, kind: Kind, dtype: Any, name: str, description: bytes | None) -> None:
         """Make a compiled entry serve arrays of this dtype from now on."""

@@ -37,6 +37,7 @@ _TIMEOUT_NS, _DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
 _FOUND_PEER, _FOUND_TAG = int(Transfer.FOUND_PEER), int(Transfer.FOUND_TAG)
 _FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE)
 _FOUND_NUMBER = int(Transfer.FOUND_NUMBER)
+_KINDS = {int(kind): kind for kind in Kind}
 _SEND, _PROBE, _TAKE = int(Kind.SEND), int(Kind.PROBE), int(Kind.TAKE)
 _DONE, _MISFIT = int(Progress.DONE), int(Progress.MISFIT)
 _GONE, _DROPPED = int(Progress.GONE), int(Progress.DROPPED)
@@ -67,13 +68,16 @@ class Rows:
         rows = cls.__new__(cls)
         rows._memory = memory
         rows.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-        rows.words = memoryview(memory).cast("q")
+        rows.words = memoryview(memory)[: 8 * _WORDS].cast("q")
         return rows
 
     def request(self) -> MessageRequest:
         """Return what the first row was asked for, as a request without its buffer."""
         words = self.words
-        return MessageRequest(Kind(words[_KIND]), words[_PEER], words[_TAG])
+        request = MessageRequest(_KINDS[words[_KIND]], words[_PEER], words[_TAG])
+        if request.kind == _PROBE:
+            request.description = self._memory[8 * _WORDS :]
+        return request
 
     def new_array(self) -> npt.NDArray[Any] | None:
         """Return a new array like what the first row has taken; None: it needs more than that."""
@@ -82,6 +86,16 @@ class Rows:
         if words[_STATE] != _DONE or dtype is None or not 0 <= n_dimensions <= _SHOWN:
             return None
         return np.empty(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions].tolist(), dtype)
+
+    def plain_array(self) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+        """Return what the first row has found: see `MessageTable.plain_array`."""
+        words = self.words
+        code, n_dimensions = words[_FOUND_DTYPE], words[_DIMENSIONS]
+        if words[_STATE] != _DONE or code >= len(DTYPES) or not 0 <= n_dimensions <= _SHOWN:
+            return None
+        shape = tuple(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions])
+        place, size_bytes = words[_FOUND_NUMBER], words[_FOUND_BYTES]
+        return words[_FOUND_PEER], words[_FOUND_TAG], code, shape, size_bytes, place
 
     def origin(self) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what the first row has found."""

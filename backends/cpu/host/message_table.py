@@ -102,7 +102,9 @@ class MessageTable:
         self.wait_begun, self.let_go_begun = self._row_entries(
             starting, entry.wait_entry, entry.let_go_entry
         )
-        self.take, self._fetch = self._row_entries(blocking, entry.take_entry, entry.fetch_entry)
+        self.take, self._fetch, self.find = self._row_entries(
+            blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
+        )
         status = memoryview(self._blocking.context.data)
         self.last_status: Callable[[], int] = lambda: status[Context.STATUS]
         group.context[Context.MESSAGE_STEP] = message_step.message_step.address
@@ -189,6 +191,13 @@ class MessageTable:
             self._finish(row, rows, rows.request())
         return out
 
+    def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+        """Return source, tag, dtype's number, shape, size in bytes and place of what was found.
+
+        None where it is no array of a dtype that has a number, or not found yet.
+        """
+        return Rows.of(row).plain_array()
+
     def origin(self, row: bytearray) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what was received."""
         return Rows.of(row).origin()
@@ -201,7 +210,7 @@ class MessageTable:
         return request
 
     def finish_take(self, row: bytearray) -> MessageRequest:
-        """Return what was taken, as a request; wait for it, if the entry has left that."""
+        """Return what was taken, or found, as a request; wait, if the entry has left that."""
         rows = Rows.of(row)
         request = rows.request()
         self._finish(row, rows, request)

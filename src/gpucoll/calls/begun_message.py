@@ -47,16 +47,18 @@ class BegunMessage(MessageWork[_R]):
 
     def wait(self, timeout_s: float | None = None) -> _R:
         """Wait until the message was sent or received: see `MessageWork.wait`."""
-        if not self._is_done and timeout_s is None and self._owner.wait_begun(self._row) == 0:
-            self._end_well()
-        return super().wait(timeout_s)
-
-    def _end_well(self) -> None:
-        if self._received_by:
-            self.go_on()  # which calls back
-            return
-        self._is_done = True
-        self._owner.forget(self)
+        if not self._is_done:
+            if timeout_s is not None or self._owner.wait_begun(self._row):
+                self._wait(timeout_s)
+            elif self._received_by:
+                self.go_on()  # which calls back
+            else:
+                self._is_done = True
+                self._owner.forget_begun(self)
+        self._was_seen = True
+        if self._error is not None:
+            raise self._error
+        return self._result  # type: ignore[no-any-return]
 
     def abandon(self) -> None:
         """Keep nothing alive any more: the communicator is closed, and nothing is touched."""

@@ -122,6 +122,20 @@ def message_of(
     )
 
 
+def array_message(
+    source: int,
+    tag: int,
+    code: int,
+    shape: tuple[int, ...],
+    size_bytes: int,
+    place: int,
+    receive: Callable[..., Any],
+) -> Message:
+    """Return what an array is that was found; of a dtype that has a number."""
+    count = math.prod(shape)
+    return Message(source, tag, DTYPES[code], shape, size_bytes, None, count, place, receive)
+
+
 def object_message(source: int, tag: int, size_bytes: int) -> Message:
     """Return what an object was that was received."""
     return Message(source, tag, OBJECT, (), size_bytes, None, 1)

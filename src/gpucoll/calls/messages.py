@@ -128,8 +128,14 @@ class MessageQueue:
 
     def keep_begun(self, work: MessageWork[Any]) -> None:
         """Do so for one that is known not to have ended yet."""
-        self._pending[work] = None
-        self._look_at_others()
+        pending = self._pending
+        pending[work] = None
+        if self.called or len(pending) >= self._sweep_at:
+            self._look_at_others()
+
+    def forget_begun(self, work: MessageWork[Any]) -> None:
+        """Note that such a Work has ended well, and that nobody is to be called."""
+        self._pending.pop(work, None)
 
     def _look_at_others(self) -> None:
         if self.called:

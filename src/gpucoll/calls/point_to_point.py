@@ -29,6 +29,7 @@ from gpucoll.calls.message import (
     OBJECT,
     OBJECT_CODE,
     Message,
+    array_message,
     described_dtype,
     description_of,
     message_of,
@@ -436,6 +437,11 @@ class PointToPoint:
         """Return the message that a receive would get; None: there is none yet."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
+        if wait and timeout_s is None and (row := self._messages.find(source, tag)) is not None:
+            plain = self._messages.plain_array(row)
+            if plain is not None:
+                return array_message(*plain, self.receive_message)
+            return message_of(self._messages.finish_take(row), self.receive_message)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
         if self.queue.grouped is not None:
             check_in_group(self.queue.grouped, "probe", False, NOT_IN_GROUPS)

@@ -33,8 +33,10 @@ def wait_all(works: Iterable[Work[Any]], timeout_s: float | None = None) -> list
         What the first that failed has met, once all are done.
     """
     works = _checked(works, "wait_all")
-    check_timeout_s(timeout_s, may_be_endless=True)
-    until = None if timeout_s is None else time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
+    until = None
+    if timeout_s is not None:
+        check_timeout_s(timeout_s, may_be_endless=True)
+        until = time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
     results, failure = [], None
     for work in works:
         try:
@@ -93,8 +95,10 @@ def wait_any(works: Iterable[Work[Any]], timeout_s: float | None = None) -> int:
 
 
 def _checked(works: Iterable[Work[Any]], name: str) -> Sequence[Work[Any]]:
-    found = list(works)
+    found: list[Any] = list(works)
     for work in found:
-        if not (callable(getattr(work, "wait", None)) and callable(getattr(work, "done", None))):
+        if not isinstance(work, Work) and not (
+            callable(getattr(work, "wait", None)) and callable(getattr(work, "done", None))
+        ):
             raise ArgumentTypeError(f"{name} needs what async_op=True has returned; got {work!r}")
     return found

@@ -23,6 +23,7 @@ from gpucoll.entries.pending import M_THREAD, want_thread
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_post, get, load64, load64_acquire, put
 from gpucoll.transport.shared.flags import now_ns
+from gpucoll.transport.shared.layout import MOST_DESCRIPTION_BYTES
 from gpucoll.transport.shared.words import (
     THREAD_MIN_BYTES,
     TRANSFER_WORDS,
@@ -51,7 +52,8 @@ _FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE
 _ROW_TIMEOUT_NS, _ROW_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
 _KEPT, _DONE = int(Transfer.KEPT), int(Progress.DONE)
 _LARGE_BYTES = int(THREAD_MIN_BYTES)
-_TAKE, _RECV = int(Kind.TAKE), int(Kind.RECV)
+_TAKE, _RECV, _PROBE = int(Kind.TAKE), int(Kind.RECV), int(Kind.PROBE)
+_DESCRIPTION = int(Transfer.DESCRIPTION)
 
 _i64 = types.int64
 _new_bytes = types.ExternalFunction("PyByteArray_FromStringAndSize", _i64(_i64, _i64))
@@ -180,13 +182,9 @@ def let_go_entry(self, arguments, n_arguments):
     return new_reference(get(capsule_pointer(self, 0), TABLE_NONE))
 
 
-@compiled(_i64(_i64, _i64, _i64))
-def take_entry(self, arguments, n_arguments):
-    """Built-in of ``(source, tag)``: takes a message, whatever it is.
-
-    Returns the memory of its row, which is over only where `Context.STATUS` is OK; None: nothing
-    was begun.
-    """
+@inline
+def _find(self, arguments, n_arguments, kind, room_bytes):
+    """Wait for a message of this source and tag; return the memory of a row, None, or 0."""
     table = capsule_pointer(self, 0)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
     put(context, _STATUS, _NOT_RUN)
@@ -195,13 +193,14 @@ def take_entry(self, arguments, n_arguments):
     peer, tag = peer_and_tag(table, get(arguments, 0), get(arguments, 1), -1)
     if peer == NO_PEER:
         return new_reference(none)
-    memory = _new_bytes(0, 8 * TRANSFER_WORDS)
+    memory = _new_bytes(0, 8 * TRANSFER_WORDS + room_bytes)
     if memory == 0:
-        return 0
+        return memory
     row = _new_row(memory)
-    put(row, _KIND, _TAKE)
+    put(row, _KIND, kind)
     put(row, _PEER, peer)
     put(row, _TAG, tag)
+    put(row, _DESCRIPTION, row + 8 * TRANSFER_WORDS if room_bytes else 0)
     _keep(row, memory, none)
     if not _post(context, row):
         _let_go(row, memory)
@@ -213,8 +212,24 @@ def take_entry(self, arguments, n_arguments):
         _let_go(row, memory)
     if status == _SIGNAL:
         _release(memory)
-        return 0
+        return 0 * memory
     return memory
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def take_entry(self, arguments, n_arguments):
+    """Built-in of ``(source, tag)``: takes a message, whatever it is.
+
+    Returns the memory of its row, which is over only where `Context.STATUS` is OK; None: nothing
+    was begun.
+    """
+    return _find(self, arguments, n_arguments, _TAKE, 0)
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def probe_entry(self, arguments, n_arguments):
+    """Built-in of ``(source, tag)``: finds a message, which stays; returns as `take_entry`."""
+    return _find(self, arguments, n_arguments, _PROBE, MOST_DESCRIPTION_BYTES)
 
 
 @compiled(_i64(_i64, _i64, _i64))

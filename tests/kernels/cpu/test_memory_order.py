@@ -129,6 +129,7 @@ ENTRIES = {
     "entries.begun_messages.wait_entry": "A",
     "entries.begun_messages.take_entry": "A",
     "entries.begun_messages.fetch_entry": "A",
+    "entries.begun_messages.probe_entry": "A",
     "entries.starting.start_entry": "XAX+OX",
     "entries.starting.start_block": "XAX+OX",
     "entries.waiting.wait_started": "AXA+XOOOX",
