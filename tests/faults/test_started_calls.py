@@ -186,3 +186,35 @@ def test_nothing_is_left_of_many_communicators_and_calls(ranks):
     for before, after, grown_kib in ranks.call(2, use_many):
         assert after == before
         assert grown_kib < 8 << 10  # 100 communicators' queues alone take 4 MiB
+
+
+def interrupt_before_it_is_noted(comm):
+    """An interrupt between the compiled entry and the line that remembers the call."""
+    x, large = np.ones(4), np.ones(500_000)
+    comm.all_reduce(x, async_op=True).wait()
+    queue = comm._queue
+    note, counts = queue.note_started, []
+
+    def fail(*arguments):
+        queue.note_started = note
+        raise KeyboardInterrupt
+
+    for array in (x, large):
+        out = np.zeros_like(array)
+        queue.note_started = fail
+        with pytest.raises(KeyboardInterrupt):
+            comm.all_reduce(array, out=out, async_op=True)
+        counts.append(sys.getrefcount(out))
+        assert comm.all_reduce(np.ones(4), async_op=True).wait()[0] == 2
+        until(lambda queue=queue: queue._settle_ended() or not queue.is_busy)
+        assert out[-1] == 2  # it went on
+        counts.append(sys.getrefcount(out))
+    assert comm.all_reduce(np.ones(4))[0] == 2
+    return counts
+
+
+def test_an_interrupt_before_a_call_is_noted_leaves_it_going_on(ranks):
+    for counts in ranks.call(2, interrupt_before_it_is_noted):
+        kept, let_go, kept_too, let_go_too = counts
+        assert kept > let_go
+        assert kept_too > let_go_too

@@ -44,10 +44,7 @@ class Starting:
             return self._start_on_tensor(collective, x, rows, given)
         if (out := given.get("out")) is None:
             out = np.empty_like(x) if rows == _SAME else self._new(x, rows)
-        number = self._begin(collective, x, out, given)
-        if number is None:
-            return None
-        return self._queue.note_started(number, collective.spelled, out, x)
+        return self._begin(collective, x, out, given, out, x)
 
     def _start_on_tensor(
         self, collective: Collective, x: Any, rows: str, given: Mapping[str, Any]
@@ -62,17 +59,29 @@ class Starting:
                 out = new_like(x) if rows == _SAME else new_of_rows(x, *self._factor(rows))
             if (shown_out := numpy_view(out)) is None:
                 return None
-        number = self._begin(collective, shown, shown_out, given)
-        if number is None:
-            return None
-        if given.get("out") is not None:
+        work = self._begin(collective, shown, shown_out, given, out, x)
+        if work is not None and given.get("out") is not None:
             note_written(out)
-        return self._queue.note_started(number, collective.spelled, out, x)
+        return work
 
-    def _begin(self, collective: Collective, x: Any, out: Any, given: Mapping[str, Any]) -> Any:
-        """Return the call's number; None: not that way."""
+    def _begin(
+        self,
+        collective: Collective,
+        x: Any,
+        out: Any,
+        given: Mapping[str, Any],
+        result: Any,
+        keep: Any,
+    ) -> Work[Any] | None:
+        """Start a call on NumPy arrays and return its Work; None: not that way."""
         entry = self._entries.get(collective) or self._entry(collective)
-        return entry(x, out, given.get("op"), given.get("root"))
+        name = collective.spelled
+        try:
+            number = entry(x, out, given.get("op"), given.get("root"))
+            return None if number is None else self._queue.note_started(number, name, result, keep)
+        except BaseException:  # Ctrl-C, or what else a handler raises
+            self._queue.note_lost(name, result, keep)
+            raise
 
     def _entry(self, collective: Collective) -> _Entry:
         self._queue.begin_compiled()

@@ -108,13 +108,27 @@ class WorkQueue:
         self._settle_ended()  # makes room
         with self._changed:
             is_next = not self._waiting and not self._holders
-            if is_next and (number := call.start(self.begin_compiled(), timeout_s)):
-                work.number = number
-                self._works[number] = work
-                _busy.add(self)
-                return work
+            try:
+                if is_next and (number := call.start(self.begin_compiled(), timeout_s)):
+                    work.number = number
+                    self._works[number] = work
+                    _busy.add(self)
+                    return work
+            except BaseException:  # Ctrl-C, or what else a handler raises
+                self.note_lost(name, None, call)
+                raise
             self._append(work, lambda: call.run(timeout_s))
         return work
+
+    def note_lost(self, name: str, result: Any, keep: object) -> None:
+        """Keep what was started where an interrupt came before it was noted: nobody has its Work.
+
+        Else its arrays would be let go of while compiled code still writes to them.
+        """
+        if self._started is not None:
+            for number in self._started.started():
+                if number not in self._works:
+                    self.note_started(number, name, result, keep)
 
     def submit(
         self, task: Callable[[], None], name: str, finish: Callable[[], Any] | None = None

@@ -106,6 +106,9 @@ class StartedCalls(Protocol):
     def begin_serving(self) -> bool:
         """Start the thread, unless it runs; return whether it runs calls of this queue."""
 
+    def started(self) -> range:
+        """Return the numbers of calls that were started and not reaped."""
+
     def ended(self) -> range:
         """Return the numbers of calls that have ended and were not reaped."""
 

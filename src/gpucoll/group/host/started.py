@@ -113,6 +113,10 @@ class StartedCalls:
         """Start the thread, unless it runs; return whether it runs calls of this queue."""
         return self.is_served and thread().start()
 
+    def started(self) -> range:
+        """Return the numbers of calls that were started and not reaped."""
+        return range(int(self._words[Pending.REAPED]) + 1, int(self._words[Pending.TAIL]) + 1)
+
     def ended(self) -> range:
         """Return the numbers of calls that have ended and were not reaped."""
         return range(int(self._words[Pending.REAPED]) + 1, int(self._words[Pending.DONE]) + 1)
