@@ -42,6 +42,7 @@ _TIMEOUT_NS, _TRANSFER_TABLE = int(Context.TIMEOUT_NS), int(Context.TRANSFERS)
 _IDLE, _POST = int(State.IDLE), int(TransferTable.POST)
 _OK, _SIGNAL, _MISFIT = int(Status.OK), int(Status.SIGNAL), int(Status.MISFIT)
 _NOT_RUN, _EVENT = int(Status.NOT_RUN), int(Status.EVENT)
+_NOT_BEGUN = -1
 _ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
 _KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
@@ -160,6 +161,24 @@ def _wait(table, row, leaves):
     return status
 
 
+@inline
+def _run_row(table, row, memory, array):
+    """Begin a row and wait for it, as a blocking call; return a status, or _NOT_BEGUN.
+
+    After NO_ROOM and NOT_RUN Python has to wait, and it is still kept alive.
+    """
+    context = get(table, TABLE_CONTEXT)
+    _keep(row, memory, array)
+    if not _post(context, row):
+        _let_go(row, memory)
+        return _NOT_BEGUN
+    status = _wait(table, row, 0)
+    put(context, _STATUS, status)
+    if status == _OK or status == _SIGNAL:
+        _let_go(row, memory)
+    return status
+
+
 @compiled(_i64(_i64, _i64, _i64))
 def wait_entry(self, arguments, n_arguments):
     """Built-in of ``(memory of a row,)``: waits until the message is over.
@@ -195,24 +214,16 @@ def _find(self, arguments, n_arguments, kind, room_bytes):
         return new_reference(none)
     memory = _new_bytes(0, 8 * TRANSFER_WORDS + room_bytes)
     if memory == 0:
-        return memory
+        return 0
     row = _new_row(memory)
     put(row, _KIND, kind)
     put(row, _PEER, peer)
     put(row, _TAG, tag)
     put(row, _DESCRIPTION, row + 8 * TRANSFER_WORDS if room_bytes else 0)
-    _keep(row, memory, none)
-    if not _post(context, row):
-        _let_go(row, memory)
+    status = _run_row(table, row, memory, none)
+    if status == _SIGNAL or status == _NOT_BEGUN:
         _release(memory)
-        return new_reference(none)
-    status = _wait(table, row, 0)
-    put(context, _STATUS, status)
-    if status == _OK or status == _SIGNAL:
-        _let_go(row, memory)
-    if status == _SIGNAL:
-        _release(memory)
-        return 0 * memory
+        return 0 if status == _SIGNAL else new_reference(none)
     return memory
 
 
@@ -249,14 +260,7 @@ def fetch_entry(self, arguments, n_arguments):
     put(row, _DTYPE, get(row, _FOUND_DTYPE))
     put(row, _ROW_STATE, 0)
     put(context, _STATUS, _EVENT)
-    _keep(row, memory, array)
-    if not _post(context, row):
-        _let_go(row, memory)
-        return new_reference(none)
-    status = _wait(table, row, 0)
-    put(context, _STATUS, status)
-    if status == _OK or status == _SIGNAL:
-        _let_go(row, memory)
+    status = _run_row(table, row, memory, array)
     if status == _SIGNAL:
         return 0
     return new_reference(array if status == _OK else none)
