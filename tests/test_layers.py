@@ -98,3 +98,18 @@ def test_import_gpucoll_loads_nothing_heavy():
     )
 
     assert process.stdout.strip() == "[]"
+
+
+def test_a_call_on_plain_arrays_loads_no_masked_ones():
+    program = (
+        "import sys, numpy, gpucoll\n"
+        "with gpucoll.init() as comm:\n"
+        "    comm.all_reduce(numpy.ones(8), out=numpy.ones(8))\n"
+        "print('numpy.ma' in sys.modules)\n"
+    )
+
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert process.stdout.strip() == "False"
