@@ -100,11 +100,12 @@ def test_import_gpucoll_loads_nothing_heavy():
     assert process.stdout.strip() == "[]"
 
 
-def test_a_call_on_plain_arrays_loads_no_masked_ones():
+def test_a_look_at_plain_arrays_loads_no_masked_ones():
     program = (
-        "import sys, numpy, gpucoll\n"
-        "with gpucoll.init() as comm:\n"
-        "    comm.all_reduce(numpy.ones(8), out=numpy.ones(8))\n"
+        "import sys, numpy\n"
+        "from gpucoll.arrays import numpy_arrays\n"
+        "numpy_arrays.look(numpy.ones(8), 'x')\n"
+        "numpy_arrays.look_at_out(numpy.ones(8))\n"
         "print('numpy.ma' in sys.modules)\n"
     )
 

@@ -30,7 +30,7 @@ from gpucoll.errors import (
     SharedMemoryError,
 )
 from gpucoll.group.host import joining
-from gpucoll.rendezvous import unix
+from gpucoll.rendezvous import guest
 from gpucoll.rendezvous.host import Host
 
 TIMEOUT_S = 30.0
@@ -92,12 +92,12 @@ STEPS = {
     },
     "guest": {
         "when it has introduced itself": lambda act: replace(
-            unix._Guest, "_send", act, after=True, only_if=lambda _, text, *__: "rank" in text
+            guest.Guest, "_send", act, after=True, only_if=lambda _, text, *__: "rank" in text
         ),
         "when it is answered": lambda act: replace(joining, "_map_members", act),
         "when it has mapped": lambda act: replace(joining, "_settle", act, after=True),
         "when it is ready": lambda act: replace(
-            unix._Guest, "_send", act, after=True, only_if=lambda _, text, *__: "ready" in text
+            guest.Guest, "_send", act, after=True, only_if=lambda _, text, *__: "ready" in text
         ),
     },
 }
@@ -124,7 +124,7 @@ def act_when_the_others_wait(seat_rank, victim, who, step, how, folder):
     if seat_rank == 0:
         return lambda: None
     return replace(
-        unix._Guest,
+        guest.Guest,
         "_send",
         lambda: (folder / str(seat_rank)).touch(),
         after=True,
@@ -264,7 +264,7 @@ def test_between_exchange_and_meeting(fresh, victim, how):
 def wait_for_one_that_does_not_come(seat, pids, folder):
     """Rank 1 interrupts the victim when all but rank 3 wait."""
     undo = replace(
-        unix._Guest, "_receive", lambda: (folder / str(seat.rank)).touch(), only_if=lambda *_: True
+        guest.Guest, "_receive", lambda: (folder / str(seat.rank)).touch(), only_if=lambda *_: True
     )
     if seat.rank == 1:
         threading.Thread(target=interrupt_when, args=(folder, pids)).start()

@@ -18,11 +18,13 @@ from tests.faults.test_ends import until
 
 from gpucoll.api import initialise
 from gpucoll.errors import RendezvousDeadlineError, RendezvousError
-from gpucoll.rendezvous import arrivals, frames, unix
+from gpucoll.rendezvous import arrivals, frames
 from gpucoll.rendezvous.arrivals import AGAIN, Arrivals
 from gpucoll.rendezvous.frames import BadMessageError, Connection, encode
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meet import meet
 from gpucoll.rendezvous.notices import address
+from gpucoll.rendezvous.unix import UnixRoad
 from gpucoll.transport.shared.layout import LAYOUT_VERSION
 from gpucoll.version import __version__
 
@@ -249,12 +251,11 @@ def at_the_door(monkeypatch):
     """A function that serves what comes to a socket, each connection as another process's."""
     monkeypatch.setattr(arrivals, "_LEAST_S", 0.0)
     numbers = iter(range(1, 10_000))
-    monkeypatch.setattr(arrivals, "peer_process", lambda end: next(numbers))
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(address(f"test of strangers {os.getpid()}"))
-    listener.listen(4096)
+    monkeypatch.setattr(frames, "peer_process", lambda end: next(numbers))
+    road = UnixRoad(Job(0, 3, f"test of strangers {os.getpid()}", "test"))
+    listener = road.listen("rank 0 of 3")
     name = listener.getsockname()
-    served = Arrivals(listener, 2)
+    served = Arrivals(listener, road, 2)
 
     def connect():
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -311,7 +312,7 @@ def test_a_rank_for_which_there_was_no_room_comes_again():
 
     def come():
         try:
-            unix.meet(
+            meet(
                 Job(1, 2, token, "test"),
                 introduction(),
                 [],

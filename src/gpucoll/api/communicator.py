@@ -42,7 +42,7 @@ from gpucoll.group.division import Division
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.unix import Watch
+from gpucoll.rendezvous.meeting import Watch
 from gpucoll.types import NO_ROOT, Collective
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()

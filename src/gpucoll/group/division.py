@@ -14,8 +14,7 @@ from types import TracebackType
 
 from gpucoll.errors import DeadlineError, GpucollError, RendezvousDeadlineError
 from gpucoll.group.protocol import Group
-from gpucoll.rendezvous.meeting import SLICE_S
-from gpucoll.rendezvous.unix import Watch
+from gpucoll.rendezvous.meeting import SLICE_S, Watch
 from gpucoll.transport.shared.layout import Abort
 
 

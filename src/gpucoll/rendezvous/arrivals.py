@@ -16,14 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.errors import AuthenticationError
-from gpucoll.rendezvous.frames import (
-    INTRODUCTION_BYTES,
-    BadMessageError,
-    Connection,
-    LostDescriptorsError,
-    encode,
-    peer_process,
-)
+from gpucoll.rendezvous.frames import BadMessageError, LostDescriptorsError, encode
+from gpucoll.rendezvous.road import Line, Road
 
 _INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
 _MOST_WAITING = 64
@@ -38,8 +32,7 @@ AGAIN = encode({"again": True})
 class Arrival:
     """A connection, and since when it is there."""
 
-    connection: Connection
-    process: int
+    connection: Line
     since: float
 
 
@@ -47,8 +40,7 @@ class Arrival:
 class Introduced:
     """A connection whose introduction has come."""
 
-    connection: Connection
-    process: int
+    connection: Line
     introduction: dict[str, Any]
     fds: list[int]
 
@@ -60,17 +52,20 @@ class Arrivals:
     ----------
     listener : socket
         Belongs to this from here on.
+    road : Road
+        What it is.
     n_fds : int
         How many descriptors come with an introduction.
     """
 
-    def __init__(self, listener: socket.socket, n_fds: int) -> None:
+    def __init__(self, listener: socket.socket, road: Road, n_fds: int) -> None:
         listener.setblocking(False)
         self._listener = listener
+        self._road = road
         self._n_fds = n_fds
         self._waiting: dict[int, Arrival] = {}
-        self._turned_away: dict[int, tuple[int, str]] = {}
-        """By process: how often, and why the last time."""
+        self._turned_away: dict[str, tuple[int, str]] = {}
+        """By whom: how often, and why the last time."""
         self._note = ""
 
     # --- waiting ----------------------------------------------------------------------------------
@@ -119,18 +114,18 @@ class Arrivals:
 
     def _take_in(self, end: socket.socket) -> None:
         try:
-            process = peer_process(end)
+            connection = self._road.accept(end, self._n_fds)
         except AuthenticationError as error:
             end.close()
-            self.note(-1, str(error))
+            self.note("", str(error))
             return
-        connection = Connection(end, INTRODUCTION_BYTES, self._n_fds)
+        peer = connection.peer
         for other in list(self._waiting.values()):
-            if process and other.process == process:  # a rank has one connection
+            if peer and other.connection.peer == peer:  # a rank has one connection
                 self._turn_away(other, "connected again and again")
         if len(self._waiting) >= _MOST_WAITING:
             self._turn_away(next(iter(self._waiting.values())), "was one of too many", AGAIN)
-        self._waiting[connection.fileno()] = Arrival(connection, process, time.monotonic())
+        self._waiting[connection.fileno()] = Arrival(connection, time.monotonic())
 
     def _free_descriptors(self) -> None:
         """Let go of all who have not introduced themselves: there may be a rank behind them."""
@@ -145,48 +140,48 @@ class Arrivals:
         except LostDescriptorsError as error:
             self._turn_away(arrival, str(error), AGAIN)
             self._free_descriptors()
-        except BadMessageError as error:
+        except (BadMessageError, AuthenticationError) as error:
             self._turn_away(arrival, str(error))
         except OSError:
             self._turn_away(arrival, "left without introducing itself")
         else:
             if received is not None:
                 del self._waiting[arrival.connection.fileno()]
-                return Introduced(arrival.connection, arrival.process, *received)
+                return Introduced(arrival.connection, *received)
         return None
 
     # --- strangers --------------------------------------------------------------------------------
 
     def _turn_away(self, arrival: Arrival, why: str, message: bytes | None = None) -> None:
         del self._waiting[arrival.connection.fileno()]
-        self.note(arrival.process, why)
+        self.note(arrival.connection.peer, why)
         self._say_and_close(arrival.connection, message or _refusal(why))
 
     def refuse(self, guest: Introduced, why: str) -> None:
         """Turn somebody away whose introduction is none."""
-        self.note(guest.process, why)
+        self.note(guest.connection.peer, why)
         self._say_and_close(guest.connection, _refusal(why))
 
     @staticmethod
-    def _say_and_close(connection: Connection, message: bytes) -> None:
+    def _say_and_close(connection: Line, message: bytes) -> None:
         with contextlib.suppress(OSError):  # it need not listen
             connection.send(message)
         connection.close()
 
-    def note(self, process: int, why: str) -> None:
+    def note(self, peer: str, why: str) -> None:
         """Remember who was turned away, for the error if the meeting fails."""
-        times, _ = self._turned_away.get(process, (0, ""))
+        times, _ = self._turned_away.get(peer, (0, ""))
         if times or len(self._turned_away) < 1000:
-            self._turned_away[process] = times + 1, why
+            self._turned_away[peer] = times + 1, why
 
     def strangers(self) -> str:
         """Say who was turned away, and what else went wrong here; empty where nothing did."""
         for arrival in self._waiting.values():
-            self.note(arrival.process, "had not introduced itself")
+            self.note(arrival.connection.peer, "had not introduced itself")
         found = []
-        for process, (times, why) in list(self._turned_away.items())[:_SHOWN]:
+        for peer, (times, why) in list(self._turned_away.items())[:_SHOWN]:
             often = f" ({times} times)" if times > 1 else ""
-            found.append(f"process {process} {why}{often}" if process > 0 else f"{why}{often}")
+            found.append(f"{peer} {why}{often}".lstrip())
         if len(self._turned_away) > _SHOWN:
             found.append(f"and {len(self._turned_away) - _SHOWN} more processes")
         text = f" Turned away: {'; '.join(found)}." if found else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import select
 import socket
 import struct
 from collections import deque
@@ -54,7 +55,9 @@ def encode(content: dict[str, Any], n_fds: int = 0) -> bytes:
     return _LENGTH.pack(len(data), n_fds) + data
 
 
-def _decode(data: bytes) -> dict[str, Any]:
+def decode(data: bytes) -> dict[str, Any]:
+    """Return what a message's JSON says."""
+
     def refuse(text: str) -> None:
         raise BadMessageError(f"sent {text} as a number")
 
@@ -80,10 +83,13 @@ class Connection:
         Belongs to the connection from here on.
     most_bytes, most_fds : int
         How much JSON, and how many descriptors, a message from the other end may have.
+    peer : str
+        Who is at the other end, for messages.
     """
 
-    def __init__(self, end: socket.socket, most_bytes: int, most_fds: int) -> None:
+    def __init__(self, end: socket.socket, most_bytes: int, most_fds: int, peer: str = "") -> None:
         end.setblocking(False)
+        self.peer = peer
         self._end = end
         self._most = most_bytes, most_fds
         self._sending: deque[tuple[memoryview, list[int]]] = deque()
@@ -99,6 +105,11 @@ class Connection:
     def is_sending(self) -> bool:
         """Whether something is still to be sent."""
         return bool(self._sending)
+
+    @property
+    def events(self) -> int:
+        """What to poll for while it `is_sending`."""
+        return select.POLLOUT
 
     def send(self, message: bytes, fds: list[int] | None = None) -> None:
         """Send an encoded message, or as much of it as the other end takes now.
@@ -146,7 +157,7 @@ class Connection:
         while not self._is_complete():
             if not self._take():
                 return None
-        content, fds = _decode(bytes(self._data)), self._fds
+        content, fds = decode(bytes(self._data)), self._fds
         self._lengths, self._fds = None, []
         self._data.clear()
         return content, fds

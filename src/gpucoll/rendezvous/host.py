@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
-import socket
 import time
 from typing import Any, Generic, NoReturn
 
 from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.arrivals import Arrivals, Introduced
-from gpucoll.rendezvous.frames import BadMessageError, Connection
+from gpucoll.rendezvous.frames import BadMessageError
 from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
-from gpucoll.rendezvous.notices import address
+from gpucoll.rendezvous.road import Line
 from gpucoll.wording import list_ranks
 
 _REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
 _TELLING_S = 0.5  # how long it stays to tell a failure to ranks that are slow to listen
-_BACKLOG = 4096  # the kernel takes less where it must: strangers are not to keep ranks out
 
 
 class Host(Generic[T]):
@@ -29,8 +28,8 @@ class Host(Generic[T]):
         self.world_size = terms.job.world_size
         self.deadline = terms.deadline
         self.arrivals: Arrivals | None = None
-        self.guests: dict[int, Connection] = {}
-        self.also_told: list[Connection] = []
+        self.guests: dict[int, Line] = {}
+        self.also_told: list[Line] = []
         """Connections of processes that do not belong here."""
         self.ready: set[int] = set()
         self.introductions = {0: terms.introduction}
@@ -43,8 +42,9 @@ class Host(Generic[T]):
     def run(self) -> T:
         """Meet the others; return what was made of it."""
         try:
-            self.fds[0] = [socket.dup(fd) for fd in self.terms.fds]
-            self.arrivals = Arrivals(self._listen(), len(self.terms.fds))
+            self.fds[0] = [os.dup(fd) for fd in self.terms.fds]
+            listener = self.terms.road.listen(f"rank 0 of {self.world_size}")
+            self.arrivals = Arrivals(listener, self.terms.road, len(self.terms.fds))
             while len(self.introductions) < self.world_size:
                 self._serve()
             if self.refusal is not None:
@@ -62,20 +62,6 @@ class Host(Generic[T]):
             for connection in [*self.guests.values(), *self.also_told]:
                 connection.close()
 
-    def _listen(self) -> socket.socket:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            listener.bind(address(self.terms.job.token))
-        except OSError as error:
-            listener.close()
-            raise RendezvousError(
-                f"rank 0 of {self.world_size} cannot take the job's socket: "
-                f"{error.strerror}{_holder(self.terms.job.token)}. Is another job running with "
-                f"the same token ({self.terms.job.origin})?"
-            ) from error
-        listener.listen(_BACKLOG)
-        return listener
-
     def _settle(self) -> T:
         """Decide, tell every rank, and make this rank's part of it."""
         job = self.terms.job
@@ -83,7 +69,7 @@ class Host(Generic[T]):
         decision, shared = self.terms.decide(introductions)
         fds, self.fds = self.fds, {}
         by_rank = [fds[rank] for rank in range(self.world_size)]
-        meeting = Meeting(job, introductions, decision, shared, by_rank)
+        meeting = Meeting(job, introductions, decision, shared, by_rank, self._glance)
         content = {"decision": decision, "introductions": introductions, "shared": len(shared)}
         answer = frames.encode(content, len(meeting.fds))
         try:
@@ -96,7 +82,7 @@ class Host(Generic[T]):
             raise
         return self.terms.settle(meeting)
 
-    def _send(self, rank: int, guest: Connection, message: bytes, fds: list[int]) -> None:
+    def _send(self, rank: int, guest: Line, message: bytes, fds: list[int]) -> None:
         try:
             guest.send(message, fds)
         except OSError:
@@ -104,7 +90,11 @@ class Host(Generic[T]):
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def _serve(self) -> None:
+    def _glance(self) -> None:
+        """Take what the others have sent meanwhile; raise where one of them gave up."""
+        self._serve(0.0)
+
+    def _serve(self, wait_s: float = SLICE_S) -> None:
         """Wait a moment for the others, and take what they sent."""
         self._look()
         poll = select.poll()
@@ -112,7 +102,7 @@ class Host(Generic[T]):
             self.arrivals.register(poll)
         for guest in self.guests.values():
             poll.register(guest, select.POLLIN | (select.POLLOUT if guest.is_sending else 0))
-        ready = {fd for fd, _ in poll.poll(1000 * SLICE_S)}
+        ready = {fd for fd, _ in poll.poll(1000 * wait_s)}
         for rank, guest in self.guests.items():
             if guest.fileno() in ready:
                 self._hear(rank, guest)
@@ -143,12 +133,12 @@ class Host(Generic[T]):
             f"rank start, and call {watch.call}?{strangers}"
         )
 
-    def _hear(self, rank: int, guest: Connection) -> None:
+    def _hear(self, rank: int, guest: Line) -> None:
         """Take what a rank that has come sends: that it is ready, or that it gives up."""
         try:
             guest.flush()
             received = guest.receive()
-        except (OSError, BadMessageError):
+        except (OSError, BadMessageError, AuthenticationError):
             self._lose(rank)
         if received is None:
             return
@@ -256,15 +246,3 @@ class Host(Generic[T]):
         self.fds = {}
         if self.made is not None:
             self.terms.undo(self.made)
-
-
-def _holder(token: str) -> str:
-    """Say which process has the job's socket, where it can be asked."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as asking:
-        try:
-            asking.connect(address(token))
-            return f" by process {frames.peer_process(asking)}"
-        except AuthenticationError as error:
-            return f": {error}"
-        except OSError:
-            return ""

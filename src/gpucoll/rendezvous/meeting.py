@@ -17,6 +17,7 @@ from gpucoll.errors import (
 )
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.road import Road
 from gpucoll.wording import rank_of
 
 T = TypeVar("T")
@@ -38,6 +39,8 @@ class Meeting:
     """What rank 0 made for all."""
     rank_fds: list[list[int]]
     """By rank: the descriptors that came with its introduction."""
+    look: Callable[[], None] = lambda: None
+    """For whoever settles it and has to wait: raises where another rank has failed meanwhile."""
 
     @property
     def fds(self) -> list[int]:
@@ -93,7 +96,7 @@ class Watch:
 
 @dataclass
 class Terms(Generic[T]):
-    """What a rank brings to a meeting. `unix.meet` says what each means."""
+    """What a rank brings to a meeting. `meet.meet` says what each means."""
 
     job: Job
     introduction: dict[str, Any]
@@ -105,6 +108,7 @@ class Terms(Generic[T]):
     timeout_s: float
     watch: Watch
     signals: HeldSignals
+    road: Road
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.timeout_s

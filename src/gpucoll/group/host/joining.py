@@ -22,7 +22,7 @@ from gpucoll.memory.arena import Arena, process_arena
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.unix import Meeting, Watch, meet
+from gpucoll.rendezvous.meet import Meeting, Watch, meet
 from gpucoll.transport.shared import layout, mapping, peer_memory
 from gpucoll.transport.shared.layout import SegmentLayout, Tuning
 from gpucoll.transport.shared.peer_arena import GROWTHS, PeerArena

@@ -1,0 +1,173 @@
+"""The other ranks' side of a meeting: each goes to rank 0, and does what that decides."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import time
+from typing import Any, Generic
+
+from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError
+from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
+from gpucoll.rendezvous.road import Line
+
+_RETRY_S = (0.001, 0.02)  # first and longest pause between two tries to connect
+_LONGER_S = 1.0  # rank 0's own deadline explains more
+
+
+class Guest(Generic[T]):
+    """Another rank, for the length of a meeting."""
+
+    def __init__(self, terms: Terms[T]) -> None:
+        self.terms = terms
+        self.connection: Line | None = None
+        self.is_answered = False
+        self.made: T | None = None
+        self.has_heard = False
+        """Whether rank 0 itself said that the meeting failed."""
+
+    def run(self) -> T:
+        """Meet the others; return what was made of it."""
+        try:
+            answer = None
+            while answer is None:
+                answer = self._ask()
+            self.is_answered = True
+            self.made = made = self._settle(*answer)
+            self._send({"ready": True})
+            self._receive()
+            return made
+        except BaseException as error:
+            self._withdraw(error)
+            raise
+        finally:
+            if self.connection is not None:
+                self.connection.close()
+
+    def _ask(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Introduce this rank to rank 0 and return its answer; None: ask again."""
+        terms = self.terms
+        most_fds = terms.job.world_size * len(terms.fds) + 16
+        most_bytes = (terms.job.world_size + 1) * INTRODUCTION_BYTES
+        self.connection = self._connect(most_bytes, most_fds)
+        self._send(terms.introduction, terms.fds)
+        content, fds = self._receive()
+        if "again" not in content:
+            return content, fds
+        self._turn_back()
+        return None
+
+    def _turn_back(self) -> None:
+        """Come again in a moment: rank 0 had no room."""
+        assert self.connection is not None
+        self.connection.close()
+        self.connection = None
+        self._look(set(), 0.0, "waited for a place with rank 0, which has too many connections")
+        time.sleep(SLICE_S)
+
+    def _settle(self, answer: dict[str, Any], fds: list[int]) -> T:
+        n_shared, decision = answer.get("shared"), answer.get("decision")
+        introductions, each = answer.get("introductions"), len(self.terms.fds)
+        world_size = self.terms.job.world_size
+        if (
+            not isinstance(introductions, list)
+            or not isinstance(decision, dict)
+            or len(introductions) != world_size
+            or n_shared != len(fds) - world_size * each
+        ):
+            frames.close_all(fds)
+            raise self.terms.watch.left(0, "what is no answer")
+        starts = range(n_shared, len(fds), each) if each else [0] * world_size
+        by_rank = [fds[start : start + each] for start in starts]
+        job = self.terms.job
+        meeting = Meeting(job, introductions, decision, fds[:n_shared], by_rank, self._glance)
+        return self.terms.settle(meeting)
+
+    def _glance(self) -> None:
+        """Raise where rank 0 has said meanwhile that nothing comes of this."""
+        assert self.connection is not None
+        poll = select.poll()
+        poll.register(self.connection, select.POLLIN)
+        if poll.poll(0):
+            self._receive()
+
+    def _withdraw(self, error: BaseException) -> None:
+        """Tell rank 0 why this rank gives up, and let go of what was made."""
+        message = told(error, self.terms.job.rank)
+        if self.connection is not None and not self.has_heard:
+            with contextlib.suppress(OSError):  # it is gone itself
+                self.connection.send(frames.encode(message))
+            self.terms.watch.is_told = self.is_answered and message["kind"] == "refused"
+        if self.made is not None:
+            self.terms.undo(self.made)
+
+    # --- waiting ----------------------------------------------------------------------------------
+
+    def _connect(self, most_bytes: int, most_fds: int) -> Line:
+        """Connect to rank 0, which may not have started yet."""
+        terms = self.terms
+        others = set(range(terms.job.world_size)) - {terms.job.rank}
+        pause_s, longest_s = _RETRY_S
+        while True:
+            if (line := terms.road.connect(most_bytes, most_fds)) is not None:
+                return line
+            late = f"rank {terms.watch.number(0)}, which did not come"
+            self._look(others, 0.0, f"waited {terms.timeout_s:g} s for {late}")
+            time.sleep(pause_s)  # nobody can be told when an address appears
+            pause_s = min(2 * pause_s, longest_s)
+
+    def _look(self, awaited: set[int], longer_s: float, what: str) -> None:
+        """Raise where nothing can come of this any more."""
+        terms = self.terms
+        terms.signals.check()
+        if time.monotonic() > terms.deadline + longer_s:
+            call = terms.watch.call
+            trouble = terms.road.trouble()
+            raise terms.watch.late(
+                f"{terms.who} {what}.{trouble} Did every rank start, and call {call}?"
+            )
+        if self.made is not None:
+            return  # the others may have been told that all is well: this rank cannot know better
+        if (found := terms.watch.check(awaited)) is not None:
+            raise terms.watch.lost(*found)
+
+    def _send(self, content: dict[str, Any], fds: list[int] | None = None) -> None:
+        assert self.connection is not None
+        try:
+            self.connection.send(frames.encode(content, len(fds or [])), fds)
+            while self.connection.is_sending:
+                self._wait(self.connection.events)
+                self.connection.flush()
+        except OSError:
+            pass  # rank 0 is gone; it may have said why
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        """Wait for rank 0's next message, and return it unless it is a failure."""
+        assert self.connection is not None
+        watch = self.terms.watch
+        while True:
+            try:
+                received = self.connection.receive()
+            except OSError:
+                raise watch.lost(0, f"its {self.connection.peer} ended, or left") from None
+            except BadMessageError as error:
+                raise watch.left(0, f"what is no answer: it {error}") from error
+            if received is not None:
+                break
+            self._wait(select.POLLIN)
+        content, fds = received
+        if "error" in content:
+            frames.close_all(fds)
+            self.has_heard = True
+            raise heard(content, watch)
+        return content, fds
+
+    def _wait(self, events: int) -> None:
+        assert self.connection is not None
+        rank = f"rank {self.terms.watch.number(0)}, {self.connection.peer}"
+        what = f"waited {self.terms.timeout_s:g} s for an answer of {rank}"
+        self._look(set(), _LONGER_S, what)
+        poll = select.poll()
+        poll.register(self.connection, events)
+        poll.poll(1000 * SLICE_S)

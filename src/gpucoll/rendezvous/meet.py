@@ -1,0 +1,91 @@
+"""All ranks of a job meet: they have what they share, or none of them has.
+
+Rank 0 listens, the others connect and introduce themselves with their file descriptors; rank 0
+checks that all belong together, decides what all must agree on, and hands everybody's descriptors
+to everybody. Each rank makes its part of what all share and says so; rank 0 tells all when the last
+one has. So either all ranks have it or none, and whoever is lost or gives up on the way ends the
+others: its connection says so.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.rendezvous.guest import Guest
+from gpucoll.rendezvous.held_signals import held_signals
+from gpucoll.rendezvous.host import Host
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting import Decide, Meeting, T, Terms, Watch
+from gpucoll.rendezvous.road import Road
+from gpucoll.rendezvous.unix import UnixRoad
+
+__all__ = ["Meeting", "Watch", "meet"]
+
+
+def meet(
+    job: Job,
+    introduction: dict[str, Any],
+    fds: list[int],
+    *,
+    check: Callable[[dict[str, Any], list[int]], None],
+    decide: Decide,
+    settle: Callable[[Meeting], T],
+    undo: Callable[[T], None],
+    timeout_s: float,
+    watch: Watch | None = None,
+    road: Road | None = None,
+) -> T:
+    """Meet the other ranks of the job; return what `settle` made of it.
+
+    Parameters
+    ----------
+    job : Job
+        Who meets. Its token names the Unix socket; two meetings at the same time need different
+        ones.
+    introduction : dict
+        Sent to every rank. ``introduction["same"]`` must be equal on all of them.
+    fds : list of int
+        Sent with it, the same number on every rank. They stay the caller's.
+    check : callable
+        Called on rank 0 with every other introduction and its descriptors: raises ValueError, with
+        the end of a sentence, where they cannot be a rank's.
+    decide : callable
+        Called on rank 0 with every introduction: returns the decision and descriptors for all.
+    settle : callable
+        Called on every rank with the `Meeting`, whose descriptors it takes over.
+    undo : callable
+        Called with what `settle` returned where another rank has failed since.
+    timeout_s : float
+        How long to wait for the others, in seconds.
+    watch : Watch, optional
+        What else says that a rank can never come.
+    road : Road, optional
+        How the ranks reach rank 0; default: the Unix socket of this host.
+
+    Raises
+    ------
+    RendezvousDeadlineError
+        A rank did not come in time.
+    RendezvousError
+        A rank does not belong to the job.
+    PeerLostError, AbortedError
+        A rank is gone, or gave up.
+    """
+    watch = watch or Watch(job.rank, job.world_size)
+    watch.has_begun = True
+    road = road or UnixRoad(job)
+    with held_signals() as signals:
+        terms = Terms(
+            job, introduction, fds, check, decide, settle, undo, timeout_s, watch, signals, road
+        )
+        try:
+            if job.world_size == 1:
+                decision, shared = decide([introduction])
+                own = [os.dup(fd) for fd in fds]
+                return settle(Meeting(job, [introduction], decision, shared, [own]))
+            return Host(terms).run() if job.rank == 0 else Guest(terms).run()
+        finally:
+            watch.close()
+            road.close()
