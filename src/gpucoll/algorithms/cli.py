@@ -1,0 +1,134 @@
+"""The command ``python -m gpucoll.algorithms``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+from gpucoll.algorithms.arguments import Options, parse
+from gpucoll.algorithms.choice import choose
+from gpucoll.algorithms.cost import Cost, cost_of, largest
+from gpucoll.algorithms.drawing import draw
+from gpucoll.algorithms.hierarchy import Prediction, block_sizes, carriers, predict_call
+from gpucoll.algorithms.printing import (
+    cost_line,
+    cost_lines,
+    counted,
+    schedule_lines,
+    size_text,
+    time_text,
+)
+from gpucoll.algorithms.table import Algorithm, algorithms_for, named
+from gpucoll.errors import ArgumentError
+
+ALL_RANKS_UP_TO: Final = 8
+"""So many ranks are printed; of more, rank 0 (or the one that is asked for)."""
+COMPARED_UP_TO: Final = 64
+"""With so many hosts the other algorithms are priced too; of more, that would take long."""
+EXIT_USAGE: Final = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit code."""
+    options = parse(arguments)
+    try:
+        algorithm = asked_for(options)
+        drawing = draw(algorithm, options.hosts, options.root) if options.svg else ""
+        lines = report(options, algorithm)
+        if options.svg:
+            Path(options.svg).write_text(drawing, encoding="utf-8")
+            lines.append(f"drawn: {options.svg}")
+    except (ArgumentError, OSError) as error:
+        print(f"python -m gpucoll.algorithms: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    print("\n".join(lines))
+    return 0
+
+
+def asked_for(options: Options) -> Algorithm:
+    """Return the algorithm that is named, or chosen."""
+    if options.algorithm is not None:
+        return named(options.collective, options.algorithm)
+    return choose(
+        options.collective,
+        options.size_bytes,
+        options.hosts,
+        commutative=options.commutative,
+        ordered=options.ordered,
+    )
+
+
+def report(options: Options, algorithm: Algorithm) -> list[str]:
+    """Return what is printed."""
+    flows = carriers(options.size_bytes, options.ranks_per_host)
+    share = -(-options.size_bytes // flows)
+    sizes = block_sizes(algorithm, share, options.hosts)
+    lines = [title(options, algorithm), buffer_line(sizes, flows), ""]
+    for rank in shown(options):
+        steps = algorithm.steps(rank, options.hosts, options.root)
+        cost = cost_of(steps, sizes)
+        lines += schedule_lines(rank, options.hosts, steps)
+        if steps:
+            lines.append(cost_line(cost))
+        lines.append("")
+    priced = list(prices(options, algorithm, share))
+    lines += ["the most of any rank, and the time of all:", *cost_lines(priced)]
+    prediction = priced[0][2]
+    if prediction is not None and options.ranks_per_host > 1:
+        lines.append(
+            f"{algorithm.name}: {time_text(prediction.before_s)} inside hosts, "
+            f"{time_text(prediction.between_s)} between them, "
+            f"{time_text(prediction.after_s)} inside again"
+        )
+    return lines
+
+
+def title(options: Options, algorithm: Algorithm) -> str:
+    """Return the first line: what it is for."""
+    ranks = options.ranks_per_host
+    each = f" of {ranks} ranks" if ranks > 1 else ""
+    root = f", root {options.root}" if algorithm.is_rooted else ""
+    size = f" of {size_text(options.size_bytes)}" if options.size_bytes else ""
+    hosts = counted(options.hosts, "host")
+    return f"{algorithm.collective.spelled}{size}, {hosts}{each}{root}: {algorithm.name}"
+
+
+def buffer_line(sizes: Sequence[int], flows: int) -> str:
+    """Return what the working buffer consists of."""
+    size = " to ".join(dict.fromkeys((size_text(min(sizes)), size_text(max(sizes)))))
+    buffer = f"{counted(len(sizes), 'block')} of {size}"
+    if flows > 1:
+        return f"{flows} ranks of each host carry a share; each has {buffer}"
+    return f"working buffer: {buffer}"
+
+
+def shown(options: Options) -> Iterable[int]:
+    """Return the ranks whose steps are printed."""
+    if options.rank is not None:
+        return (options.rank,)
+    return range(options.hosts if options.hosts <= ALL_RANKS_UP_TO else 1)
+
+
+def prices(
+    options: Options, algorithm: Algorithm, share: int
+) -> Iterable[tuple[str, Cost, Prediction | None]]:
+    """Yield name, cost and time of the algorithm, and of the others for the collective."""
+    rest = [one for one in algorithms_for(options.collective) if one.name != algorithm.name]
+    for one in [algorithm, *(rest if options.hosts <= COMPARED_UP_TO else ())]:
+        sizes = block_sizes(one, share, options.hosts)
+        cost = largest(
+            cost_of(one.steps(rank, options.hosts, options.root), sizes)
+            for rank in range(options.hosts)
+        )
+        prediction = predict_call(
+            one,
+            options.size_bytes,
+            options.hosts,
+            options.ranks_per_host,
+            options.network,
+            options.inside,
+            options.root,
+        )
+        yield one.name, cost, prediction

@@ -1,0 +1,177 @@
+"""Several ranks a host: a step inside each host, a schedule between hosts, a step inside again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from gpucoll.algorithms.contents import Contents
+from gpucoll.algorithms.cost import divide
+from gpucoll.algorithms.simulation import run
+from gpucoll.algorithms.table import Algorithm
+from gpucoll.algorithms.timing import Network, predict
+from gpucoll.errors import ArgumentError
+from gpucoll.types import Collective
+
+_BEFORE: Final = frozenset(
+    (
+        Collective.ALL_REDUCE,
+        Collective.REDUCE,
+        Collective.REDUCE_SCATTER,
+        Collective.GATHER,
+        Collective.ALL_TO_ALL,
+        Collective.SCAN,
+        Collective.EXCLUSIVE_SCAN,
+        Collective.BARRIER,
+    )
+)
+"""Ranks of a host first put together what they have."""
+_AFTER: Final = _BEFORE - {Collective.REDUCE, Collective.GATHER} | {
+    Collective.BROADCAST,
+    Collective.SCATTER,
+    Collective.ALL_GATHER,
+}
+"""Ranks of a host get in the end what came from other hosts."""
+ONE_CARRIES_UP_TO_BYTES: Final = 32 * 1024
+"""Up to this size one rank of each host carries all of it; above, each carries its share."""
+
+
+@dataclass(frozen=True)
+class Inside:
+    """What connects the ranks of one host.
+
+    Parameters
+    ----------
+    latency_s : float
+        Of a step that all of them take.
+    bytes_per_s : float
+        What each rank reads and writes in it, of the larger array.
+    """
+
+    latency_s: float = 5e-6
+    bytes_per_s: float = 5e9
+
+    def __post_init__(self) -> None:
+        if not self.latency_s >= 0 or not self.bytes_per_s > 0:
+            raise ArgumentError(
+                f"inside a host: a latency of {self.latency_s} s, {self.bytes_per_s} bytes/s; at "
+                "least 0 and more than 0 are needed"
+            )
+
+    def step_s(self, size_bytes: int) -> float:
+        """Return how long a step takes."""
+        return self.latency_s + size_bytes / self.bytes_per_s
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How long a call takes, in seconds: inside the hosts, between them, inside again."""
+
+    before_s: float
+    between_s: float
+    after_s: float
+
+    @property
+    def total_s(self) -> float:
+        """The whole call, where nothing overlaps."""
+        return self.before_s + self.between_s + self.after_s
+
+
+def carriers(size_bytes: int, ranks_per_host: int) -> int:
+    """Return how many ranks of a host carry a share each to other hosts."""
+    return ranks_per_host if size_bytes > ONE_CARRIES_UP_TO_BYTES else 1
+
+
+def predict_call(
+    algorithm: Algorithm,
+    size_bytes: int,
+    hosts: int,
+    ranks_per_host: int,
+    network: Network,
+    inside: Inside,
+    root: int = 0,
+) -> Prediction:
+    """Return how long a call takes with so many ranks on each host.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        Between the hosts.
+    size_bytes : int
+        Of the larger array of a rank: input and output differ where blocks are gathered or
+        scattered.
+    hosts, ranks_per_host : int
+        How many there are.
+    network, inside : Network, Inside
+        What connects hosts, and the ranks of one.
+    root : int
+        The host of the root.
+    """
+    if hosts < 1 or ranks_per_host < 1:
+        raise ArgumentError(f"{hosts} hosts with {ranks_per_host} ranks each: at least 1 of both")
+    flows = carriers(size_bytes, ranks_per_host)
+    shared = -(-size_bytes // flows)
+    sizes = block_sizes(algorithm, shared, hosts)
+    between = predict(algorithm.schedules(hosts, root), sizes, network, flows)
+    step = inside.step_s(size_bytes) if ranks_per_host > 1 else 0.0
+    return Prediction(
+        step if algorithm.collective in _BEFORE else 0.0,
+        between,
+        step if algorithm.collective in _AFTER else 0.0,
+    )
+
+
+def block_sizes(algorithm: Algorithm, size_bytes: int, hosts: int) -> list[int]:
+    """Return the size of each block of the working buffer for an array of so many bytes.
+
+    All blocks are of one size where the algorithm needs that, so they may come to more than the
+    array.
+    """
+    blocks = algorithm.blocks(hosts)
+    if algorithm.collective is Collective.BARRIER:
+        return [1] * blocks
+    if algorithm.collective is Collective.ALL_TO_ALL:
+        return [-(-size_bytes // hosts)] * blocks
+    if algorithm.equal_blocks:
+        return [size_bytes] * blocks
+    return divide(size_bytes, blocks)
+
+
+def run_all_reduce(
+    algorithm: Algorithm,
+    hosts: int,
+    ranks_per_host: int,
+    contents: Contents,
+    slices: Sequence[int],
+) -> list[list[list[int]]]:
+    """Run an all_reduce of ranks on hosts without payload; return what the hosts end with.
+
+    The array has a slice for each rank of a host. The ranks of a host first reduce each slice, in
+    rank order, into the rank that carries it; the carriers of one slice on all hosts run the
+    schedule; then all ranks of a host have what its carriers have.
+
+    Parameters
+    ----------
+    algorithm : Algorithm
+        An all_reduce, between the hosts.
+    hosts, ranks_per_host : int
+        How many there are.
+    contents : Contents
+        A contribution is (ranks, slice, block): the world ranks of a host, as a range, reduced.
+    slices : sequence of int
+        Which slices to run; all are alike.
+
+    Returns
+    -------
+    list of list of list of int
+        Of each slice, of each host, the blocks.
+    """
+    blocks = range(algorithm.blocks(hosts))
+    on_host = [range(host * ranks_per_host, (host + 1) * ranks_per_host) for host in range(hosts)]
+    schedules = algorithm.schedules(hosts)
+    results = []
+    for part in slices:
+        held = [[contents.leaf((ranks, part, block)) for block in blocks] for ranks in on_host]
+        results.append(run(schedules, held, contents))
+    return results

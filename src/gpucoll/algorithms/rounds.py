@@ -1,0 +1,115 @@
+"""A schedule in rounds: which steps belong together, and what blocks hold after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from gpucoll.algorithms.contents import EMPTY, Contents
+from gpucoll.algorithms.steps import NOBODY, Step, block_numbers
+from gpucoll.errors import ArgumentError
+
+
+@dataclass
+class Round:
+    """Steps that are taken at once, and what the ranks' blocks hold after them.
+
+    Parameters
+    ----------
+    steps : dict of int to Step
+        The step of each rank that has one in this round.
+    held : list of list of int
+        Of each rank, what its blocks hold afterwards: values of a `Contents`.
+    """
+
+    steps: dict[int, Step] = field(default_factory=dict)
+    held: list[list[int]] = field(default_factory=list)
+
+
+def rounds_of(
+    schedules: Sequence[Sequence[Step]], blocks: Sequence[Sequence[int]], contents: Contents
+) -> list[Round]:
+    """Return the rounds of a schedule, each step as early as it can be.
+
+    Parameters
+    ----------
+    schedules : sequence of list of Step
+        Of each rank.
+    blocks : sequence of list of int
+        Of each rank, what its blocks hold before: values of `contents`.
+    contents : Contents
+        Where the values are kept.
+
+    Raises
+    ------
+    ArgumentError
+        The steps cannot be put into rounds in which a message is both sent and received.
+    """
+    rounds: list[Round] = []
+    taken = [0] * len(schedules)
+    free_from = [0] * len(schedules)
+    waiting = {rank for rank, steps in enumerate(schedules) if steps}
+    while waiting:
+        together = _together(schedules, taken, waiting)
+        if not together:
+            break
+        number = max(free_from[rank] for rank in together)
+        while len(rounds) <= number:
+            rounds.append(Round())
+        for rank in together:
+            rounds[number].steps[rank] = schedules[rank][taken[rank]]
+            taken[rank] += 1
+            free_from[rank] = number + 1
+        waiting = {rank for rank in waiting if taken[rank] < len(schedules[rank])}
+    if waiting:
+        raise ArgumentError("schedule: its steps do not fall into rounds")
+    held = [list(one) for one in blocks]
+    for one in rounds:
+        held = one.held = _after(one.steps, held, contents)
+    return rounds
+
+
+def _together(
+    schedules: Sequence[Sequence[Step]], taken: Sequence[int], waiting: set[int]
+) -> set[int]:
+    """Return ranks whose next steps send to and receive from one another only, or none."""
+    current = {rank: schedules[rank][taken[rank]] for rank in sorted(waiting)}
+    for start in current:
+        group, fits = _group_of(start, current)
+        if fits:
+            return group
+    return set()
+
+
+def _group_of(start: int, current: dict[int, Step]) -> tuple[set[int], bool]:
+    """Return who is connected with a rank by the next steps of all, and whether all fit."""
+    group, left, fits = {start}, [start], True
+    while left:
+        rank = left.pop()
+        step = current[rank]
+        for partner in (step.send_to, step.receive_from):
+            if partner == NOBODY:
+                continue
+            theirs = current.get(partner, Step())
+            fits &= partner != step.send_to or theirs.receive_from == rank
+            fits &= partner != step.receive_from or theirs.send_to == rank
+            if partner in current and partner not in group:
+                group.add(partner)
+                left.append(partner)
+    return group, fits
+
+
+def _after(steps: dict[int, Step], held: list[list[int]], contents: Contents) -> list[list[int]]:
+    """Return what blocks hold once all steps of a round have been taken."""
+    after = [list(one) for one in held]
+    for rank, step in steps.items():
+        if step.receive_from == NOBODY:
+            continue
+        sent = block_numbers(steps[step.receive_from].send)
+        for source, block in zip(sent, block_numbers(step.receive), strict=True):
+            value = held[step.receive_from][source]
+            if step.reduces and EMPTY not in (value, held[rank][block]):
+                pair = (value, held[rank][block])
+                value = contents.combine(*(pair if step.receive_from < rank else pair[::-1]))
+            after[rank][block] = value
+    return after
