@@ -20,6 +20,8 @@ LOCAL_RANK: Final = "GPUCOLL_LOCAL_RANK"
 LOCAL_WORLD_SIZE: Final = "GPUCOLL_LOCAL_WORLD_SIZE"
 JOB: Final = "GPUCOLL_JOB"
 """Random token of the job: the ranks of one host meet at an abstract Unix socket named after it."""
+MEET: Final = "GPUCOLL_MEET"
+"""Where ranks on several hosts meet: ``tcp://HOST:PORT`` of rank 0's host, or ``file://PATH``."""
 LAUNCHER_CACHE: Final = "GPUCOLL_LAUNCHER_CACHE"
 """The launcher's own folder for compiled kernels, where there is no other; gone when it ends."""
 TORCHRUN_LOCAL_RANK: Final = "LOCAL_RANK"
@@ -43,6 +45,8 @@ SLURM_JOB_ID: Final = "SLURM_JOB_ID"
 SLURM_STEP_ID: Final = "SLURM_STEP_ID"
 SLURM_STEP_TASKS: Final = "SLURM_STEP_NUM_TASKS"
 SLURM_STEP_NODES: Final = "SLURM_STEP_NUM_NODES"
+SLURM_STEP_NODE_LIST: Final = "SLURM_STEP_NODELIST"
+SLURM_JOB_NODE_LIST: Final = "SLURM_JOB_NODELIST"
 MPI_AND_SLURM: Final = (
     OPEN_MPI_RANK,
     OPEN_MPI_WORLD_SIZE,
@@ -62,6 +66,8 @@ MPI_AND_SLURM: Final = (
     SLURM_STEP_ID,
     SLURM_STEP_TASKS,
     SLURM_STEP_NODES,
+    SLURM_STEP_NODE_LIST,
+    SLURM_JOB_NODE_LIST,
 )
 LOCAL_RANKS: Final = (
     LOCAL_RANK,
@@ -80,7 +86,17 @@ BIND: Final = "GPUCOLL_BIND"
 GRACE_S: Final = "GPUCOLL_GRACE_S"
 """After a rank failed, how long a launcher lets the others end by themselves, in seconds (5)."""
 HOST_ID: Final = "GPUCOLL_HOST_ID"
-"""Will override the host's identity (boot id, network and UTS namespace): nothing reads it yet."""
+"""Overrides the host's identity (boot id, network and UTS namespace): ranks with the same one share
+memory, others connect by TCP."""
+INTERFACES: Final = "GPUCOLL_INTERFACES"
+"""Network interfaces, or addresses of this host, that ranks listen at: ``eth0,eth1`` (default: the
+one that leads to the meeting point)."""
+LINK_TIMEOUT_S: Final = "GPUCOLL_LINK_TIMEOUT_S"
+"""After how long without an answer a connection to another host counts as cut, in seconds (5)."""
+SECRET: Final = "GPUCOLL_SECRET"
+"""The secret that all ranks of a job over TCP share, 16 bytes at least."""
+SECRET_FILE: Final = "GPUCOLL_SECRET_FILE"
+"""A file that holds it instead, of this user's or root's, that nobody else can read."""
 CACHE_DIR: Final = "GPUCOLL_CACHE_DIR"
 """Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``). They are
 code: it must be a folder of this user's that nobody else can write to."""
@@ -121,6 +137,7 @@ NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
+DEFAULT_LINK_TIMEOUT_S: Final = 5.0
 LONGEST_TIMEOUT_S: Final = 1e6
 """Eleven days: every wait has a deadline that somebody may live to see."""
 
@@ -145,6 +162,11 @@ def timeout_s() -> float:
     if limit > LONGEST_TIMEOUT_S:
         raise ArgumentError(f"{TIMEOUT_S} {_TOO_LONG}; got {os.environ[TIMEOUT_S]!r}")
     return limit
+
+
+def link_timeout_s() -> float:
+    """Return after how long without an answer a connection to another host counts as cut."""
+    return min(_number(LINK_TIMEOUT_S, DEFAULT_LINK_TIMEOUT_S), LONGEST_TIMEOUT_S)
 
 
 _TOO_LONG: Final = (

@@ -1,0 +1,169 @@
+"""A TCP connection between two processes of a job: the handshake, then sealed messages.
+
+Nothing here waits: whoever has several connections serves them all, and no other end can hold it.
+"""
+
+from __future__ import annotations
+
+import select
+import socket
+from collections import deque
+
+from gpucoll.errors import AuthenticationError
+from gpucoll.transport.tcp.handshake import Handshake, Role
+from gpucoll.transport.tcp.sealed import Opening, Seal
+
+_AT_ONCE_BYTES = 1 << 18
+
+
+class ClosedEarlyError(AuthenticationError):
+    """The other end closed the connection before it was known who it is."""
+
+
+def spelled(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
+    """Return a socket's address as people write it."""
+    host, port = address[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+class SealedConnection:
+    """One end of a connection.
+
+    Parameters
+    ----------
+    end : socket
+        Connected, or about to be; belongs to this from here on.
+    secret : bytes
+        The job's.
+    role : Role
+        Which end this is.
+    purpose : bytes
+        What the connection is for, by `handshake.encode_purpose`.
+    most_bytes : int
+        How large a message of the other end may be.
+    """
+
+    def __init__(
+        self, end: socket.socket, secret: bytes, role: Role, purpose: bytes, most_bytes: int
+    ) -> None:
+        end.setblocking(False)
+        self._end = end
+        self.peer = spelled(end.getpeername())
+        """Where the other end is."""
+        self._most_bytes = most_bytes
+        self._handshake = Handshake(secret, role, purpose)
+        self._waiting: deque[bytes] = deque()
+        """Messages that are to be sent once the other end has shown who it is."""
+        self._sending = bytearray(self._handshake.start())
+        self._seal: Seal | None = None
+        self._opening: Opening | None = None
+        self._received: deque[bytes] = deque()
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._end.fileno()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the other end has proved that it knows the secret."""
+        return self._seal is not None
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is still to be sent."""
+        return bool(self._sending or self._waiting)
+
+    @property
+    def events(self) -> int:
+        """What to poll for while it `is_sending`."""
+        return select.POLLOUT if self._sending else select.POLLIN
+
+    @property
+    def own_address(self) -> str:
+        """The address of this end's interface."""
+        return str(self._end.getsockname()[0])
+
+    def send(self, message: bytes) -> None:
+        """Send a message, or as much of it as the other end takes now; OSError: it is gone."""
+        if self._seal is None:
+            self._waiting.append(message)
+        else:
+            self._sending += self._seal.seal(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Send what the other end takes now of what is still to be sent.
+
+        Raises
+        ------
+        OSError
+            The other end is gone.
+        AuthenticationError
+            It may not take part.
+        """
+        self._write()
+        if self._seal is None and self._waiting:
+            self._take()
+
+    def receive(self) -> bytes | None:
+        """Take what has come; return the next message once it is complete.
+
+        Raises
+        ------
+        OSError
+            The other end is gone.
+        AuthenticationError
+            It may not take part, or a message was not as it was sent.
+        """
+        while not self._received:
+            if not self._take():
+                return None
+        return self._received.popleft()
+
+    def _write(self) -> None:
+        while self._sending:
+            try:
+                sent = self._end.send(self._sending[:_AT_ONCE_BYTES], socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                return
+            del self._sending[:sent]
+
+    def _take(self) -> bool:
+        """Take some of what has come; return whether there was anything."""
+        wanted = _AT_ONCE_BYTES if self._opening is not None else self._handshake.n_wanted
+        try:
+            data = self._end.recv(wanted)
+        except BlockingIOError:
+            return False
+        if not data:
+            if self._seal is None:
+                raise ClosedEarlyError(str(self._handshake.closed()))
+            raise ConnectionError("the other end is gone")
+        if self._opening is not None:
+            self._received += self._opening.take(data)
+            return True
+        self._sending += self._handshake.take(data)
+        if self._handshake.is_done:
+            self._begin()
+        self._write()
+        return True
+
+    def _begin(self) -> None:
+        """Go over to sealed messages."""
+        self._seal = Seal(self._handshake.send_key)
+        self._opening = Opening(self._handshake.receive_key, self._most_bytes)
+        while self._waiting:
+            self._sending += self._seal.seal(self._waiting.popleft())
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._end.close()
+
+    def detach(self) -> socket.socket:
+        """Return the socket, over which anything may go from here on.
+
+        Only after a message has said so to the other end, and before anything else has come.
+        """
+        if self._received or (self._opening is not None and self._opening.holds_part):
+            raise AuthenticationError("sent more than was asked for")
+        return self._end

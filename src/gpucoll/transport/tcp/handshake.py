@@ -1,0 +1,262 @@
+"""Who is at the other end of a TCP connection: both ends prove that they know the job's secret.
+
+Bytes in, bytes out; no socket in here. In the order in which they are sent::
+
+    both      hello: magic, version, role, a fresh nonce
+    connects  proof                   when the other end's hello has come
+    accepts   proof                   when the connecting end's proof has held
+
+The accepting end proves nothing to who has proved nothing: a stranger gets random bytes out of it
+and no value of the secret's to try guesses on. The connecting end sends nothing further before the
+other one's proof has held. A proof is two MACs over the hellos of both, the role of who proves and,
+in the second one, what the connection is for: so neither one's own proof sent back nor one of
+another connection will do, and a wrong secret is told from a connection for something else.
+"""
+
+from __future__ import annotations
+
+import enum
+import hmac
+import secrets
+import struct
+from typing import Final
+
+from gpucoll import config
+from gpucoll.errors import AuthenticationError, StateError
+from gpucoll.transport.tcp.hkdf import DIGEST_BYTES, expand, extract, mac
+from gpucoll.transport.tcp.secret import check_secret
+
+MAGIC: Final = b"gpucoll\0"
+PROTOCOL_VERSION: Final = 1
+"""Of everything on a connection, hellos and frames: raised with any change to either."""
+NONCE_BYTES: Final = 32
+KEY_BYTES: Final = 32
+_HEAD: Final = struct.Struct(f">{len(MAGIC)}sHB")  # magic, version, role
+_LENGTH: Final = struct.Struct(">Q")
+HELLO_BYTES: Final = _HEAD.size + NONCE_BYTES
+PROOF_BYTES: Final = 2 * DIGEST_BYTES
+HANDSHAKE_BYTES: Final = HELLO_BYTES + PROOF_BYTES
+"""What either end sends in all: nobody who has proved nothing makes the other one keep more."""
+
+_SECRETS: Final = f"{config.SECRET} or {config.SECRET_FILE} must give every rank the same secret"
+
+
+class Role(enum.Enum):
+    """Which end of a connection this is."""
+
+    CONNECTS = 1
+    ACCEPTS = 2
+
+    @property
+    def other(self) -> Role:
+        return Role.ACCEPTS if self is Role.CONNECTS else Role.CONNECTS
+
+
+def encode_purpose(*parts: str | int | bytes) -> bytes:
+    """Return what a connection is for as bytes, in which no two lists of parts are alike."""
+    encoded = []
+    for part in parts:
+        if isinstance(part, bytes):
+            kind, data = b"b", part
+        else:
+            kind = b"s" if isinstance(part, str) else b"i"
+            data = str(part).encode("utf-8", "surrogatepass")
+        encoded += [kind, _LENGTH.pack(len(data)), data]
+    return b"".join(encoded)
+
+
+class Handshake:
+    """One end of the handshake on a new connection.
+
+    Send what `start` returns, give `take` what comes and send what it returns, until `is_done`. Who
+    receives `n_wanted` bytes at most each time leaves what follows the handshake in the socket;
+    other than that it is in `rest`. Limits of time are the caller's.
+
+    Parameters
+    ----------
+    secret : bytes
+        The job's; 16 bytes at least.
+    role : Role
+        Which end this is.
+    purpose : bytes
+        What this end takes the connection for (job, epoch, kind of link, ranks), by
+        `encode_purpose`. It is not sent; where the other end's differs, its proof fails. What the
+        accepting end cannot know yet, such as which rank comes, belongs into the first sealed
+        frame instead.
+
+    Raises
+    ------
+    ArgumentError
+        The secret is too short.
+    """
+
+    def __init__(self, secret: bytes, role: Role, purpose: bytes) -> None:
+        self._secret = check_secret(secret, "the argument secret")
+        self._role = role
+        self._purpose = purpose
+        self._hello = _hello(role, secrets.token_bytes(NONCE_BYTES))
+        self._other_hello = b""
+        self._proofs: dict[Role, bytes] = {}
+        self._keys: dict[Role, bytes] = {}
+        self._held = bytearray()
+        self._failure = ""
+        self._is_done = False
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the other end has proved that it knows the secret, and all has been returned."""
+        return self._is_done
+
+    @property
+    def n_wanted(self) -> int:
+        """How many bytes to receive next, at most; 0 once `is_done`."""
+        if self._is_done or self._failure:
+            return 0
+        return (PROOF_BYTES if self._other_hello else HELLO_BYTES) - len(self._held)
+
+    @property
+    def rest(self) -> bytes:
+        """What came after the handshake: the first bytes of the next layer."""
+        return bytes(self._held) if self._is_done else b""
+
+    @property
+    def send_key(self) -> bytes:
+        """Key of what this end sends, new on each connection."""
+        return self._key(self._role)
+
+    @property
+    def receive_key(self) -> bytes:
+        """Key of what the other end sends."""
+        return self._key(self._role.other)
+
+    def _key(self, sender: Role) -> bytes:
+        if not self._is_done:
+            raise StateError("keys of a connection whose other end has not proved who it is")
+        return self._keys[sender]
+
+    def start(self) -> bytes:
+        """Return what to send first."""
+        return self._hello
+
+    def take(self, data: bytes | bytearray | memoryview) -> bytes:
+        """Take what has come, in pieces of any size; return what to send.
+
+        Raises
+        ------
+        AuthenticationError
+            The other end may not talk here: close the connection. The text goes on after who it is:
+            "10.0.0.7:41234 does not know ...". Every later call raises the same.
+        StateError
+            The handshake is done already.
+        """
+        if self._failure:
+            raise AuthenticationError(self._failure)
+        if self._is_done:
+            raise StateError("the handshake is done: what comes belongs to the next layer")
+        self._held += data
+        answer = b""
+        if not self._other_hello:
+            answer = self._take_hello()
+        if self._other_hello and not self._is_done and len(self._held) >= PROOF_BYTES:
+            answer += self._take_proof()
+        return answer
+
+    def closed(self) -> AuthenticationError:
+        """Return the error for a connection that the other end closed before `is_done`."""
+        if self._failure:
+            return AuthenticationError(self._failure)
+        if not self._other_hello:
+            return AuthenticationError(
+                "closed the connection without gpucoll's greeting: is a rank of the job there?"
+            )
+        if self._role is Role.ACCEPTS:
+            return AuthenticationError(
+                "closed the connection before it had proved that it knows the job's secret: it "
+                "ended, or was no rank of the job"
+            )
+        return AuthenticationError(
+            "closed the connection instead of taking this rank's proof: it has another secret "
+            f"({_SECRETS}) or takes the connection for another one (two jobs at one address?); "
+            "the error there says which"
+        )
+
+    # --- what comes -------------------------------------------------------------------------------
+
+    def _take_hello(self) -> bytes:
+        self._check_head()
+        if len(self._held) < HELLO_BYTES:
+            return b""
+        self._other_hello = bytes(self._held[:HELLO_BYTES])
+        del self._held[:HELLO_BYTES]
+        self._derive()
+        if self._role is Role.ACCEPTS:
+            return b""
+        if self._held:
+            raise self._fail("sent more than its greeting before this end had proved anything")
+        return self._proofs[self._role]
+
+    def _check_head(self) -> None:
+        """Raise as soon as what there is of a hello is not one: a stranger may send no more."""
+        held = bytes(self._held[: _HEAD.size])
+        if not MAGIC.startswith(held[: len(MAGIC)]):
+            raise self._fail(
+                f"is no gpucoll, or another version: it sent {held[: len(MAGIC)]!r} where "
+                f"{MAGIC!r} begins. Are address and port those of this job?"
+            )
+        if len(held) < _HEAD.size:
+            return
+        _, version, role = _HEAD.unpack(held)
+        if version != PROTOCOL_VERSION:
+            raise self._fail(
+                f"is another version of gpucoll: it speaks version {version} of the protocol, and "
+                f"this end version {PROTOCOL_VERSION}. Install one version of gpucoll on all hosts"
+            )
+        if role != self._role.other.value:
+            verb = self._role.name.lower()
+            raise self._fail(
+                f"sent no greeting of the other end: this end {verb}. Does something on the way "
+                "send back what it gets?"
+            )
+
+    def _take_proof(self) -> bytes:
+        given = bytes(self._held[:PROOF_BYTES])
+        expected = self._proofs[self._role.other]
+        if not hmac.compare_digest(given[:DIGEST_BYTES], expected[:DIGEST_BYTES]):
+            raise self._fail(f"does not know the job's secret ({_SECRETS})")
+        if not hmac.compare_digest(given, expected):
+            raise self._fail(
+                "knows the job's secret but takes this connection for another one: another job, "
+                "another meeting of the same job, or other ranks. Do two jobs share one address?"
+            )
+        del self._held[:PROOF_BYTES]
+        if self._role is Role.ACCEPTS and self._held:
+            raise self._fail("sent more before this end had proved that it knows the secret")
+        self._is_done = True
+        return b"" if self._role is Role.CONNECTS else self._proofs[self._role]
+
+    def _fail(self, text: str) -> AuthenticationError:
+        self._failure = text
+        self._held.clear()
+        return AuthenticationError(text)
+
+    # --- what the secret gives --------------------------------------------------------------------
+
+    def _derive(self) -> None:
+        """Make the proofs of both ends, and the keys."""
+        hellos = [self._hello, self._other_hello]
+        if self._role is Role.ACCEPTS:
+            hellos.reverse()
+        nonces = b"".join(hello[_HEAD.size :] for hello in hellos)
+        extracted = extract(nonces, self._secret)
+        proof_key = expand(extracted, b"gpucoll proof\0", KEY_BYTES)
+        for role in Role:
+            transcript = bytes([role.value]) + b"".join(hellos)
+            self._proofs[role] = mac(proof_key, b"secret" + transcript) + mac(
+                proof_key, b"purpose" + transcript + self._purpose
+            )
+        keys = expand(extracted, b"gpucoll keys\0" + self._purpose, 2 * KEY_BYTES)
+        self._keys = {Role.CONNECTS: keys[:KEY_BYTES], Role.ACCEPTS: keys[KEY_BYTES:]}
+
+
+def _hello(role: Role, nonce: bytes) -> bytes:
+    return _HEAD.pack(MAGIC, PROTOCOL_VERSION, role.value) + nonce

@@ -1,0 +1,118 @@
+"""The secret that all ranks of a job over TCP share: where it comes from, what will do as one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Final
+
+from gpucoll import config
+from gpucoll.errors import ArgumentError, AuthenticationError
+
+LEAST_SECRET_BYTES: Final = 16
+"""Whoever sees a handshake can try guesses as fast as they can compute: 128 random bits are safe,
+and no word, name or date is as long."""
+MOST_SECRET_BYTES: Final = 4096
+"""A file that holds more is some other file."""
+_OTHERS: Final = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
+_HOW_TO_MAKE_ONE: Final = 'python -c "import secrets; print(secrets.token_hex(32))"'
+_BOTH: Final = f"{config.SECRET} or {config.SECRET_FILE}"
+
+
+def job_secret() -> bytes | None:
+    """Return the job's secret from the environment; None where it has none.
+
+    A variable that is set to nothing counts as one that is not set.
+
+    Raises
+    ------
+    ArgumentError
+        Both variables are set, the file cannot serve, or what they give is too short.
+    """
+    given, path = config.variable(config.SECRET), config.variable(config.SECRET_FILE)
+    if given and path:
+        raise ArgumentError(
+            f"both {config.SECRET} and {config.SECRET_FILE} are set: unset one of them, so that "
+            "it is plain which secret the job has"
+        )
+    if given:
+        return check_secret(os.fsencode(given), config.SECRET)
+    if path:
+        return check_secret(_read(path), f"the file {path} ({config.SECRET_FILE})")
+    return None
+
+
+def check_secret(secret: bytes, where: str) -> bytes:
+    """Return the secret, or raise ArgumentError where it is too short or too long for one.
+
+    Parameters
+    ----------
+    secret : bytes
+        Never shown.
+    where : str
+        Where it comes from: the message begins with it.
+    """
+    if len(secret) < LEAST_SECRET_BYTES:
+        raise ArgumentError(
+            f"{where} holds a secret of {len(secret)} bytes, where {LEAST_SECRET_BYTES} are the "
+            f"least: it could be guessed. Make one for all ranks of the job by {_HOW_TO_MAKE_ONE}"
+        )
+    if len(secret) > MOST_SECRET_BYTES:
+        raise ArgumentError(
+            f"{where} holds more than the {MOST_SECRET_BYTES} bytes that a secret may have. "
+            f"Make one for all ranks of the job by {_HOW_TO_MAKE_ONE}"
+        )
+    return secret
+
+
+def missing_secret_error(who: str) -> AuthenticationError:
+    """Return the error for a job over TCP that has no secret.
+
+    Parameters
+    ----------
+    who : str
+        What needs it, such as "rank 1 of 4": the message begins with it.
+    """
+    return AuthenticationError(
+        f"{who} is to talk to others over TCP but has no secret, and anybody who reaches the port "
+        f"could take part. Make one by {_HOW_TO_MAKE_ONE}, and give the same to every rank of the "
+        f"job: in the variable {config.SECRET}, or in a file of mode 600 that "
+        f"{config.SECRET_FILE} names"
+    )
+
+
+def _read(path: str) -> bytes:
+    """Return what the file holds, without the end of its line; raise where others can read it."""
+    where = f"{config.SECRET_FILE}={path}"
+    try:
+        # Neither may a pipe keep this waiting, nor a terminal become the process's own.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ArgumentError(f"{where} cannot be opened: {why}") from None
+    try:
+        _check_file(os.fstat(fd), path)
+        held = os.read(fd, MOST_SECRET_BYTES + 3)  # one too many shows beside the end of its line
+    except OSError as error:
+        raise ArgumentError(f"{where} cannot be read: {error.strerror}") from None
+    finally:
+        os.close(fd)
+    return held.removesuffix(b"\n").removesuffix(b"\r")
+
+
+def _check_file(status: os.stat_result, path: str) -> None:
+    """Raise ArgumentError unless this user or root alone can read and write the open file."""
+    where = f"{config.SECRET_FILE}={path}"
+    if not stat.S_ISREG(status.st_mode):
+        raise ArgumentError(f"{where} is no regular file")
+    if status.st_uid not in (0, os.geteuid()):
+        raise ArgumentError(
+            f"{where} belongs to user {status.st_uid}, who knows the secret then and can replace "
+            f"it: it must be a file of root or of user {os.geteuid()}, who runs this rank"
+        )
+    if status.st_mode & _OTHERS:
+        raise ArgumentError(
+            f"{where} is open to others than its owner (mode {stat.S_IMODE(status.st_mode):o}), so "
+            f"it holds no secret. Close it: chmod 600 {path}; and make another "
+            f"secret if somebody may have read this one: {_HOW_TO_MAKE_ONE}"
+        )
