@@ -39,6 +39,8 @@ MODULES = (
     "gpucoll.backends.cpu.host.movements",
 )
 """Every module with compiled loops; see `gpucoll.kernels.cpu.cache.N_ELSEWHERE`."""
+MODULES_WHEN_USED = ("gpucoll.transport.tcp.stream_loop", "gpucoll.transport.tcp.stream_plan")
+"""Those that most programs do not need: not compiled here (`gpucoll.kernels.cpu.kept_loops`)."""
 
 _NAME = "gpucoll.backends.precompile"
 """This module's name also where it runs as ``__main__``."""

@@ -51,6 +51,7 @@ def _read_modify_write(operation: str, kind: Kind) -> Any:
 
 load64 = _load(_int64, "monotonic")
 """Load an int64 that only this thread writes (or whose order an acquire has settled)."""
+load32 = _load(_int32, "monotonic")
 store64 = _store(_int64, "monotonic")
 store64_release = _store(_int64, "release")
 """Store an int64 after all that this thread has loaded and stored before."""

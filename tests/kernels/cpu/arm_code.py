@@ -14,6 +14,7 @@ from typing import Any
 
 import llvmlite.binding as llvm
 
+from gpucoll.backends.precompile import MODULES_WHEN_USED
 from gpucoll.kernels.cpu.cache_key import COMPILED_FOLDERS
 from gpucoll.kernels.cpu.jit import Inlined, Loop
 
@@ -31,6 +32,8 @@ def modules() -> Iterator[Any]:
         package = importlib.import_module(f"gpucoll.{folder}")
         for found in pkgutil.iter_modules(package.__path__):
             yield importlib.import_module(f"gpucoll.{folder}.{found.name}")
+    for name in MODULES_WHEN_USED:
+        yield importlib.import_module(name)
 
 
 def python_of(value: Any) -> Callable[..., Any] | None:

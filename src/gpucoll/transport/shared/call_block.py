@@ -60,7 +60,7 @@ class CallBlock:
         words[Call.COLLECTIVE] = collective
         words[Call.OPERATION] = op.code if op else 0
         words[Call.DTYPE] = dtype_code(dtype) if dtype else -1
-        words[Call.ROOT] = root
+        words[Call.ROOT] = words[Call.SHOWN_ROOT] = root
         words[Call.PARAMETER_BITS] = parameter
         words[Call.BASE_DIGEST] = digest_of(
             tuple(

@@ -235,6 +235,7 @@ class Abort(IntEnum):
     BACKEND = 10  # the vendor's library or the GPU failed
     NO_ROOM = 11  # a rank had no memory for its stages when all were in the call
     NO_ADDRESSES = 12  # a rank could not map what it needed of a peer's arena
+    ELSEWHERE = 13  # on another host, or between hosts: what happened is kept apart
 
 
 @dataclass(frozen=True)

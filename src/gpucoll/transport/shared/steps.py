@@ -72,6 +72,7 @@ LARGEST_BYTES = int(Call.LARGEST_BYTES)
 SHOWN_DIMENSIONS, SHOWN_COUNTS = layout.SHOWN_DIMENSIONS, layout.SHOWN_COUNTS
 
 _R_SEQUENCE, _R_COLLECTIVE = int(Record.SEQUENCE), int(Record.COLLECTIVE)
+_SHOWN_ROOT = int(Call.SHOWN_ROOT)
 _R_OPERATION, _R_DTYPE, _R_ROOT = int(Record.OPERATION), int(Record.DTYPE), int(Record.ROOT)
 _R_COUNT, _R_SIZE_BYTES, _R_STATE = int(Record.COUNT), int(Record.SIZE_BYTES), int(Record.STATE)
 _R_PARAMETER, _R_DIMENSIONS = int(Record.PARAMETER), int(Record.DIMENSIONS)
@@ -142,7 +143,7 @@ def fill_record(record, call, sequence):
     put(record, _R_COLLECTIVE, get(call, COLLECTIVE))
     put(record, _R_OPERATION, get(call, OPERATION))
     put(record, _R_DTYPE, get(call, DTYPE))
-    put(record, _R_ROOT, get(call, ROOT))
+    put(record, _R_ROOT, get(call, _SHOWN_ROOT))
     put(record, _R_COUNT, get(call, COUNT))
     put(record, _R_SIZE_BYTES, get(call, SIZE_BYTES))
     put(record, _R_PARAMETER, get(call, PARAMETER_BITS))

@@ -209,9 +209,10 @@ class Call(IntEnum):
     DESCRIPTION_BYTES = 56
     UNTIL_NS = 57  # when to return with NOT_YET; 0: never; 1: at once
     LEAVES = 58  # whether a signal ends only this wait: what it waits for goes on
+    SHOWN_ROOT = 59  # what errors show as the root: of the call that this is a part of
 
 
-CALL_WORDS = 59
+CALL_WORDS = 60
 
 
 class Pending(IntEnum):

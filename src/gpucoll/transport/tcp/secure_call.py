@@ -1,0 +1,261 @@
+"""One call over connections that encrypt: what `SecureStreams` runs.
+
+The rules are those of the compiled loop (`gpucoll.transport.tcp.stream_sending` and
+`stream_receiving`), with large pieces. What TLS has begun to encrypt must be offered again as it
+was, so a piece counts as sent when all of it is. What may not be overwritten before then waits in
+scratch memory, which takes more than a piece.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import select
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.kernels.cpu.addresses import REDUCE_ARGUMENTS
+from gpucoll.transport.tcp.stream_sending import LEAST_PASSED_ON
+from gpucoll.transport.tcp.stream_words import (
+    HEADER_BYTES,
+    SCRATCH_BYTES,
+    Plan,
+    Row,
+    State,
+    StreamStatus,
+)
+
+__all__ = ["Call", "CallEndedError", "SecureLink"]
+
+PIECE_BYTES = 128 << 10
+"""So much is sent at once; less than scratch memory takes (see above)."""
+_KERNEL_TYPE = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * REDUCE_ARGUMENTS)
+
+
+class CallEndedError(Exception):
+    """The call is over, other than well."""
+
+    def __init__(self, status: StreamStatus, number: int = 0) -> None:
+        super().__init__(status)
+        self.status = status
+        self.errno = number
+
+
+class SecureLink:
+    """One link in a call.
+
+    Attributes
+    ----------
+    memory : memoryview
+        The header that came, and behind it the scratch memory; `begin` and `end` are in there.
+    offered : memoryview
+        What is being sent, as it was first offered; `offered_bytes` of it belong to the row.
+    wants : int
+        What to poll for.
+    """
+
+    def __init__(self, connection: Any, memory: memoryview) -> None:
+        self.connection = connection
+        self.memory = memory
+        self.begin_call(-1, -1)
+
+    def begin_call(self, send_row: int, receive_row: int) -> None:
+        """Wait for the first rows of a call."""
+        self.send_row, self.receive_row = send_row, receive_row
+        self.has_sent_header = False
+        self.header_came, self.begin, self.end = 0, HEADER_BYTES, HEADER_BYTES
+        self.offered, self.offered_bytes = memoryview(b""), 0
+        self.wants = 0
+
+    def attempt(self, function: Callable[[Any], int], data: memoryview, wanted: int) -> int:
+        """Send or receive; return the bytes, and 0 where it would have to wait."""
+        try:
+            return function(data)
+        except ssl.SSLWantReadError:
+            self.wants |= select.POLLIN
+        except ssl.SSLWantWriteError:
+            self.wants |= select.POLLOUT
+        except BlockingIOError:
+            self.wants |= wanted
+        except (ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise CallEndedError(StreamStatus.GONE) from None
+        except ssl.SSLError:  # its errno is OpenSSL's
+            raise CallEndedError(StreamStatus.GONE, errno.EPROTO) from None
+        except OSError as error:
+            raise CallEndedError(StreamStatus.GONE, error.errno or 0) from None
+        return 0
+
+    def send(self) -> int:
+        """Send of what is offered."""
+        return self.attempt(self.connection.send, self.offered, select.POLLOUT)
+
+    def receive(self, place: memoryview) -> int:
+        """Receive into memory, as much as is there; the other end must not have closed."""
+        came = 0
+        while came < len(place):
+            wants, self.wants = self.wants, 0
+            got = self.attempt(self.connection.recv_into, place[came:], select.POLLIN)
+            has_closed, self.wants = got == 0 and self.wants == 0, self.wants | wants
+            if has_closed and came == 0:
+                raise CallEndedError(StreamStatus.GONE)
+            if got == 0:
+                break
+            came += got
+        return came
+
+    @property
+    def address(self) -> int:
+        """Where what waits in scratch memory begins."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self.memory)) + self.begin
+
+
+class Call:
+    """A schedule under way: the same rules as in `gpucoll.transport.tcp.stream_loop`."""
+
+    def __init__(
+        self, rows: list[list[int]], plan: list[list[int]], state: list[int], header: bytes
+    ) -> None:
+        self.rows, self.plan, self.state, self.header = rows, plan, state, header
+        self.n_open = state[State.OPEN]
+        self.idle = 0
+        size_bytes, self.work_address = state[State.WORK_BYTES], state[State.WORK]
+        # Of nothing there may be no address.
+        memory = (ctypes.c_char * size_bytes).from_address(self.work_address) if size_bytes else b""
+        self.work = memoryview(memory).cast("B")
+        self.kernel = _KERNEL_TYPE(state[State.KERNEL]) if state[State.KERNEL] else None
+
+    def _sendable(self, number: int) -> int:
+        """Return up to which byte a row may be sent now; -1: it may not begin."""
+        row, plan = self.rows[number], self.plan[number]
+        if (source := plan[Plan.SOURCE]) < 0:
+            waits = any(
+                not progress[Plan.RECEIVE_DONE] and other[Row.STEP] < row[Row.STEP]
+                for other, progress in zip(self.rows[:number], self.plan, strict=False)
+            )
+            return -1 if waits else row[Row.SEND_BYTES]
+        if self.plan[source][Plan.RECEIVE_DONE]:
+            return row[Row.SEND_BYTES]
+        came = self.plan[source][Plan.RECEIVED]
+        return -1 if came - plan[Plan.SENT] < LEAST_PASSED_ON else came
+
+    def _writable(self, number: int) -> int:
+        """Return how many more bytes a row may write."""
+        row, plan = self.rows[number], self.plan[number]
+        start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
+        end = row[Row.RECEIVE_OFFSET] + row[Row.RECEIVE_BYTES]
+        if not plan[Plan.MAY_WAIT]:
+            return end - start
+        for place, (other, progress) in enumerate(zip(self.rows, self.plan, strict=False)):
+            if other[Row.STEP] > row[Row.STEP]:
+                break
+            if not progress[Plan.SEND_DONE] and progress[Plan.SOURCE] < number:
+                begin, size_bytes = other[Row.SEND_OFFSET], other[Row.SEND_BYTES]
+                end = _before(start, end, begin + progress[Plan.SENT], begin + size_bytes)
+            if place < number and not progress[Plan.RECEIVE_DONE]:
+                begin, size_bytes = other[Row.RECEIVE_OFFSET], other[Row.RECEIVE_BYTES]
+                end = _before(start, end, begin + progress[Plan.RECEIVED], begin + size_bytes)
+        return end - start
+
+    def send_some(self, link: SecureLink) -> bool:
+        """Send what may be sent; return whether anything was."""
+        number = link.send_row
+        if number < 0 or (not link.offered and (ready := self._sendable(number)) < 0):
+            return False
+        row, plan = self.rows[number], self.plan[number]
+        if not link.offered:
+            start = row[Row.SEND_OFFSET] + plan[Plan.SENT]
+            link.offered_bytes = min(ready - plan[Plan.SENT], PIECE_BYTES)
+            link.offered = self.work[start : start + link.offered_bytes]
+            if not link.has_sent_header:
+                link.offered = memoryview(self.header + bytes(link.offered))
+                link.has_sent_header = True
+        if link.offered:
+            sent = link.send()
+            link.offered = link.offered[sent:]
+            if link.offered:
+                return sent > 0
+        plan[Plan.SENT] += link.offered_bytes
+        if plan[Plan.SENT] == row[Row.SEND_BYTES]:
+            plan[Plan.SEND_DONE] = 1
+            link.send_row = plan[Plan.NEXT_SEND]
+            self.n_open -= 1
+        return True
+
+    def receive_some(self, link: SecureLink) -> bool:
+        """Receive, and put what came where it belongs; return whether anything was done."""
+        number = link.receive_row
+        if number < 0:
+            return False
+        moved = self._receive_header(link)
+        if link.header_came < HEADER_BYTES:
+            return moved
+        moved = self._receive_bytes(link, number) or moved
+        moved = self._place(link, number) or moved
+        while moved and number >= 0:
+            plan = self.plan[number]
+            if plan[Plan.RECEIVED] != self.rows[number][Row.RECEIVE_BYTES]:
+                break
+            plan[Plan.RECEIVE_DONE] = 1
+            number = link.receive_row = plan[Plan.NEXT_RECEIVE]
+            self.n_open -= 1
+        return moved
+
+    def _receive_header(self, link: SecureLink) -> bool:
+        if link.header_came == HEADER_BYTES:
+            return False
+        came = link.receive(link.memory[link.header_came : HEADER_BYTES])
+        link.header_came += came
+        if link.header_came == HEADER_BYTES and link.memory[:HEADER_BYTES] != self.header:
+            raise CallEndedError(StreamStatus.MISMATCH)
+        return came > 0
+
+    def _receive_bytes(self, link: SecureLink, number: int) -> bool:
+        row, plan = self.rows[number], self.plan[number]
+        waiting = link.end - link.begin
+        rest = row[Row.RECEIVE_BYTES] - plan[Plan.RECEIVED] - waiting
+        writable = self._writable(number)
+        if rest <= 0:
+            return False
+        if not row[Row.REDUCES] and waiting == 0 and writable > 0:
+            start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
+            came = link.receive(self.work[start : start + min(rest, writable, SCRATCH_BYTES)])
+            plan[Plan.RECEIVED] += came
+            return came > 0
+        if link.begin > HEADER_BYTES:
+            link.memory[HEADER_BYTES : HEADER_BYTES + waiting] = link.memory[link.begin : link.end]
+            link.begin, link.end = HEADER_BYTES, HEADER_BYTES + waiting
+        room = min(rest, SCRATCH_BYTES - waiting)
+        came = link.receive(link.memory[link.end : link.end + room])
+        link.end += came
+        return came > 0
+
+    def _place(self, link: SecureLink, number: int) -> bool:
+        """Reduce or copy what waits in scratch memory, as far as it may be."""
+        row, plan = self.rows[number], self.plan[number]
+        size_bytes = min(link.end - link.begin, self._writable(number))
+        item_bytes = self.state[State.ITEM_BYTES] if row[Row.REDUCES] else 1
+        size_bytes -= size_bytes % item_bytes
+        if size_bytes <= 0:
+            return False
+        start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
+        if row[Row.REDUCES]:
+            self._reduce(row, self.work_address + start, link.address, size_bytes // item_bytes)
+        else:
+            theirs = link.memory[link.begin : link.begin + size_bytes]
+            self.work[start : start + size_bytes] = theirs
+        plan[Plan.RECEIVED] += size_bytes
+        link.begin += size_bytes
+        return True
+
+    def _reduce(self, row: list[int], place: int, theirs: int, n_items: int) -> None:
+        assert self.kernel is not None
+        operands = (theirs, place) if row[Row.THEIRS_FIRST] else (place, theirs)
+        table = (ctypes.c_int64 * 3)(place, *operands)
+        address, count = ctypes.addressof(table), n_items * self.state[State.PARTS]
+        self.kernel(address, 1, address + 8, 2, count, self.state[State.PARAMETER], 0)
+
+
+def _before(start: int, end: int, begin: int, stop: int) -> int:
+    """Return up to where bytes from `start` to `end` may be written while begin..stop may not."""
+    return end if start >= stop or end <= begin else max(start, begin)

@@ -1,0 +1,115 @@
+"""The same schedules over connections that encrypt: from Python, where OpenSSL is reached.
+
+What the rows mean, and which are allowed, is said in `gpucoll.transport.tcp.streams`, and compiled
+code looks at them; the loop over the links is Python's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from gpucoll.transport.tcp.secure_call import Call, CallEndedError, SecureLink
+from gpucoll.transport.tcp.stream_plan import plan_streams
+from gpucoll.transport.tcp.stream_words import (
+    HEADER_BYTES,
+    SCRATCH_BYTES,
+    Link,
+    State,
+    StreamStatus,
+)
+from gpucoll.transport.tcp.streams import Streams
+
+__all__ = ["SecureStreams"]
+
+YIELDS = 20
+_AGAIN = int(StreamStatus.AGAIN)
+
+
+class SecureStreams(Streams):
+    """Connections to other ranks that are no plain sockets; used as `Streams`.
+
+    Parameters
+    ----------
+    connections : sequence of ssl.SSLSocket
+        Connected, their handshake over, and not blocking; they stay the caller's. Whatever has
+        ``send``, ``recv_into`` and ``fileno`` as those have will do. Where TLS itself fails, the
+        errno of the outcome is EPROTO.
+    """
+
+    _loop = plan_streams
+
+    def __init__(self, connections: Sequence[Any]) -> None:
+        super().__init__([connection.fileno() for connection in connections])
+        whole, base = self._scratch.data, self._scratch.ctypes.data
+        self._connections = []
+        for connection, address in zip(connections, self._links[:, Link.SCRATCH], strict=True):
+            start = int(address) - HEADER_BYTES - base
+            memory = whole[start : start + HEADER_BYTES + SCRATCH_BYTES]
+            self._connections.append(SecureLink(connection, memory))
+        self._call: Call | None = None
+
+    def _proceed(self) -> int:
+        if not self._state[State.BEGUN]:
+            status = super()._proceed()
+            if status != _AGAIN:
+                return status
+            header = self._state[State.HEADER : State.ABORT].tobytes()
+            lists = self._rows.tolist(), self._plan.tolist(), self._state.tolist()
+            self._call = Call(*lists, header)
+            for link, words in zip(self._connections, self._links.tolist(), strict=True):
+                link.begin_call(words[Link.SEND_ROW], words[Link.RECEIVE_ROW])
+        assert self._call is not None
+        return self._run_slice(self._call)
+
+    def _run_slice(self, call: Call) -> int:
+        end_ns = time.monotonic_ns() + call.state[State.SLICE_NS]
+        deadline_ns, abort = call.state[State.DEADLINE_NS], call.state[State.ABORT]
+        while True:
+            if abort and ctypes.c_int64.from_address(abort).value:
+                return StreamStatus.ABORTED
+            moved = False
+            for number, link in enumerate(self._connections):
+                try:
+                    moved = self._turn(call, link) or moved
+                except CallEndedError as ended:
+                    self._state[State.LINK], self._state[State.ERRNO] = number, ended.errno
+                    return ended.status
+            if call.n_open == 0:
+                return StreamStatus.DONE
+            time_ns = time.monotonic_ns()
+            if time_ns >= deadline_ns:
+                return StreamStatus.DEADLINE
+            if time_ns >= end_ns:
+                return _AGAIN
+            call.idle = 0 if moved else call.idle + 1
+            if not moved:
+                self._wait(call, min(end_ns, deadline_ns) - time_ns)
+
+    def _turn(self, call: Call, link: SecureLink) -> bool:
+        link.wants = 0
+        try:
+            moved = call.send_some(link)
+        except CallEndedError:
+            if link.header_came < HEADER_BYTES:  # what came says more than that the other closed
+                try:
+                    call.receive_some(link)
+                except CallEndedError as found:
+                    if found.status == StreamStatus.MISMATCH:
+                        raise
+            raise
+        return call.receive_some(link) or moved
+
+    def _wait(self, call: Call, duration_ns: int) -> None:
+        if call.idle <= YIELDS:
+            os.sched_yield()
+            return
+        poll = select.poll()
+        for link in self._connections:
+            if link.wants:
+                poll.register(link.connection, link.wants)
+        poll.poll(-(-duration_ns // 1_000_000))
