@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpucoll import config
-from gpucoll.errors import BackendUnavailableError, RendezvousError
+from gpucoll.errors import RendezvousError
 from gpucoll.rendezvous.job import find_job
+from gpucoll.rendezvous.meeting_points import TcpPoint
 
 OPEN_MPI_5 = {
     "OMPI_COMM_WORLD_LOCAL_RANK": "1",
@@ -236,17 +237,48 @@ def test_what_a_launcher_has_said_is_not_missed(environment, table, text):
     [
         (OPEN_MPI_5, {"OMPI_COMM_WORLD_SIZE": "4"}, "has 4 ranks, 2 of them on this host"),
         (HYDRA, {"PMI_SIZE": "4"}, "has 4 ranks, 2 of them on this host"),
-        (SLURM_STEP, {"SLURM_STEP_NUM_NODES": "2"}, "has 2 ranks, on 2 hosts"),
     ],
 )
-def test_several_hosts(environment, table, changes, text):
+def test_several_hosts_of_an_mpi(environment, table, changes, text):
     environment(table, GPUCOLL_JOB="word", **changes)
-    with pytest.raises(BackendUnavailableError, match=rf"{text}.*one host only"):
+    for rank, world_size in [(None, None), (1, 4)]:
+        with pytest.raises(RendezvousError, match=rf"{text}, and nothing says .*set GPUCOLL_MEET"):
+            find_job(rank, world_size)
+    assert find_job(0, 1).meet is None
+    assert find_job(1, 3).meet is None  # those of this host, as the program says
+    assert find_job(meet="tcp://host:99").meet == TcpPoint("host", 99)
+    environment(GPUCOLL_MEET="tcp://host:98")
+    assert (*place(find_job()), find_job().meet) == (1, 4, TcpPoint("host", 98))
+
+
+def test_several_hosts_of_slurm(environment):
+    hosts = {"SLURM_STEP_NUM_NODES": "2", "SLURM_JOB_NODELIST": "n[01-09]"}
+    environment(SLURM_STEP, hosts, SLURM_STEP_NODELIST="n[03,05]")
+    job = find_job()
+
+    assert (*place(job), job.token) == (1, 2, "slurm:7.0")
+    assert isinstance(job.meet, TcpPoint)
+    assert job.meet.host == "n03"
+    assert 10000 < job.meet.port < 32768
+    environment(SLURM_STEP_ID="1")
+    other = find_job().meet
+    assert isinstance(other, TcpPoint)
+    assert other.port != job.meet.port
+    environment(GPUCOLL_MEET="tcp://host:98")
+    assert find_job().meet == TcpPoint("host", 98)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({}, "SLURM_STEP_NODELIST is not set"),
+        ({"SLURM_JOB_NODELIST": "n[3"}, r"SLURM_JOB_NODELIST is 'n\[3': character 2 is"),
+    ],
+)
+def test_slurm_that_does_not_say_where(environment, changes, text):
+    environment(SLURM_STEP, {"SLURM_STEP_NUM_NODES": "2"}, changes)
+    with pytest.raises(RendezvousError, match=rf"where rank 0 runs \({text}.*set GPUCOLL_MEET"):
         find_job()
-    assert place(find_job(0, 1)) == (0, 1)
-    with pytest.raises(BackendUnavailableError, match=text):
-        find_job(1, int(changes.get("OMPI_COMM_WORLD_SIZE", changes.get("PMI_SIZE", "2"))))
-    assert place(find_job(1, 3)) == (1, 3)  # those of this host, as the program says
 
 
 @pytest.mark.parametrize(

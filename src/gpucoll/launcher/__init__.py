@@ -2,7 +2,7 @@
 
 From the top down::
 
-    cli, arguments      gpucoll-run
+    cli, arguments      gpucoll-run; nodes, which of a job's ranks over several hosts it starts
     function            gpucoll.launch: launch_job (in the caller), function_rank (in the rank), and
                         call, what travels between them
     job                 what both give their ranks: an environment, CPUs, compiled kernels

@@ -10,6 +10,7 @@ from typing import NoReturn
 
 from gpucoll import config
 from gpucoll.launcher.job import BIND_MODES
+from gpucoll.launcher.nodes import NodesError, Span, find_span, rank_counts
 from gpucoll.launcher.terminal import columns
 from gpucoll.version import __version__
 
@@ -17,7 +18,10 @@ __all__ = ["Options", "parse"]
 
 PROGRAM = "gpucoll-run"
 
-DESCRIPTION = "Start a program on several ranks of this host, watch them, and end them together."
+DESCRIPTION = (
+    "Start a program on several ranks of this host, watch them, and end them together. With "
+    "--nodes they are part of a job over several hosts, on each of which gpucoll-run is started."
+)
 
 EPILOG = """\
 the program:
@@ -35,10 +39,17 @@ exit code: 0 when all ranks ended with 0; else that of the rank that failed firs
 N killed it; 124 after --timeout; 1 when what they print cannot be written; 2 for a wrong command
 line.
 
+several hosts: gpucoll-run --nodes 2 --node-rank 0 --meet HOST:PORT -n 4 ... on HOST, and the same
+with --node-rank 1 on the other, with the same GPUCOLL_SECRET in both terminals. -n 4,2 starts 4
+ranks on node 0 and 2 on node 1. Each launcher watches and ends the ranks of its own host.
+
 OMP_NUM_THREADS is not set: programs with thread pools may want to set it when ranks are not bound.
 """
 
-TAKE_A_VALUE = {"-n", "--ranks", "--bind", "--timeout", "--grace"}
+TAKE_A_VALUE = {
+    *("-n", "--ranks", "--nodes", "--node-rank", "--meet"),
+    *("--bind", "--timeout", "--grace"),
+}
 
 
 @dataclass(frozen=True)
@@ -46,11 +57,14 @@ class Options:
     """A command line, understood and checked."""
 
     ranks: int
+    """To be started here."""
     bind: str
     prefix: bool
     timeout_s: float | None
     grace_s: float
     command: list[str]
+    span: Span | None = None
+    """Which of them all, where the job is one over several hosts."""
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -91,10 +105,22 @@ def add_options(parser: OneLineParser) -> None:
     parser.add_argument(
         "-n",
         "--ranks",
-        type=rank_count,
+        type=counts,
         required=True,
         metavar="RANKS",
-        help="number of ranks to start",
+        help="number of ranks to start; over several hosts on each, or a list: 4,2",
+    )
+    parser.add_argument(
+        "--nodes", type=rank_count, metavar="N", help="number of hosts of the job (default: 1)"
+    )
+    parser.add_argument(
+        "--node-rank", type=whole, metavar="I", help="which of them this is, from 0 on"
+    )
+    parser.add_argument(
+        "--meet",
+        metavar="HOST:PORT",
+        help="where the hosts' ranks meet: an address and a free port of node 0, or file:///PATH "
+        "on a file system that all share (default: GPUCOLL_MEET)",
     )
     parser.add_argument(
         "--bind",
@@ -133,6 +159,23 @@ def rank_count(text: str) -> int:
     return int(text)
 
 
+def whole(text: str) -> int:
+    """Return a whole number."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """Return numbers of ranks."""
+    try:
+        return rank_counts(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a whole number from 1 on, nor a list of such"
+        ) from None
+
+
 def seconds(text: str) -> float:
     """Return a time in seconds."""
     try:
@@ -161,7 +204,11 @@ def parse(arguments: list[str]) -> Options:
         parser.error(
             "which program is to be run? A script.py, -m module or an executable is missing"
         )
-    return Options(known.ranks, known.bind, known.prefix, known.timeout, grace_s, command)
+    try:
+        ranks, span = find_span(known.ranks, known.nodes, known.node_rank, known.meet)
+    except NodesError as error:
+        parser.error(str(error))
+    return Options(ranks, known.bind, known.prefix, known.timeout, grace_s, command, span)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:

@@ -33,7 +33,9 @@ class Run:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.relay = OutputRelay(options.ranks, prefix=options.prefix)
+        self.first = options.span.first if options.span else 0
+        """The lowest rank that is started here."""
+        self.relay = OutputRelay(options.ranks, prefix=options.prefix, first=self.first)
         self.rank_set = RankSet(self.show, self.ended, options.grace_s)
         self.failures: list[RankEnd] = []
         self.finished: list[int] = []
@@ -57,7 +59,8 @@ class Run:
             n: call for n, call in callbacks.items() if signal.getsignal(n) is not signal.SIG_IGN
         }
         with handlers(heeded), self.rank_set:
-            self.rank_set.start(self.commands())
+            world_size = self.options.span.world_size if self.options.span else None
+            self.rank_set.start(self.commands(), self.first, world_size)
             if self.options.timeout_s is not None:
                 self.rank_set.loop.call_later("timeout", self.options.timeout_s, self.time_out)
             self.rank_set.run()
@@ -67,6 +70,7 @@ class Run:
     def commands(self) -> list[RankCommand]:
         """Return what each rank runs."""
         ranks, bind = self.options.ranks, self.options.bind
+        environments = rank_environments(ranks, bind, self.options.span)
         return [
             RankCommand(
                 arguments=self.options.command,
@@ -75,7 +79,7 @@ class Run:
                 stdin=None if rank == 0 else RankCommand.stdin,
             )
             for rank, (environment, cpus) in enumerate(
-                zip(rank_environments(ranks, bind), rank_cpus(ranks, bind), strict=True)
+                zip(environments, rank_cpus(ranks, bind), strict=True), self.first
             )
         ]
 

@@ -7,6 +7,7 @@ import resource
 from collections.abc import Callable
 
 from gpucoll import config
+from gpucoll.launcher.nodes import Span
 from gpucoll.topology import cpu_sets, usable_cpus
 from gpucoll.transport.shared.layout import MAX_RANKS
 
@@ -47,7 +48,7 @@ def soft_limit(number: int) -> float:
     return float("inf") if limit == resource.RLIM_INFINITY else limit
 
 
-def rank_environments(ranks: int, bind: str) -> list[dict[str, str]]:
+def rank_environments(ranks: int, bind: str, span: Span | None = None) -> list[dict[str, str]]:
     """Return each rank's environment: the launcher's, and what tells a rank who it is.
 
     ``OMP_NUM_THREADS`` and its kin are left alone: a rank that is bound to CPUs already has as many
@@ -61,13 +62,16 @@ def rank_environments(ranks: int, bind: str) -> list[dict[str, str]]:
         "PYTHONUNBUFFERED": "1",
         **os.environ,
         **cache.environment(),
-        config.WORLD_SIZE: str(ranks),
+        config.WORLD_SIZE: str(span.world_size if span else ranks),
         config.LOCAL_WORLD_SIZE: str(ranks),
         config.JOB: job,
         config.BIND: bind,
+        **({config.MEET: span.meet} if span else {}),
     }
+    first = span.first if span else 0
     return [
-        {**common, config.RANK: str(rank), config.LOCAL_RANK: str(rank)} for rank in range(ranks)
+        {**common, config.RANK: str(first + place), config.LOCAL_RANK: str(place)}
+        for place in range(ranks)
     ]
 
 

@@ -68,14 +68,16 @@ class OutputRelay:
         Number of ranks.
     prefix : bool
         Whether each line begins with ``[rank] ``.
+    first : int
+        The lowest rank.
     """
 
-    def __init__(self, ranks: int, *, prefix: bool) -> None:
-        streams = (STDOUT, STDERR)
+    def __init__(self, ranks: int, *, prefix: bool, first: int = 0) -> None:
+        streams, numbers = (STDOUT, STDERR), range(first, first + ranks)
         self._assemblers = {
-            (rank, stream): LineAssembler() for rank in range(ranks) for stream in streams
+            (rank, stream): LineAssembler() for rank in numbers for stream in streams
         }
-        self._prefixes = [b"[%d] " % rank if prefix else b"" for rank in range(ranks)]
+        self._prefixes = {rank: b"[%d] " % rank if prefix else b"" for rank in numbers}
         self._terminals = {stream: is_terminal(stream) for stream in streams}
         self._unfinished: dict[tuple[int, int], None] = {}
         """(rank, stream) of unfinished lines on terminals; the one written to last is the last."""

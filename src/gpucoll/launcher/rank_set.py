@@ -97,14 +97,26 @@ class RankSet:
         """The ranks that have not ended."""
         return sorted(self._running)
 
-    def start(self, commands: Sequence[RankCommand]) -> None:
-        """Start one rank for each command; signals that arrive meanwhile are handled afterwards."""
+    def start(
+        self, commands: Sequence[RankCommand], first: int = 0, world_size: int | None = None
+    ) -> None:
+        """Start one rank for each command; signals that arrive meanwhile are handled afterwards.
+
+        Parameters
+        ----------
+        commands : sequence of RankCommand
+            In the order of the ranks.
+        first : int
+            The lowest rank: those before it run on other hosts.
+        world_size : int, optional
+            The job's, where it has more ranks than these.
+        """
         with deferred_signals():
             if commands and (token := commands[0].environment.get(config.JOB)):
                 with contextlib.suppress(OSError):  # then each rank has its deadline
                     self._notices = EndNotices(self.loop, token, len(commands))
-            for rank, command in enumerate(commands):
-                self._start_one(rank, len(commands), command)
+            for rank, command in enumerate(commands, first):
+                self._start_one(rank, world_size or len(commands), command)
 
     def _start_one(self, rank: int, world_size: int, command: RankCommand) -> None:
         try:

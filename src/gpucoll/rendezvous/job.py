@@ -4,75 +4,150 @@ from __future__ import annotations
 
 import numbers
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    BackendUnavailableError,
-    RendezvousError,
-)
+from gpucoll.errors import ArgumentError, ArgumentTypeError, RendezvousError
 from gpucoll.rendezvous import launchers
 from gpucoll.rendezvous.launchers import Started, number
+from gpucoll.rendezvous.meeting_numbers import meeting_number
+from gpucoll.wording import rank_of
+
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.meeting_points import MeetingPoint
 
 _GPUCOLL, _TORCHRUN = "gpucoll-run's environment", "torchrun's environment"
 _OWN_TOKENS = (_GPUCOLL, _TORCHRUN)
 _TORCHRUN_MEETS = ("MASTER_ADDR", "MASTER_PORT")
 _ALONE, _ARGUMENTS = "no launcher", "arguments"
+_LONGEST_NAME = 200
+HAVE_NAMES = "each group of them needs a name of its own: init(name=...)"
+"""What mends two groups that met as if they were one."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A rank's place, and the token that all ranks of its job share."""
+    """A rank's place, and what it meets the others by."""
 
     rank: int
     world_size: int
     token: str
+    """The same on all ranks of the job that run on one host: they meet by it there."""
     origin: str
     """What it was read from, for messages."""
     is_launched: bool = False
     """Whether a launcher started this process, and ends the job when it fails."""
+    meet: MeetingPoint | None = None
+    """How ranks on several hosts learn where rank 0 listens; None: all are on this host."""
+    name: str = ""
+    """What the user calls those that meet; empty: all that the launcher started."""
+    title: str = ""
+    """Of one meeting: the same on all of its ranks, on whatever host, where they meet over TCP."""
+    numbers: tuple[int, ...] = ()
+    """What errors call the ranks, where these are one host's part of more; empty: as they are."""
+    total: int = 0
+    """How many there are then."""
+
+    def number(self, rank: int) -> int:
+        """Return what errors call a rank."""
+        return self.numbers[rank] if self.numbers else rank
+
+    def who(self, rank: int) -> str:
+        """Return "rank 1 of 4"."""
+        return rank_of(self.number(rank), self.total or self.world_size)
 
     @property
     def is_gpucolls(self) -> bool:
         """Whether that is gpucoll's launcher, and these are all ranks that it started."""
         return self.origin == _GPUCOLL
 
+    def next_meeting(self) -> Job:
+        """Return the job as it meets now, and count that: ranks meet by one name equally often."""
+        # A name from outside has no NUL, so that no token reads like another one with a name.
+        series = f"{self.token}\0{self.name}" if self.name else self.token
+        count = meeting_number(series)
+        meet = None if self.meet is None else self.meet.numbered(count)
+        title = f"{self.name}#{count} of {self.world_size}"
+        return replace(self, token=f"{series}#{count}", meet=meet, title=title)
 
-def find_job(rank: int | None = None, world_size: int | None = None) -> Job:
+
+def find_job(
+    rank: int | None = None,
+    world_size: int | None = None,
+    meet: Any = None,
+    name: str | None = None,
+) -> Job:
     """Return this process's job: what the arguments or the launcher say, or one rank alone.
 
     Where one launcher runs inside of another one's job, the first of these holds: gpucoll-run,
     torchrun, Open MPI, hydra (MPICH, Intel MPI), Slurm.
 
+    Parameters
+    ----------
+    rank, world_size : int, optional
+        Go before what a launcher says. With fewer ranks than it started, these are ranks of this
+        host unless `meet` or `name` is given.
+    meet : str or store, optional
+        Where the ranks of several hosts meet (`meeting_points.parse_meet`). Default:
+        ``GPUCOLL_MEET``, then what the launcher says. It counts for nothing where the launcher
+        started all ranks, and no others are meant, on this host.
+    name : str, optional
+        Of those that meet, where these are not all that the launcher started, or meet apart from
+        those that do.
+
     Raises
     ------
     ArgumentError
-        Only one of the two arguments is there, or they contradict each other.
+        Only one of rank and world_size is there, or they contradict each other; or the meeting
+        point or the name is none.
     RendezvousError
-        The environment is incomplete, or has nothing that names the job.
-    BackendUnavailableError
-        The job spans several hosts, which this version cannot.
+        The environment is incomplete, or has nothing that names the job or the meeting point.
     """
+    name = _checked_name(name)
     if rank is None and world_size is None:
         started = _find_started()
         if started is None:
             _check_not_half_told()
             launchers.check_no_other()
-            return Job(0, 1, "", _ALONE)
-        _check_one_host(started)
-        token = _token(started, started.rank, started.world_size)
-        return _checked(started.rank, started.world_size, token, started.origin)
-    if rank is None or world_size is None:
-        raise ArgumentError("rank and world_size go together: give both or none")
-    _check_arguments(rank, world_size)
-    if world_size == 1:
-        return Job(0, 1, "", _ARGUMENTS)
-    started = _find_started()
-    if started is not None and started.world_size == world_size:
-        _check_one_host(started)  # with fewer, they may be those of one host alone
-    return Job(int(rank), int(world_size), _token(started, rank, world_size), _ARGUMENTS)
+            if meet is not None:
+                raise ArgumentError(
+                    "meet says where ranks meet, but nothing says which of how many this one is: "
+                    "give rank and world_size too, or start the ranks with a launcher"
+                )
+            return Job(0, 1, "", _ALONE, name=name)
+        if not started.elsewhere:
+            meet = None
+        rank, world_size, origin = started.rank, started.world_size, started.origin
+        if not 0 <= rank < world_size:
+            raise RendezvousError(f"{origin} says rank {rank} of {world_size}, which cannot be")
+    else:
+        if rank is None or world_size is None:
+            raise ArgumentError("rank and world_size go together: give both or none")
+        _check_arguments(rank, world_size)
+        rank, world_size, origin = int(rank), int(world_size), _ARGUMENTS
+        started = _find_started() if world_size > 1 else None
+    point = _meeting_point(meet, started, world_size, name) if world_size > 1 else None
+    token = _token(started, rank, world_size, point)
+    is_launched = _is_launched(origin, world_size)
+    return Job(rank, world_size, token, origin, is_launched, meet=point, name=name)
+
+
+def _is_launched(origin: str, world_size: int) -> bool:
+    # A task alone is often a shell: what is called there by hand must not be ended with the task.
+    return origin != _ARGUMENTS and (world_size > 1 or origin in _OWN_TOKENS)
+
+
+def _checked_name(name: object) -> str:
+    if name is None:
+        return ""
+    if not isinstance(name, str):
+        raise ArgumentTypeError(f"name must be a str; got {name!r}")
+    if not name or len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ArgumentError(
+            f"name must have 1 to {_LONGEST_NAME} printable characters; got {name[:50]!r}"
+        )
+    return name
 
 
 def _check_arguments(rank: int, world_size: int) -> None:
@@ -90,16 +165,39 @@ def _find_started() -> Started | None:
     return _from_gpucoll() or _from_torchrun() or launchers.find()
 
 
-def _check_one_host(started: Started) -> None:
-    if started.elsewhere:
-        raise BackendUnavailableError(
-            f"{started.origin}: the job has {started.world_size} ranks, {started.elsewhere}: this "
-            "version of gpucoll joins the ranks of one host only. Start all ranks on one host, or "
-            "join those of each host alone: init(rank=, world_size=) with their numbers there"
-        )
+def _meeting_point(
+    given: Any, started: Started | None, world_size: int, name: str
+) -> MeetingPoint | None:
+    """Return where ranks of several hosts meet; None where all are on this one."""
+    text = config.variable(config.MEET)
+    if given is None:
+        if started is None and not text:
+            return None
+        if started is not None:
+            # With fewer, and no name that says which, they are those of one host alone.
+            is_of_one_host = world_size != started.world_size and not name
+            if not started.elsewhere or is_of_one_host:
+                return None
+            if not text:
+                return _launchers_point(started, name)
+    from gpucoll.rendezvous.meeting_points import parse_meet
+
+    return parse_meet(given, name) if given is not None else parse_meet(text, name, config.MEET)
 
 
-def _token(started: Started | None, rank: int, world_size: int) -> str:
+def _launchers_point(started: Started, name: str) -> MeetingPoint:
+    if started.meet is not None:
+        return started.meet(name)
+    raise RendezvousError(
+        f"{started.origin}: the job has {started.world_size} ranks, {started.elsewhere}, and "
+        f"nothing says where they meet: set {config.MEET} to tcp://HOST:PORT on each rank, HOST "
+        "being rank 0's host and PORT a port that is free there (mpiexec of Open MPI: -x "
+        f"{config.MEET}=..., of MPICH and Intel MPI: -genv {config.MEET} ...), or say "
+        "init(meet=...)"
+    )
+
+
+def _token(started: Started | None, rank: int, world_size: int, meet: MeetingPoint | None) -> str:
     """Return what the ranks meet by: the launcher's name for the job, or the user's."""
     if world_size == 1:
         return ""
@@ -107,6 +205,8 @@ def _token(started: Started | None, rank: int, world_size: int) -> str:
         return started.token
     if token := config.variable(config.JOB) or (started.token if started else ""):
         return token
+    if meet is not None:
+        return f"meet:{meet.text}"
     word = f"set {config.JOB} to the same word on each rank"
     if started is None:
         raise RendezvousError(
@@ -120,22 +220,28 @@ def _token(started: Started | None, rank: int, world_size: int) -> str:
     )
 
 
-def _checked(rank: int, world_size: int, token: str, origin: str) -> Job:
-    if not 0 <= rank < world_size:
-        raise RendezvousError(f"{origin} says rank {rank} of {world_size}, which cannot be")
-    # A task alone is often a shell: what is called there by hand must not be ended with the task.
-    is_launched = world_size > 1 or origin in _OWN_TOKENS
-    return Job(rank, world_size, token, origin, is_launched)
-
-
 def _from_gpucoll() -> Started | None:
     if config.RANK not in os.environ:
         return None
     token = os.environ.get(config.JOB, "")
     world_size = number(config.WORLD_SIZE)
-    if world_size > 1 and not token:
-        raise RendezvousError(f"{config.RANK} is set but {config.JOB} is not")
-    return Started(_GPUCOLL, number(config.RANK), world_size, token)
+    elsewhere = _elsewhere(config.LOCAL_WORLD_SIZE, world_size)
+    if not config.variable(config.MEET):
+        elsewhere = ""  # so they were never told of another host
+        if world_size > 1 and not token:
+            raise RendezvousError(
+                f"{config.RANK} is set but {config.JOB} is not: set it to the same word on each "
+                f"rank of this host; or, for ranks on several hosts, {config.MEET}"
+            )
+    return Started(_GPUCOLL, number(config.RANK), world_size, token, elsewhere)
+
+
+def _elsewhere(local_size: str, world_size: int) -> str:
+    """Say how many ranks a variable counts on this host; empty: all, as far as is known."""
+    if local_size in os.environ:
+        local = number(local_size)
+        return "" if local == world_size else f"{local} of them on this host"
+    return "on who knows how many hosts" if config.variable(config.MEET) else ""
 
 
 def _check_not_half_told() -> None:
@@ -153,8 +259,28 @@ def _from_torchrun() -> Started | None:
     if not {"RANK", "WORLD_SIZE", *_TORCHRUN_MEETS} <= os.environ.keys():
         return None
     world_size = number("WORLD_SIZE")
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
-    elsewhere = "" if local == world_size else f"{local} of them on this host"
+    elsewhere = _elsewhere("LOCAL_WORLD_SIZE", world_size)
     parts = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
     token = "torchrun:" + ":".join(os.environ.get(part, "") for part in parts)
-    return Started(_TORCHRUN, number("RANK"), world_size, token, elsewhere)
+    return Started(_TORCHRUN, number("RANK"), world_size, token, elsewhere, meet=_torchruns_point)
+
+
+def _torchruns_point(name: str) -> MeetingPoint:
+    """Return the store that torchrun's agents met by, or a port of our own on its host.
+
+    The store is there with ``TORCHELASTIC_USE_AGENT_STORE=True``, and torch can ask it. Where there
+    is none, ``MASTER_PORT`` is left to torch's own: ours is another one that it stands for.
+    """
+    import importlib.util
+
+    from gpucoll.rendezvous.addresses import derived_port
+    from gpucoll.rendezvous.meeting_points import TcpPoint
+    from gpucoll.rendezvous.meeting_store import TorchrunPoint
+
+    host, port = os.environ["MASTER_ADDR"], number("MASTER_PORT")
+    has_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "").lower() in ("true", "1")
+    if has_store and importlib.util.find_spec("torch") is not None:
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return TorchrunPoint(host, port, name, attempt)
+    ours = derived_port(f"torchrun:{port}")
+    return TcpPoint(host, ours if ours != port else ours - 1)

@@ -12,6 +12,10 @@ Slurm (srun)              SLURM_PROCID,         SLURM_STEP_NUM_NODES  SLURM_JOB_
                           SLURM_STEP_NUM_TASKS  is 1                  SLURM_STEP_ID
 ========================  ====================  ====================  ===========================
 
+What names the job does so on one host. On several, Slurm's ranks meet on the first host of the
+step's node list, at a port that the ids of job and step stand for; the MPIs say nothing of the sort
+(``GPUCOLL_MEET`` does, and goes before what Slurm says).
+
 Seen with Open MPI 4.1.4 and 5.0.11, MPICH 4.0.2 and 5.0.2, Intel MPI 2021.18 and Slurm 22.05.
 
 Each of the MPIs may itself run inside a Slurm job, whose variables its ranks then inherit: so they
@@ -24,11 +28,16 @@ or salloc's interactive step) is a step of one task, whatever SLURM_NTASKS says.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpucoll import config
 from gpucoll.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.meeting_points import MeetingPoint
 
 __all__ = ["Started", "check_no_other", "find", "number"]
 
@@ -50,6 +59,8 @@ class Started:
     elsewhere: str = ""
     """Where ranks run on other hosts: how many do not."""
     why_no_token: str = ""
+    meet: Callable[[str], MeetingPoint] | None = None
+    """Returns where ranks on several hosts meet, by a name; None: the launcher does not say."""
 
 
 def number(name: str) -> int:
@@ -141,12 +152,35 @@ def _slurm() -> Started | None:
     if is_inner or (namespace and not namespace.startswith(_SLURM_PMIX)):
         return None  # of another launcher, which a task of the step has started
     nodes = number(config.SLURM_STEP_NODES)
+    token = f"slurm:{config.variable(config.SLURM_JOB_ID)}.{config.variable(config.SLURM_STEP_ID)}"
     return Started(
         "srun's environment",
         number(config.SLURM_RANK),
         world_size,
-        f"slurm:{config.variable(config.SLURM_JOB_ID)}.{config.variable(config.SLURM_STEP_ID)}",
+        token,
         f"on {nodes} hosts" if nodes != 1 else "",
+        meet=lambda name: _first_slurm_host(token),
+    )
+
+
+def _first_slurm_host(token: str) -> MeetingPoint:
+    """Return the meeting point on the step's first host, where srun puts rank 0."""
+    from gpucoll.rendezvous.addresses import derived_port
+    from gpucoll.rendezvous.meeting_points import TcpPoint
+    from gpucoll.rendezvous.slurm_nodes import node_names
+
+    for variable in (config.SLURM_STEP_NODE_LIST, config.SLURM_JOB_NODE_LIST):
+        if text := config.variable(variable):
+            try:
+                return TcpPoint(next(node_names(text)), derived_port(token))
+            except ValueError as error:
+                why = f"{variable} is {text[:200]!r}: {error}"
+                break
+    else:
+        why = f"{config.SLURM_STEP_NODE_LIST} is not set"
+    raise RendezvousError(
+        f"srun's environment does not say where rank 0 runs ({why}): set {config.MEET} to "
+        "tcp://HOST:PORT of rank 0's host, the same on each rank"
     )
 
 

@@ -1,0 +1,111 @@
+"""A job over several hosts, of which each gpucoll-run starts its own host's ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpucoll import config
+from gpucoll.errors import GpucollError
+
+if TYPE_CHECKING:
+    from gpucoll.rendezvous.meeting_points import MeetingPoint
+
+__all__ = ["NodesError", "Span", "find_span", "rank_counts"]
+
+_SECRET = (
+    "ranks on several hosts prove to each other that they know the job's secret, and there is none:"
+    f" in one terminal, export {config.SECRET}=$(python3 -c 'import secrets; "
+    "print(secrets.token_hex(32))'), and export the same value in each of the others, or name a "
+    f"file of mode 600 that holds it by {config.SECRET_FILE}"
+)
+
+
+class NodesError(ValueError):
+    """Options that do not go together; the message is the line that says so."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Which ranks of a job over several hosts are started here."""
+
+    first: int
+    """The lowest of them; they follow each other."""
+    world_size: int
+    meet: str
+    """The meeting point, for ``GPUCOLL_MEET``."""
+
+
+def rank_counts(text: str) -> list[int]:
+    """Return the numbers of ``-n``: one for each host, or one for all."""
+    words = text.split(",")
+    if not all(word.isascii() and word.isdecimal() and int(word[:9]) > 0 for word in words):
+        raise ValueError(text)
+    return [int(word) for word in words]
+
+
+def find_span(
+    counts: list[int], nodes: int | None, node_rank: int | None, meet: str | None
+) -> tuple[int, Span | None]:
+    """Return how many ranks to start here and, of a job over several hosts, which.
+
+    Parameters
+    ----------
+    counts : list of int
+        Ranks of each node, or of every one.
+    nodes, node_rank, meet
+        What the command line says; None where it says nothing.
+
+    Raises
+    ------
+    NodesError
+        They do not go together, or the job could not begin.
+    """
+    n_nodes = nodes or len(counts)
+    if len(counts) not in (1, n_nodes):
+        listed = ",".join(map(str, counts))
+        raise NodesError(f"-n {listed} has {len(counts)} numbers for --nodes {n_nodes}")
+    if n_nodes == 1:
+        if node_rank or (meet is not None and nodes is None):
+            option = f"--node-rank {node_rank}" if node_rank else "--meet"
+            raise NodesError(f"{option} is for jobs over several hosts: how many? Say --nodes")
+        return counts[0], None
+    if node_rank is None:
+        raise NodesError(
+            f"{n_nodes} nodes need --node-rank: 0 on the host of rank 0, then 1 to {n_nodes - 1}, "
+            "each in a terminal of its own"
+        )
+    if not 0 <= node_rank < n_nodes:
+        raise NodesError(f"--node-rank must be in 0..{n_nodes - 1}; got {node_rank}")
+    each = counts * n_nodes if len(counts) == 1 else counts
+    point = _meeting_point(meet)
+    try:
+        _check_secret(point)
+        if node_rank == 0:
+            point.listen_at()
+    except GpucollError as error:
+        raise NodesError(str(error)) from None
+    return each[node_rank], Span(sum(each[:node_rank]), sum(each), point.text)
+
+
+def _meeting_point(meet: str | None) -> MeetingPoint:
+    from gpucoll.rendezvous.meeting_points import parse_meet
+
+    text = config.variable(config.MEET) if meet is None else meet
+    if not text:
+        raise NodesError(
+            "several nodes need --meet HOST:PORT, the same in each terminal: HOST is an address of "
+            "the host with --node-rank 0, PORT a port that is free there"
+        )
+    try:
+        return parse_meet(text, where=config.MEET if meet is None else "--meet")
+    except GpucollError as error:
+        raise NodesError(str(error)) from None
+
+
+def _check_secret(point: MeetingPoint) -> None:
+    from gpucoll.transport.tcp.secret import job_secret
+
+    # A file that only this user can read hands one out.
+    if job_secret() is None and not point.text.startswith("file:"):
+        raise NodesError(_SECRET)

@@ -1,0 +1,53 @@
+"""TCP addresses as text: ``host:port``, with an IPv6 address in brackets."""
+
+from __future__ import annotations
+
+from gpucoll.hashing import blake2b
+
+__all__ = ["LONGEST_HOST", "derived_port", "join_address", "split_address"]
+
+LONGEST_HOST = 255
+_LOWEST_DERIVED, _END_DERIVED = 10240, 32768
+
+
+def join_address(host: str, port: int) -> str:
+    """Return ``host:port``; an IPv6 address gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def split_address(text: str) -> tuple[str, int]:
+    """Return host and port of ``host:port``.
+
+    Raises
+    ------
+    ValueError
+        It is not an address; says why, as the rest of a sentence about it.
+    """
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise ValueError("an IPv6 address stands in brackets: [fd00::1]:29500")
+        digits = rest[1:]
+    elif text.count(":") > 1:
+        raise ValueError("an IPv6 address stands in brackets: [fd00::1]:29500")
+    else:
+        host, _, digits = text.partition(":")
+    if not host:
+        raise ValueError("it names no host")
+    if len(host) > LONGEST_HOST or any(c in "/@?# \\" or not c.isprintable() for c in host):
+        raise ValueError("what stands before the port is no host name")
+    if not digits:
+        raise ValueError("it has no port: HOST:PORT, with a port that is free on that host")
+    if not (digits.isascii() and digits.isdecimal()) or not 0 < int(digits[:6]) < 65536:
+        raise ValueError(f"the port must be a number from 1 to 65535, but is {digits[:20]!r}")
+    return host, int(digits)
+
+
+def derived_port(word: str) -> int:
+    """Return the port that a job's name stands for, the same on every host: 10240 to 32767.
+
+    Below that, daemons have theirs; above it, Linux gives ports to outgoing connections (32768 to
+    60999, unless ``ip_local_port_range`` says otherwise), where one might be taken by chance.
+    """
+    number = int.from_bytes(blake2b(word.encode(), digest_size=8).digest(), "big")
+    return _LOWEST_DERIVED + number % (_END_DERIVED - _LOWEST_DERIVED)

@@ -1,0 +1,218 @@
+"""A meeting point in a store of keys and values that all ranks share: torch's, or another."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import inspect
+import os
+from typing import Any
+
+from gpucoll.errors import RendezvousError
+from gpucoll.rendezvous.addresses import join_address, split_address
+from gpucoll.topology.interfaces import means_loopback
+
+__all__ = ["StorePoint", "TorchrunPoint"]
+
+_WAIT = datetime.timedelta(milliseconds=50)
+_CONNECT = datetime.timedelta(seconds=2)
+
+
+class StorePoint:
+    """The key ``gpucoll/NAME#NUMBER/address`` of a store.
+
+    The store needs ``set(key, value)`` and ``get(key)``; values come back as bytes or str. Whether
+    the key is there is asked by ``check([key])``; where there is none, by ``wait([key],
+    timedelta)``, which raises when the time is over; where there is neither, by ``get``, which may
+    then block for as long as the store pleases (it should return None or raise at once where the
+    key is not there).
+
+    Parameters
+    ----------
+    store : object
+        Stays the caller's.
+    name : str
+        The meeting's name.
+    number : int
+        Which of the meetings of this name.
+    text : str
+        What it is, for messages.
+    """
+
+    def __init__(self, store: Any, name: str = "", number: int = 0, text: str = "") -> None:
+        self._store, self._name, self._number = store, name, number
+        self._given_text = text
+        self.text = text or _described(store)
+        self.trouble = ""
+        self._address: str | None = None
+
+    @property
+    def key(self) -> str:
+        """What rank 0's address is kept under."""
+        return f"gpucoll/{self._name}#{self._number}/address"
+
+    def numbered(self, number: int) -> StorePoint:
+        """Return another meeting's point in the same store."""
+        return StorePoint(self._store, self._name, number, self._given_text)
+
+    def listen_at(self) -> None:
+        """Return None: rank 0 listens where it likes."""
+
+    def publish(self, address: str) -> None:
+        """Set the key.
+
+        Raises
+        ------
+        RendezvousError
+            The store raised something.
+        """
+        try:
+            self._opened().set(self.key, address)
+        except Exception as error:  # the store's own kinds
+            raise RendezvousError(
+                f"rank 0 cannot set the key {self.key!r} of {self.text}: {_said(error)}"
+            ) from error
+
+    def find(self) -> str | None:
+        """Return the key's value; None where it is not set, or the store cannot be asked."""
+        self._address, self.trouble = None, ""
+        try:
+            store = self._opened()
+            if not self._is_there(store):
+                return None
+            value = store.get(self.key)
+        except LookupError:
+            return None
+        except Exception as error:  # the store's own kinds
+            self.trouble = f"{self.text} cannot be asked: {_said(error)}"
+            return None
+        self._take(value)
+        return self._address
+
+    def withdraw(self) -> None:
+        """Delete the key; where the store deletes none, set it to nothing."""
+        with contextlib.suppress(Exception):  # it may be gone, with the job
+            store = self._opened()
+            for name in ("delete_key", "delete"):
+                if callable(delete := getattr(store, name, None)):
+                    with contextlib.suppress(NotImplementedError):
+                        delete(self.key)
+                        return
+            store.set(self.key, "")
+
+    def leads_to(self) -> str | None:
+        """Return the store's own host where it has one; else rank 0's, once it is known.
+
+        The loopback is what rank 0 calls a store in its own process: it leads to nobody else.
+        """
+        host = getattr(self._store, "host", None)
+        if isinstance(host, str) and host and not means_loopback(host):
+            return host
+        return split_address(self._address)[0] if self._address else None
+
+    def secret(self) -> bytes | None:
+        """Return None: who can read a store is not known."""
+        return None
+
+    def _opened(self) -> Any:
+        return self._store
+
+    def _is_there(self, store: Any) -> bool:
+        if callable(check := getattr(store, "check", None)):
+            return bool(check([self.key]))
+        wait = getattr(store, "wait", None)
+        if callable(wait) and _takes_two(wait):
+            try:
+                wait([self.key], _WAIT)
+            except Exception:  # each store has its own for a time that is over
+                return False
+        return True
+
+    def _take(self, value: Any) -> None:
+        if not value:
+            return
+        text = value if isinstance(value, str) else bytes(value).decode(errors="replace")
+        try:
+            split_address(text)
+        except ValueError as error:
+            self.trouble = f"the key {self.key!r} of {self.text} is {text[:100]!r}: {error}"
+        else:
+            self._address = text
+
+
+class TorchrunPoint(StorePoint):
+    """The store by which torchrun's agents met, at ``MASTER_ADDR:MASTER_PORT``.
+
+    Parameters
+    ----------
+    host, port
+        Of the store.
+    name : str
+        The meeting's name.
+    attempt : str
+        Which of torchrun's attempts this is: the store outlives them.
+    number : int
+        Which of the meetings of this name.
+    """
+
+    def __init__(
+        self, host: str, port: int, name: str = "", attempt: str = "0", number: int = 0
+    ) -> None:
+        text = f"torchrun's store at {join_address(host, port)}"
+        super().__init__(None, name, number, text)
+        self._host, self._port, self._attempt = host, port, attempt
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, TorchrunPoint) and (self.text, self.key) == (other.text, other.key)
+
+    def __hash__(self) -> int:
+        return hash((self.text, self.key))
+
+    @property
+    def key(self) -> str:
+        """What rank 0's address is kept under."""
+        return f"gpucoll/{self._attempt}/{self._name}#{self._number}/address"
+
+    def numbered(self, number: int) -> TorchrunPoint:
+        """Return another meeting's point in the same store."""
+        point = TorchrunPoint(self._host, self._port, self._name, self._attempt, number)
+        point._store = self._store
+        return point
+
+    def leads_to(self) -> str | None:
+        """Return the store's host."""
+        return None if means_loopback(self._host) else self._host
+
+    def _opened(self) -> Any:
+        """Connect to the store. torch is imported here and nowhere before."""
+        if self._store is None:
+            from torch.distributed import TCPStore
+
+            self._store = TCPStore(
+                self._host, self._port, is_master=False, timeout=_CONNECT, wait_for_workers=False
+            )
+        return self._store
+
+
+def _described(store: Any) -> str:
+    kind = type(store)
+    owner = "torch's" if kind.__module__.partition(".")[0] == "torch" else "the store"
+    host, port = getattr(store, "host", None), getattr(store, "port", None)
+    at = f" at {join_address(host, port)}" if isinstance(host, str) and port else ""
+    path = getattr(store, "path", None)
+    return f"{owner} {kind.__name__}{at}" + (f" in {os.fspath(path)}" if path and not at else "")
+
+
+def _takes_two(wait: Any) -> bool:
+    """Return whether a store's wait can be told how long; a compiled one says so in its text."""
+    try:
+        inspect.signature(wait).bind([""], _WAIT)
+    except TypeError:
+        return False
+    except ValueError:
+        return "timedelta" in (getattr(wait, "__doc__", None) or "")
+    return True
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]

@@ -1,0 +1,282 @@
+"""Network interfaces of this host: their addresses, and which of them leads where."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import socket
+from typing import Any, NamedTuple
+
+from gpucoll import config
+from gpucoll.errors import ArgumentError, RendezvousError
+from gpucoll.topology.interface_table import addresses_by_interface, interface_names, mtu_of
+
+__all__ = [
+    "Interface",
+    "addresses_of",
+    "chosen_addresses",
+    "default_address",
+    "interface_of",
+    "is_local",
+    "is_loopback",
+    "local_address_towards",
+    "means_loopback",
+    "numeric_addresses",
+    "own_address",
+    "reachable_addresses",
+]
+
+_ANY_PORT = 9  # discard; a UDP socket that is connected sends nothing
+_DOCUMENTATION = ("192.0.2.1", "2001:db8::1")
+"""Addresses that no host has (RFC 5737, 3849): what leads there is the default route."""
+
+
+class Interface(NamedTuple):
+    """A network interface."""
+
+    name: str
+    mtu: int
+
+
+# --- of this host -----------------------------------------------------------------------------
+
+
+def addresses_of(interface_name: str) -> list[str]:
+    """Return an interface's addresses: IPv4 first, then IPv6, link-local ones last with their zone.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such interface; says which there are.
+    """
+    _check_there(interface_name)
+    return addresses_by_interface().get(interface_name, [])
+
+
+def interface_of(address: str) -> Interface:
+    """Return the interface that has an address of this host.
+
+    Raises
+    ------
+    ArgumentError
+        No interface has it; says which addresses there are.
+    """
+    wanted = ipaddress.ip_address(address.partition("%")[0])
+    zone = address.partition("%")[2]
+    for name, addresses in addresses_by_interface().items():
+        for found in addresses:
+            plain, _, found_zone = found.partition("%")
+            if ipaddress.ip_address(plain) == wanted and zone in ("", found_zone):
+                return Interface(name, mtu_of(name))
+    for name, addresses in addresses_by_interface().items():  # all of 127.0.0.0/8 is the loopback's
+        if wanted.is_loopback and any(ipaddress.ip_address(a).is_loopback for a in addresses[:1]):
+            return Interface(name, mtu_of(name))
+    raise ArgumentError(f"no network interface of this host has the address {address}: {_there()}")
+
+
+def is_local(address: str) -> bool:
+    """Return whether a numeric address is this host's own: whether something can listen there."""
+    try:
+        family, place = _resolved(address)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as end:
+            end.bind((place[0], 0, *place[2:]))
+    except OSError:
+        return False
+    return True
+
+
+def chosen_addresses(family: socket.AddressFamily | None = None) -> list[str]:
+    """Return the addresses that ``GPUCOLL_INTERFACES`` names; an empty list where it is not set.
+
+    Parameters
+    ----------
+    family : socket.AddressFamily, optional
+        ``AF_INET`` or ``AF_INET6``. Default: of each interface the first address, IPv4 where there
+        is one.
+
+    Raises
+    ------
+    ArgumentError
+        There is no such interface or address, or it has no address of this family.
+    """
+    words = [word.strip() for word in config.variable(config.INTERFACES).split(",")]
+    return [_chosen(word, family) for word in words if word]
+
+
+def _chosen(word: str, family: socket.AddressFamily | None) -> str:
+    where = f"{config.INTERFACES} names {word!r}"
+    if _version(word):
+        if not is_local(word):
+            raise ArgumentError(f"{where}, which is no address of this host: {_there()}")
+        found = [word]
+    else:
+        if word not in interface_names():
+            raise ArgumentError(f"{where}: {_no_such(word)}")
+        found = addresses_of(word)
+    of_family = [a for a in found if family is None or _version(a) == _VERSIONS[family]]
+    if not of_family:
+        kind = f"IPv{_VERSIONS[family]} " if family is not None else ""
+        raise ArgumentError(f"{where}, which has no {kind}address: {_there()}")
+    return of_family[0]
+
+
+_VERSIONS = {socket.AF_INET: 4, socket.AF_INET6: 6}
+
+
+def _version(address: str) -> int:
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).version
+    except ValueError:
+        return 0
+
+
+def _check_there(name: str) -> None:
+    if name not in interface_names():
+        raise ArgumentError(_no_such(name))
+
+
+def _no_such(name: str) -> str:
+    return f"this host has no network interface {name!r}: {_there()}"
+
+
+def _there() -> str:
+    """Say which interfaces there are."""
+    found = addresses_by_interface()
+    parts = [
+        f"{name} ({', '.join(found.get(name, [])) or 'no address'})" for name in interface_names()
+    ]
+    return f"there are {'; '.join(parts)}"
+
+
+# --- towards others -----------------------------------------------------------------------------
+
+
+def own_address(towards: str | None = None) -> str:
+    """Return the address at which this host's ranks are to be reached by others.
+
+    That is ``GPUCOLL_INTERFACES``' first, of the family of what it is to be reached from; else the
+    one on the way there; else the one on the default route.
+
+    Parameters
+    ----------
+    towards : str, optional
+        A host that lies on the side of the others.
+
+    Raises
+    ------
+    ArgumentError, RendezvousError
+        As `chosen_addresses` and `local_address_towards`.
+    """
+    if not chosen_addresses():
+        return default_address() if towards is None else local_address_towards(towards)
+    if towards is not None:
+        for family in dict.fromkeys(family for family, _ in _places(towards)):
+            with contextlib.suppress(ArgumentError):
+                return chosen_addresses(family)[0]
+    return chosen_addresses()[0]
+
+
+def reachable_addresses(host: str) -> list[str]:
+    """Return the addresses at which a host can be reached from others, as numbers.
+
+    A host's own name often leads to its loopback there, by its ``/etc/hosts`` (Debian: 127.0.1.1),
+    where the others' DNS gives them another address. So a name that is not plainly the loopback's
+    but leads there is this host, reached at ``GPUCOLL_INTERFACES`` or by its default route.
+
+    Raises
+    ------
+    OSError
+        As `socket.getaddrinfo`: the name does not resolve.
+    """
+    found = numeric_addresses(host)
+    if not means_loopback(host) and all(map(is_loopback, found)):
+        return chosen_addresses() or [default_address()]
+    return found
+
+
+def is_loopback(address: str) -> bool:
+    """Return whether a numeric address is one of the loopback's."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def means_loopback(host: str) -> bool:
+    """Return whether a name or address is plainly the loopback's, on every host."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    return bool(_version(host)) and is_loopback(host)
+
+
+def local_address_towards(host: str) -> str:
+    """Return the address of this host from which packets to another one go: nothing is sent.
+
+    Where the name is this host's own, that at which others reach it (`reachable_addresses`).
+
+    Parameters
+    ----------
+    host : str
+        A name or an address, IPv4 or IPv6.
+
+    Raises
+    ------
+    RendezvousError
+        The name does not resolve, or no interface leads there.
+    """
+    last: OSError | None = None
+    for family, place in _places(host):
+        try:
+            return _towards(family, place)
+        except OSError as error:
+            last = error
+    said = _said(last) if last is not None else "it has no address"
+    raise RendezvousError(f"no network interface of this host leads to {host}: {said}; {_there()}")
+
+
+def default_address() -> str:
+    """Return this host's address on its default route; a loopback address where it has none."""
+    for address in _DOCUMENTATION:
+        try:
+            return _towards(*_resolved(address)[0])
+        except OSError:
+            continue
+    return "127.0.0.1"
+
+
+def numeric_addresses(host: str) -> list[str]:
+    """Return the addresses of a host, as numbers, in the order in which to try them.
+
+    Raises
+    ------
+    OSError
+        As `socket.getaddrinfo`: the name does not resolve.
+    """
+    found = [
+        socket.getnameinfo(place, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+        for _, place in _resolved(host)
+    ]
+    return list(dict.fromkeys(found))
+
+
+def _places(host: str) -> list[tuple[socket.AddressFamily, Any]]:
+    try:
+        return [place for address in reachable_addresses(host) for place in _resolved(address)]
+    except OSError as error:
+        raise RendezvousError(f"the host name {host!r} does not resolve: {_said(error)}") from None
+
+
+def _towards(family: socket.AddressFamily, place: Any) -> str:
+    with socket.socket(family, socket.SOCK_DGRAM) as end:
+        end.connect(place)
+        name: tuple[str, int] = end.getsockname()
+        return socket.getnameinfo(name, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
+
+
+def _resolved(host: str) -> list[tuple[socket.AddressFamily, Any]]:
+    try:
+        found = socket.getaddrinfo(host, _ANY_PORT, type=socket.SOCK_DGRAM)
+    except UnicodeError as error:  # a part of the name that is empty, or has over 63 characters
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
+    return [(entry[0], entry[4]) for entry in found]
+
+
+def _said(error: OSError) -> str:
+    return error.strerror or str(error)
