@@ -14,12 +14,18 @@ class KnownBackend(NamedTuple):
     """Where its ``create`` (host arrays) or ``connect`` and ``adopt`` (GPU arrays) are."""
     enqueues: bool
     """Whether its calls go onto streams of a GPU; else they run in the calling thread."""
+    between_hosts: str = ""
+    """The module for ranks on several hosts; empty: the same."""
 
 
 BACKENDS = MappingProxyType(
     {
-        # Host arrays of one host, through shared memory.
-        "cpu": KnownBackend("gpucoll.backends.cpu.host.backend", enqueues=False),
+        # Host arrays: of one host through shared memory, between hosts over its links.
+        "cpu": KnownBackend(
+            "gpucoll.backends.cpu.host.backend",
+            enqueues=False,
+            between_hosts="gpucoll.backends.cpu.world.backend",
+        ),
         # Arrays on GPUs, through their vendor's library.
         "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
         "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
@@ -31,9 +37,11 @@ PLANNED = ("mpi", "direct")
 """Names that are known but not served yet: asking for one says so."""
 
 
-def load(name: str) -> Any:
-    """Return the module of a backend.
+def load(name: str, *, spans_hosts: bool = False) -> Any:
+    """Return the module of a backend, for ranks of one host or of several.
 
     A `gpucoll.backends.protocol.HostBackends` or a `gpucoll.backends.gpu.protocol.GpuBackends`.
     """
-    return importlib.import_module(BACKENDS[name].module)
+    known = BACKENDS[name]
+    module = known.between_hosts if spans_hosts and known.between_hosts else known.module
+    return importlib.import_module(module)

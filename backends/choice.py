@@ -19,6 +19,12 @@ SHARING_VERSION = (2, 30, 0)
 """NCCL from here on can be told to take several ranks on one GPU."""
 
 
+BETWEEN_HOSTS = (
+    "the ranks are on several hosts, between which this version moves no GPU arrays: copy to the "
+    "host, or use a communicator of one host's ranks, from split"
+)
+
+
 class Seen(NamedTuple):
     """What a rank sees of its GPUs without loading a library."""
 
@@ -72,7 +78,7 @@ class Found(NamedTuple):
     """Whether the environment asks the library to take several ranks on one GPU."""
 
 
-def choose(wish: str, seen: Sequence[Seen]) -> Choice:
+def choose(wish: str, seen: Sequence[Seen], *, spans_hosts: bool = False) -> Choice:
     """Return the backends for host and GPU arrays.
 
     Parameters
@@ -81,7 +87,11 @@ def choose(wish: str, seen: Sequence[Seen]) -> Choice:
         What the user asked for: ``"auto"``, ``"cpu"``, ``"nccl"`` or ``"rccl"``.
     seen : sequence of Seen
         By rank.
+    spans_hosts : bool
+        Whether the ranks are on several hosts.
     """
+    if spans_hosts and wish == "auto":
+        return Choice(Pick("cpu", "chosen by auto"), Pick("", BETWEEN_HOSTS))
     if wish in KINDS:
         refusal = f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
         return Choice(Pick("", refusal), Pick(wish, "asked for"))

@@ -32,6 +32,10 @@ class PartOf:
         What errors show.
     numbers : tuple of int
         On these, too, all ranks must agree.
+    root : int or None
+        What its user gave, where the part has another; None: the same.
+    counts : tuple of int
+        What its user gave, where `root` is not None.
     """
 
     collective: Collective
@@ -40,6 +44,8 @@ class PartOf:
     detail: int
     shape: tuple[int, ...]
     numbers: tuple[int, ...]
+    root: int | None = None
+    counts: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -184,8 +190,9 @@ class Transfers(Protocol):
 class PreparedCall(Protocol):
     """A collective with its host buffers, ready to run as often as wanted."""
 
-    run_once: Callable[[], int]
-    """Run it where nothing stands against it; 0, or a status for Python to look at."""
+    @property
+    def run_once(self) -> Callable[[], int]:
+        """Run it where nothing stands against it; 0, or a status for Python to look at."""
 
     def run(self, timeout_s: float | None = None) -> None:
         """Do it; raise what went wrong."""

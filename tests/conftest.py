@@ -14,6 +14,7 @@ from gpucoll.testing.server import LAUNCHER_VARIABLES
 from gpucoll.version import __version__
 from tests.doubles import Builder
 from tests.dtypes import covering
+from tests.hosts import PlayedHosts
 from tests.ranks import Pools, RankServer
 
 BARE_FOLDERS = ("kernels", "backends", "bench")
@@ -56,6 +57,12 @@ def ranks(rank_server):
     pools = Pools(rank_server)
     yield pools
     pools.close()
+
+
+@pytest.fixture(scope="session")
+def hosts(ranks, tmp_path_factory):
+    """Ranks of hosts that are played here: ``hosts.call("aab", function)``; see `tests.hosts`."""
+    return PlayedHosts(ranks, tmp_path_factory.mktemp("hosts"))
 
 
 @pytest.fixture(scope="session")

@@ -127,6 +127,10 @@ class Pool(pool.Pool):
     ) -> list[Any]:
         """Call ``function(comm, *args)`` on every rank; return the results, or raise an error."""
         self.start(function, *args, **options)
+        return self.results(limit_s)
+
+    def results(self, limit_s: float = CALL_TIMEOUT_S) -> list[Any]:
+        """Wait for what every rank returns, or raise an error of one."""
         answers = self.collect(limit_s)
         failed = []
         for rank, answer in enumerate(answers):

@@ -29,6 +29,10 @@ ABOVE_THE_API = ("src/gpucoll/launcher", "src/gpucoll/testing", "src/gpucoll/doc
 PRIVATE_OF_A_GROUP = {"context", "members", "segment"}
 INSIDE_A_GROUP = ("src/gpucoll/group/host", "backends/cpu/host")
 
+# Schedules are pure functions: whoever runs them brings arrays, processes and sockets.
+BELOW_SCHEDULES = ("algorithms", "errors", "types", "wording")
+NOT_IN_SCHEDULES = {"numpy", "socket", "multiprocessing", "threading", "subprocess", "ctypes"}
+
 
 def sources() -> list[Path]:
     return sorted(path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py"))
@@ -85,6 +89,27 @@ def test_what_a_group_keeps_to_itself(path: Path):
     ]
 
     assert not reached, f"ask by a method of gpucoll.group.protocol.Group: {reached}"
+
+
+def test_schedules_stand_on_words_alone():
+    for path in sorted((ROOT / "src/gpucoll/algorithms").rglob("*.py")):
+        for name in imported_modules(path):
+            package, _, rest = name.partition(".")
+            assert package not in NOT_IN_SCHEDULES, f"{path}: {name}"
+            assert package != "gpucoll" or rest.split(".")[0] in BELOW_SCHEDULES, f"{path}: {name}"
+
+
+def test_schedules_load_no_arrays():
+    program = (
+        "import sys, gpucoll.algorithms.table\n"
+        "print([name for name in ('numpy', 'numba', 'socket') if name in sys.modules])\n"
+    )
+
+    process = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert process.stdout.strip() == "[]"
 
 
 def test_import_gpucoll_loads_nothing_heavy():

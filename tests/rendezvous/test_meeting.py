@@ -63,6 +63,7 @@ def test_two_processes_with_one_rank(fresh):
 
     assert all(isinstance(error, RendezvousError) for error in errors)
     assert all("two processes say that they are rank 1" in str(error) for error in errors)
+    assert all("init(name=...)" in str(error) for error in errors)
 
 
 def test_two_processes_as_rank_0(fresh):
@@ -70,6 +71,7 @@ def test_two_processes_as_rank_0(fresh):
 
     assert all(isinstance(error, RendezvousError) for error in errors)
     assert any("cannot take the job's socket" in str(error) for error in errors)
+    assert any("a name of its own: init(name=...)" in str(error) for error in errors)
 
 
 def test_different_world_sizes(fresh):

@@ -16,15 +16,14 @@ import time
 import pytest
 from tests.faults.test_ends import until
 
-from gpucoll.api import initialise
 from gpucoll.errors import RendezvousDeadlineError, RendezvousError
-from gpucoll.rendezvous import arrivals, frames
+from gpucoll.rendezvous import arrivals, frames, meeting_numbers
 from gpucoll.rendezvous.arrivals import AGAIN, Arrivals
 from gpucoll.rendezvous.frames import BadMessageError, Connection, encode
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import meet
 from gpucoll.rendezvous.notices import address
-from gpucoll.rendezvous.unix import UnixRoad
+from gpucoll.rendezvous.unix import UnixEndpoint
 from gpucoll.transport.shared.layout import LAYOUT_VERSION
 from gpucoll.version import __version__
 
@@ -33,7 +32,7 @@ LIMIT_S = 20.0
 
 def knock(seat):
     """Connect to the meeting that the ranks of this pool are in next."""
-    token = f"{seat.token}#{initialise._calls}"
+    token = f"{seat.token}#{meeting_numbers._begun.get(seat.token, 0)}"
     deadline = time.monotonic() + LIMIT_S
     while True:
         end = socket.socket(socket.AF_UNIX)
@@ -225,7 +224,6 @@ def meet_among_many(seat, n_connections, n_strangers, folder, spare):
     if seat.rank == 0 and spare:
         with seat.init(world_size=1, rank=0):
             pass  # what every communicator needs is open now
-        initialise._calls -= 1
         in_use = max(int(name) for name in os.listdir("/proc/self/fd"))
         resource.setrlimit(resource.RLIMIT_NOFILE, (in_use + spare, in_use + spare))
     if seat.rank == 1:
@@ -252,10 +250,10 @@ def at_the_door(monkeypatch):
     monkeypatch.setattr(arrivals, "_LEAST_S", 0.0)
     numbers = iter(range(1, 10_000))
     monkeypatch.setattr(frames, "peer_process", lambda end: next(numbers))
-    road = UnixRoad(Job(0, 3, f"test of strangers {os.getpid()}", "test"))
-    listener = road.listen("rank 0 of 3")
+    endpoint = UnixEndpoint(Job(0, 3, f"test of strangers {os.getpid()}", "test"))
+    listener = endpoint.listen("rank 0 of 3")
     name = listener.getsockname()
-    served = Arrivals(listener, road, 2)
+    served = Arrivals(listener, endpoint, 2)
 
     def connect():
         end = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

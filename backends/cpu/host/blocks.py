@@ -182,6 +182,10 @@ class BlockMaker:
             self._set_parts(block, request)
         if (whole := request.part_of) is not None:
             block.set_call(whole.collective, whole.dtype, whole.op, request.root, whole.detail)
+            if whole.root is not None:
+                block.words[Call.SHOWN_ROOT] = whole.root
+                block.words[Call.N_COUNTS] = len(whole.counts)
+                block.set_table(Call.COUNTS, whole.counts)
             block.sign(*whole.numbers)
             block.show_shape(whole.shape)
         return block

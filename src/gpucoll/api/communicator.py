@@ -23,7 +23,7 @@ from gpucoll.api.names_elsewhere import SaysNamesElsewhere
 from gpucoll.api.objects import Objects
 from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
-from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
+from gpucoll.backends.choice import BETWEEN_HOSTS, KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.protocol import HostBackend, HostBackends
 from gpucoll.calls.begun_message import BegunMessage
@@ -37,7 +37,7 @@ from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work
 from gpucoll.calls.work_queue import WorkQueue
-from gpucoll.errors import ArgumentTypeError, GpucollError, StateError
+from gpucoll.errors import ArgumentTypeError, BackendUnavailableError, GpucollError, StateError
 from gpucoll.group.division import Division
 from gpucoll.group.protocol import Channel, Group
 from gpucoll.rendezvous.held_signals import held_signals
@@ -135,10 +135,15 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         mine = pickle.dumps((color, key, self.rank, os.urandom(16).hex()))
         parts = self._runner.exchange_bytes(mine, collective, NO_ROOT, timeout_s)
         with Division(self._group, collective.spelled) as division:
-            return self._come_together(parts, color, timeout_s, division)
+            return self._come_together(parts, collective, color, timeout_s, division)
 
     def _come_together(
-        self, parts: list[bytes], color: int | None, timeout_s: float | None, division: Division
+        self,
+        parts: list[bytes],
+        collective: Collective,
+        color: int | None,
+        timeout_s: float | None,
+        division: Division,
     ) -> Communicator | None:
         """Meet the ranks of one color; `parts` say who they are."""
         everyone = [pickle.loads(part) for part in parts]
@@ -146,13 +151,18 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         ranks = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
         division.ranks = [item[2] for item in ranks]
         place = division.ranks.index(self.rank)
+        job = self._group.meeting_of(
+            [] if color is None else division.ranks,
+            ranks[0][3],
+            division.call,
+            lambda data: self._runner.exchange_bytes(data, collective, NO_ROOT, timeout_s),
+        )
         # NCCL divides what is connected together with all ranks, whatever their color.
         gpu_color = None if color is None else colors.index(color)
         connection = self._gpu.split(gpu_color, place, timeout_s)
         if color is None:
             return None
         division.has_begun = True  # the others wait for this rank from here on
-        job = Job(place, len(ranks), ranks[0][3], division.call)
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on
         try:
@@ -301,22 +311,23 @@ def _meet(
     job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish, watch: Watch | None
 ) -> Communicator:
     from gpucoll.backends.cpu.host import tuning
-    from gpucoll.group.host.channel import ControlChannel
-    from gpucoll.group.host.group import HostGroup
-    from gpucoll.group.host.joining import join
+    from gpucoll.group.joining import Policy, join
 
     facts = {"gpu": look_for_gpus()}
     same = {tuning.WISH: wish.backend}
-    members = join(job, tuning.tune, meet_timeout_s, facts, same, watch)
-    group = HostGroup(members, timeout_s, tuning.waiting(members.introductions))
+    policy = Policy(tuning.tune, tuning.waiting)
+    met = join(job, policy, meet_timeout_s, timeout_s, facts, same, watch)
     try:
-        seen = [Seen(*introduction["gpu"]) for introduction in members.introductions]
-        choice = choose(wish.backend, seen)
+        if met.spans_hosts and wish.backend in KINDS:
+            raise BackendUnavailableError(f"backend {wish.backend!r} cannot serve: {BETWEEN_HOSTS}")
+        seen = [Seen(*said["gpu"]) for said in met.introductions]
+        choice = choose(wish.backend, seen, spans_hosts=met.spans_hosts)
         # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
-        module: HostBackends = backends.load(choice.host.backend or "cpu")
-        return Communicator(group, ControlChannel(group), module.create(group), choice, wish)
+        backend = choice.host.backend or "cpu"
+        module: HostBackends = backends.load(backend, spans_hosts=met.spans_hosts)
+        return Communicator(met.group, met.channel, module.create(met.group), choice, wish)
     except BaseException:
-        group.close()
+        met.group.close()
         raise
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
@@ -10,19 +9,18 @@ from gpucoll.backends import BACKENDS, PLANNED
 from gpucoll.backends.choice import KINDS, VENDOR_BACKENDS, Wish
 from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
-from gpucoll.rendezvous.job import Job, find_job
+from gpucoll.rendezvous.job import find_job
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
-
-_calls = 0
-_lock = threading.Lock()
 
 
 def init(
     *,
     rank: int | None = None,
     world_size: int | None = None,
+    meet: Any = None,
+    name: str | None = None,
     backend: str = "auto",
     device: Any = None,
     timeout_s: float | None = None,
@@ -37,6 +35,15 @@ def init(
         Who this process is. Default: what gpucoll-run, `gpucoll.launch`, torchrun, the mpiexec of
         Open MPI, MPICH or Intel MPI, or srun say in the environment; without any of them, one rank
         alone. Where they are given, they go before what a launcher says.
+    meet : str or store, optional
+        Where ranks on several hosts meet: ``"tcp://HOST:PORT"`` of rank 0's host, ``"file://PATH"``
+        on a file system that they share, or a store with ``set`` and ``get``, as torch's. Default:
+        ``GPUCOLL_MEET``, then what torchrun or Slurm say. Ranks on several hosts need the
+        job's secret, in ``GPUCOLL_SECRET`` or ``GPUCOLL_SECRET_FILE``.
+    name : str, optional
+        Of those that meet, where some of the launched ranks do by themselves, with `rank` and
+        `world_size` among them: each group has a name of its own, and the calls of init with one
+        name are counted apart from all others. Default: all ranks of the job.
     backend : str
         The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
         the vendor's library where every rank has a GPU of its own; `Communicator.describe` says
@@ -68,19 +75,22 @@ def init(
     RendezvousError
         A rank runs another version of gpucoll, or does not belong to the job; or a launcher has
         left no name by which its ranks could meet: then the message says what to set.
+    AuthenticationError
+        Ranks on several hosts have no secret, or different ones.
     PeerLostError
         A rank is gone: it had come and left, or the launcher (gpucoll-run, `gpucoll.launch`) says
         that it has ended, with whatever exit code.
     AbortedError
         A rank was interrupted, or raised something else, while all were meeting.
     BackendUnavailableError
-        The backend, or a GPU that is there, cannot serve, or the job spans several hosts.
+        The backend, or a GPU that is there, cannot serve.
     SharedMemoryError
         There is no memory for the segment.
 
     Notes
     -----
-    Collective: every rank of the job calls it, as often as the others do. The first call of a
+    Collective: every rank of the job, or of those that meet by one `name`, calls it, as often as
+    the others do. The first call of a
     machine compiles the kernels (10 s to a minute; it says so on stderr), later ones load them
     (about half a second).
 
@@ -89,23 +99,19 @@ def init(
     >>> with gpucoll.init() as comm:
     ...     total = comm.all_reduce(x)
     """
-    global _calls
     _check_backend(backend)
     config.check_timeout_s(timeout_s)
     limit = config.timeout_s() if timeout_s is None else timeout_s
     if on_async_error not in (None, "raise", "exit"):
         raise ArgumentError(f'on_async_error must be "raise" or "exit"; got {on_async_error!r}')
     number = None if device is None else _device_number(device)
-    job = find_job(rank, world_size)
-    with _lock:
-        number_of_call, _calls = _calls, _calls + 1
+    job = find_job(rank, world_size, meet, name)
+    meeting = job.next_meeting()
     from gpucoll.backends import precompile
 
     precompile.load()
     from gpucoll.api.communicator import create
 
-    # Ranks call init equally often: the count keeps the meetings of two calls apart.
-    meeting = Job(job.rank, job.world_size, f"{job.token}#{number_of_call}", job.origin)
     exits = job.is_launched if on_async_error is None else on_async_error == "exit"
     watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
     made = create(meeting, limit, limit, Wish(backend, number, exits), watch)

@@ -6,10 +6,11 @@ it knows this much of it, and nothing of segments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gpucoll.errors import GpucollError
+from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
@@ -19,8 +20,9 @@ from gpucoll.types import Collective
 class Channel(Protocol):
     """Moves bytes of any length between all ranks of a group: the control channel."""
 
-    run_barrier: Callable[[], int]
-    """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
+    @property
+    def run_barrier(self) -> Callable[[], int]:
+        """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when every rank has arrived."""
@@ -131,12 +133,8 @@ class Group(Protocol):
         Which of how many.
     timeout_s : float
         Default deadline of every wait, in seconds.
-    failure : GpucollError or None
-        Why it is broken.
     was_told : bool
         Whether that was raised to somebody.
-    is_closed : bool
-        Whether this rank takes part no more.
     is_in_use : bool
         Whether a thread that cannot be ended may still look at what is shared.
     """
@@ -144,10 +142,16 @@ class Group(Protocol):
     rank: int
     world_size: int
     timeout_s: float
-    failure: GpucollError | None
     was_told: bool
-    is_closed: bool
     is_in_use: bool
+
+    @property
+    def failure(self) -> GpucollError | None:
+        """Why it is broken."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this rank takes part no more."""
 
     @property
     def is_forked(self) -> bool:
@@ -219,6 +223,23 @@ class Group(Protocol):
 
     def bind_cpus(self) -> None:
         """Bind this process to CPUs of its own, where the ranks share enough of them."""
+
+    def meeting_of(
+        self, ranks: Sequence[int], token: str, call: str, tell: Callable[[bytes], list[bytes]]
+    ) -> Job:
+        """Return the job of this rank and others of the group, who meet anew; every rank calls it.
+
+        Parameters
+        ----------
+        ranks : sequence of int
+            They, in their new order; empty: this rank meets nobody.
+        token : str
+            The same for all of them, and nobody else's.
+        call : str
+            What for, for messages.
+        tell : callable
+            Gives every rank of the group this one's bytes and returns theirs, by rank.
+        """
 
     def describe(self) -> Mapping[str, str]:
         """Return what is worth knowing: name -> sentence."""

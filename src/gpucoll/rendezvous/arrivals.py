@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.errors import AuthenticationError
+from gpucoll.rendezvous.endpoint import Endpoint, PeerConnection
 from gpucoll.rendezvous.frames import BadMessageError, LostDescriptorsError, encode
-from gpucoll.rendezvous.road import Line, Road
 
 _INTRODUCTION_S = 10.0  # a rank introduces itself as soon as it is connected
 _MOST_WAITING = 64
@@ -32,7 +32,7 @@ AGAIN = encode({"again": True})
 class Arrival:
     """A connection, and since when it is there."""
 
-    connection: Line
+    connection: PeerConnection
     since: float
 
 
@@ -40,7 +40,7 @@ class Arrival:
 class Introduced:
     """A connection whose introduction has come."""
 
-    connection: Line
+    connection: PeerConnection
     introduction: dict[str, Any]
     fds: list[int]
 
@@ -52,16 +52,16 @@ class Arrivals:
     ----------
     listener : socket
         Belongs to this from here on.
-    road : Road
+    endpoint : Endpoint
         What it is.
     n_fds : int
         How many descriptors come with an introduction.
     """
 
-    def __init__(self, listener: socket.socket, road: Road, n_fds: int) -> None:
+    def __init__(self, listener: socket.socket, endpoint: Endpoint, n_fds: int) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._road = road
+        self._endpoint = endpoint
         self._n_fds = n_fds
         self._waiting: dict[int, Arrival] = {}
         self._turned_away: dict[str, tuple[int, str]] = {}
@@ -114,7 +114,7 @@ class Arrivals:
 
     def _take_in(self, end: socket.socket) -> None:
         try:
-            connection = self._road.accept(end, self._n_fds)
+            connection = self._endpoint.accept(end, self._n_fds)
         except AuthenticationError as error:
             end.close()
             self.note("", str(error))
@@ -163,9 +163,10 @@ class Arrivals:
         self._say_and_close(guest.connection, _refusal(why))
 
     @staticmethod
-    def _say_and_close(connection: Line, message: bytes) -> None:
-        with contextlib.suppress(OSError):  # it need not listen
-            connection.send(message)
+    def _say_and_close(connection: PeerConnection, message: bytes) -> None:
+        if connection.is_known:  # strangers are told nothing
+            with contextlib.suppress(OSError, AuthenticationError):  # it need not listen
+                connection.send(message)
         connection.close()
 
     def note(self, peer: str, why: str) -> None:
@@ -178,12 +179,17 @@ class Arrivals:
         """Say who was turned away, and what else went wrong here; empty where nothing did."""
         for arrival in self._waiting.values():
             self.note(arrival.connection.peer, "had not introduced itself")
+        by_reason: dict[str, list[tuple[str, int]]] = {}
+        for peer, (times, why) in self._turned_away.items():
+            by_reason.setdefault(why, []).append((peer, times))
         found = []
-        for peer, (times, why) in list(self._turned_away.items())[:_SHOWN]:
+        for why, peers in list(by_reason.items())[:_SHOWN]:
+            (peer, times), more = peers[0], len(peers) - 1
+            others = f" (and {more} more {_kind_of(peer)})" if more else ""
             often = f" ({times} times)" if times > 1 else ""
-            found.append(f"{peer} {why}{often}".lstrip())
-        if len(self._turned_away) > _SHOWN:
-            found.append(f"and {len(self._turned_away) - _SHOWN} more processes")
+            found.append(f"{peer}{others} {why}{often}".lstrip())
+        if len(by_reason) > _SHOWN:
+            found.append(f"and others, for {len(by_reason) - _SHOWN} more reasons")
         text = f" Turned away: {'; '.join(found)}." if found else ""
         return f"{text} {self._note}." if self._note else text
 
@@ -195,6 +201,10 @@ class Arrivals:
         for arrival in self._waiting.values():
             self._say_and_close(arrival.connection, message)
         self._waiting.clear()
+
+
+def _kind_of(peer: str) -> str:
+    return "processes" if peer.startswith("process ") or not peer else "connections"
 
 
 def _refusal(why: str) -> bytes:

@@ -74,6 +74,16 @@ def decode(data: bytes) -> dict[str, Any]:
     return content
 
 
+def decode_whole(message: bytes) -> dict[str, Any]:
+    """Return what an encoded message says that came whole, without descriptors."""
+    if len(message) < _LENGTH.size or _LENGTH.unpack_from(message) != (
+        len(message) - _LENGTH.size,
+        0,
+    ):
+        raise BadMessageError("sent lengths that are not those of its message")
+    return decode(message[_LENGTH.size :])
+
+
 class Connection:
     """One end of a connection: what is still to be sent, and what has come of the next message.
 
@@ -100,6 +110,9 @@ class Connection:
     def fileno(self) -> int:
         """Return the socket's descriptor."""
         return self._end.fileno()
+
+    is_known = True
+    """Whether the other end has shown who it is: the kernel says it."""
 
     @property
     def is_sending(self) -> bool:

@@ -7,12 +7,15 @@ import select
 import time
 from typing import Any, Generic
 
+from gpucoll.errors import AuthenticationError
 from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.endpoint import PeerConnection, TurnedAwayError
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError
 from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
-from gpucoll.rendezvous.road import Line
 
 _RETRY_S = (0.001, 0.02)  # first and longest pause between two tries to connect
+_TURNED_AWAY = 5
+"""How often rank 0 may close a connection before it is known, until that is its answer."""
 _LONGER_S = 1.0  # rank 0's own deadline explains more
 
 
@@ -21,8 +24,9 @@ class Guest(Generic[T]):
 
     def __init__(self, terms: Terms[T]) -> None:
         self.terms = terms
-        self.connection: Line | None = None
+        self.connection: PeerConnection | None = None
         self.is_answered = False
+        self._turned_away = 0
         self.made: T | None = None
         self.has_heard = False
         """Whether rank 0 itself said that the meeting failed."""
@@ -51,10 +55,16 @@ class Guest(Generic[T]):
         most_fds = terms.job.world_size * len(terms.fds) + 16
         most_bytes = (terms.job.world_size + 1) * INTRODUCTION_BYTES
         self.connection = self._connect(most_bytes, most_fds)
-        self._send(terms.introduction, terms.fds)
-        content, fds = self._receive()
-        if "again" not in content:
-            return content, fds
+        try:
+            self._send(terms.introduction, terms.fds)
+            content, fds = self._receive()
+        except TurnedAwayError as error:
+            self._turned_away += 1
+            if self._turned_away >= _TURNED_AWAY:
+                raise AuthenticationError(str(error)) from None
+        else:
+            if "again" not in content:
+                return content, fds
         self._turn_back()
         return None
 
@@ -81,10 +91,12 @@ class Guest(Generic[T]):
         starts = range(n_shared, len(fds), each) if each else [0] * world_size
         by_rank = [fds[start : start + each] for start in starts]
         job = self.terms.job
-        meeting = Meeting(job, introductions, decision, fds[:n_shared], by_rank, self._glance)
+        meeting = Meeting(
+            job, introductions, decision, fds[:n_shared], by_rank, self._hear_meanwhile
+        )
         return self.terms.settle(meeting)
 
-    def _glance(self) -> None:
+    def _hear_meanwhile(self) -> None:
         """Raise where rank 0 has said meanwhile that nothing comes of this."""
         assert self.connection is not None
         poll = select.poll()
@@ -95,8 +107,8 @@ class Guest(Generic[T]):
     def _withdraw(self, error: BaseException) -> None:
         """Tell rank 0 why this rank gives up, and let go of what was made."""
         message = told(error, self.terms.job.rank)
-        if self.connection is not None and not self.has_heard:
-            with contextlib.suppress(OSError):  # it is gone itself
+        if self.connection is not None and self.connection.is_known and not self.has_heard:
+            with contextlib.suppress(OSError, AuthenticationError):  # it is gone itself
                 self.connection.send(frames.encode(message))
             self.terms.watch.is_told = self.is_answered and message["kind"] == "refused"
         if self.made is not None:
@@ -104,14 +116,14 @@ class Guest(Generic[T]):
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def _connect(self, most_bytes: int, most_fds: int) -> Line:
+    def _connect(self, most_bytes: int, most_fds: int) -> PeerConnection:
         """Connect to rank 0, which may not have started yet."""
         terms = self.terms
         others = set(range(terms.job.world_size)) - {terms.job.rank}
         pause_s, longest_s = _RETRY_S
         while True:
-            if (line := terms.road.connect(most_bytes, most_fds)) is not None:
-                return line
+            if (connection := terms.endpoint.connect(most_bytes, most_fds)) is not None:
+                return connection
             late = f"rank {terms.watch.number(0)}, which did not come"
             self._look(others, 0.0, f"waited {terms.timeout_s:g} s for {late}")
             time.sleep(pause_s)  # nobody can be told when an address appears
@@ -123,7 +135,7 @@ class Guest(Generic[T]):
         terms.signals.check()
         if time.monotonic() > terms.deadline + longer_s:
             call = terms.watch.call
-            trouble = terms.road.trouble()
+            trouble = terms.endpoint.trouble()
             raise terms.watch.late(
                 f"{terms.who} {what}.{trouble} Did every rank start, and call {call}?"
             )
@@ -140,7 +152,16 @@ class Guest(Generic[T]):
                 self._wait(self.connection.events)
                 self.connection.flush()
         except OSError:
-            pass  # rank 0 is gone; it may have said why
+            if not self.connection.is_known:
+                raise TurnedAwayError(self._where("closed the connection at once")) from None
+            # Rank 0 is gone; it may have said why.
+        except AuthenticationError as error:
+            raise type(error)(self._where(str(error))) from None
+
+    def _where(self, text: str) -> str:
+        """Return what the other end has done as a sentence of this rank's."""
+        assert self.connection is not None
+        return f"{self.terms.who} in {self.terms.watch.call}: {self.connection.peer} {text}"
 
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         """Wait for rank 0's next message, and return it unless it is a failure."""
@@ -150,9 +171,13 @@ class Guest(Generic[T]):
             try:
                 received = self.connection.receive()
             except OSError:
+                if not self.connection.is_known:
+                    raise TurnedAwayError(self._where("closed the connection")) from None
                 raise watch.lost(0, f"its {self.connection.peer} ended, or left") from None
             except BadMessageError as error:
                 raise watch.left(0, f"what is no answer: it {error}") from error
+            except AuthenticationError as error:
+                raise type(error)(self._where(str(error))) from None
             if received is not None:
                 break
             self._wait(select.POLLIN)

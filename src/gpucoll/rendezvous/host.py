@@ -11,9 +11,10 @@ from typing import Any, Generic, NoReturn
 from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.arrivals import Arrivals, Introduced
+from gpucoll.rendezvous.endpoint import PeerConnection
 from gpucoll.rendezvous.frames import BadMessageError
+from gpucoll.rendezvous.job import HAVE_NAMES
 from gpucoll.rendezvous.meeting import SLICE_S, Meeting, T, Terms, heard, told
-from gpucoll.rendezvous.road import Line
 from gpucoll.wording import list_ranks
 
 _REFUSING_S = 5.0  # how long rank 0 stays to tell late ranks why there is no meeting
@@ -28,8 +29,8 @@ class Host(Generic[T]):
         self.world_size = terms.job.world_size
         self.deadline = terms.deadline
         self.arrivals: Arrivals | None = None
-        self.guests: dict[int, Line] = {}
-        self.also_told: list[Line] = []
+        self.guests: dict[int, PeerConnection] = {}
+        self.also_told: list[PeerConnection] = []
         """Connections of processes that do not belong here."""
         self.ready: set[int] = set()
         self.introductions = {0: terms.introduction}
@@ -43,8 +44,8 @@ class Host(Generic[T]):
         """Meet the others; return what was made of it."""
         try:
             self.fds[0] = [os.dup(fd) for fd in self.terms.fds]
-            listener = self.terms.road.listen(f"rank 0 of {self.world_size}")
-            self.arrivals = Arrivals(listener, self.terms.road, len(self.terms.fds))
+            listener = self.terms.endpoint.listen(f"rank 0 of {self.world_size}")
+            self.arrivals = Arrivals(listener, self.terms.endpoint, len(self.terms.fds))
             while len(self.introductions) < self.world_size:
                 self._serve()
             if self.refusal is not None:
@@ -69,7 +70,7 @@ class Host(Generic[T]):
         decision, shared = self.terms.decide(introductions)
         fds, self.fds = self.fds, {}
         by_rank = [fds[rank] for rank in range(self.world_size)]
-        meeting = Meeting(job, introductions, decision, shared, by_rank, self._glance)
+        meeting = Meeting(job, introductions, decision, shared, by_rank, self._hear_meanwhile)
         content = {"decision": decision, "introductions": introductions, "shared": len(shared)}
         answer = frames.encode(content, len(meeting.fds))
         try:
@@ -82,15 +83,16 @@ class Host(Generic[T]):
             raise
         return self.terms.settle(meeting)
 
-    def _send(self, rank: int, guest: Line, message: bytes, fds: list[int]) -> None:
+    def _send(self, rank: int, guest: PeerConnection, message: bytes, fds: list[int]) -> None:
         try:
             guest.send(message, fds)
         except OSError:
+            self._hear(rank, guest)  # it may have said why it left
             self._lose(rank)
 
     # --- waiting ----------------------------------------------------------------------------------
 
-    def _glance(self) -> None:
+    def _hear_meanwhile(self) -> None:
         """Take what the others have sent meanwhile; raise where one of them gave up."""
         self._serve(0.0)
 
@@ -133,11 +135,12 @@ class Host(Generic[T]):
             f"rank start, and call {watch.call}?{strangers}"
         )
 
-    def _hear(self, rank: int, guest: Line) -> None:
+    def _hear(self, rank: int, guest: PeerConnection) -> None:
         """Take what a rank that has come sends: that it is ready, or that it gives up."""
         try:
-            guest.flush()
             received = guest.receive()
+            if received is None:
+                guest.flush()
         except (OSError, BadMessageError, AuthenticationError):
             self._lose(rank)
         if received is None:
@@ -208,7 +211,10 @@ class Host(Generic[T]):
         except ValueError as error:
             raise BadMessageError(f"introduced itself wrongly: {error}") from None
         if rank in self.introductions:
-            return RendezvousError(f"two processes say that they are rank {rank} of this job")
+            return RendezvousError(
+                f"two processes say that they are rank {rank} of this job. Where some of its ranks "
+                f"meet by themselves, {HAVE_NAMES}"
+            )
         return None
 
     # --- telling ----------------------------------------------------------------------------------
@@ -217,7 +223,8 @@ class Host(Generic[T]):
         """Send everybody who has come a message, and wait a little for those who do not listen."""
         connections = [*self.guests.values(), *self.also_told]
         for connection in connections:
-            with contextlib.suppress(OSError):  # gone; the others still want to know
+            # Gone; the others still want to know.
+            with contextlib.suppress(OSError, AuthenticationError):
                 connection.send(message)
         stop = time.monotonic() + _TELLING_S
         while time.monotonic() < stop:
@@ -228,7 +235,7 @@ class Host(Generic[T]):
             if not sending or not poll.poll(1000 * SLICE_S):
                 return
             for connection in sending:
-                with contextlib.suppress(OSError):
+                with contextlib.suppress(OSError, AuthenticationError):
                     connection.flush()
 
     def _fail(self, error: BaseException) -> None:

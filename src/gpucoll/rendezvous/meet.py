@@ -13,13 +13,13 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from gpucoll.rendezvous.endpoint import Endpoint
 from gpucoll.rendezvous.guest import Guest
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.host import Host
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Decide, Meeting, T, Terms, Watch
-from gpucoll.rendezvous.road import Road
-from gpucoll.rendezvous.unix import UnixRoad
+from gpucoll.rendezvous.unix import UnixEndpoint
 
 __all__ = ["Meeting", "Watch", "meet"]
 
@@ -35,7 +35,7 @@ def meet(
     undo: Callable[[T], None],
     timeout_s: float,
     watch: Watch | None = None,
-    road: Road | None = None,
+    endpoint: Endpoint | None = None,
 ) -> T:
     """Meet the other ranks of the job; return what `settle` made of it.
 
@@ -61,7 +61,7 @@ def meet(
         How long to wait for the others, in seconds.
     watch : Watch, optional
         What else says that a rank can never come.
-    road : Road, optional
+    endpoint : Endpoint, optional
         How the ranks reach rank 0; default: the Unix socket of this host.
 
     Raises
@@ -75,10 +75,10 @@ def meet(
     """
     watch = watch or Watch(job.rank, job.world_size)
     watch.has_begun = True
-    road = road or UnixRoad(job)
+    endpoint = endpoint or UnixEndpoint(job)
     with held_signals() as signals:
         terms = Terms(
-            job, introduction, fds, check, decide, settle, undo, timeout_s, watch, signals, road
+            job, introduction, fds, check, decide, settle, undo, timeout_s, watch, signals, endpoint
         )
         try:
             if job.world_size == 1:
@@ -88,4 +88,4 @@ def meet(
             return Host(terms).run() if job.rank == 0 else Guest(terms).run()
         finally:
             watch.close()
-            road.close()
+            endpoint.close()

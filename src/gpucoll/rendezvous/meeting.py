@@ -15,9 +15,9 @@ from gpucoll.errors import (
     RendezvousDeadlineError,
     RendezvousError,
 )
+from gpucoll.rendezvous.endpoint import Endpoint
 from gpucoll.rendezvous.held_signals import HeldSignals
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.road import Road
 from gpucoll.wording import rank_of
 
 T = TypeVar("T")
@@ -76,14 +76,15 @@ class Watch:
     def lost(self, rank: int, how: str) -> GpucollError:
         """Return the error for a rank that is gone."""
         return PeerLostError(
-            f"{self.who} lost rank {rank} in {self.call}: {how}. There is no communicator"
+            f"{self.who} lost rank {self.number(rank)} in {self.call}: {how}. There is no "
+            "communicator"
         )
 
     def left(self, rank: int, why: str) -> GpucollError:
         """Return the error for a rank that gave the meeting up: something was raised there."""
         return AbortedError(
-            f"{self.who}: {self.call} was given up: rank {rank} raised {why} in it. There is no "
-            "communicator"
+            f"{self.who}: {self.call} was given up: rank {self.number(rank)} raised {why} in it. "
+            "There is no communicator"
         )
 
     def late(self, text: str) -> GpucollError:
@@ -108,7 +109,7 @@ class Terms(Generic[T]):
     timeout_s: float
     watch: Watch
     signals: HeldSignals
-    road: Road
+    endpoint: Endpoint
 
     def __post_init__(self) -> None:
         self.deadline = time.monotonic() + self.timeout_s

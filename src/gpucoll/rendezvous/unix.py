@@ -10,13 +10,13 @@ import socket
 from gpucoll.errors import AuthenticationError, RendezvousError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, Connection
-from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.job import HAVE_NAMES, Job
 from gpucoll.rendezvous.notices import address
 
 _BACKLOG = 4096  # the kernel takes less where it must: strangers are not to keep ranks out
 
 
-class UnixRoad:
+class UnixEndpoint:
     """The abstract socket that is named after a job's token.
 
     Parameters
@@ -38,7 +38,8 @@ class UnixRoad:
             listener.close()
             raise RendezvousError(
                 f"{who} cannot take the job's socket: {error.strerror}{self._holder()}. Is "
-                f"another job running with the same token ({self._job.origin})?"
+                f"another job running with the same token ({self._job.origin})? Where some ranks "
+                f"of one job meet by themselves, {HAVE_NAMES}"
             ) from error
         listener.listen(_BACKLOG)
         return listener

@@ -34,6 +34,7 @@ LAUNCHER_VARIABLES = (
     config.LOCAL_RANK,
     config.LOCAL_WORLD_SIZE,
     config.JOB,
+    config.MEET,
     "RANK",
     "WORLD_SIZE",
     "LOCAL_RANK",
@@ -41,6 +42,7 @@ LAUNCHER_VARIABLES = (
     "MASTER_ADDR",
     "MASTER_PORT",
     "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
     *config.MPI_AND_SLURM,
 )
 """Whoever runs tests inside a job (a batch system, torchrun) must not have `init` join it."""

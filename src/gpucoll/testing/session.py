@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from gpucoll import config
-from gpucoll.api import communicator, initialise
+from gpucoll.api import communicator
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
+from gpucoll.rendezvous.meeting_numbers import forget_meetings
 from gpucoll.testing import measuring
 from gpucoll.testing.assignment import RANK_PLUGIN, Assignment, Outcome, key_of
 from gpucoll.testing.rank import RankLoop, Reply
@@ -67,7 +68,7 @@ class RankSession:
         self._reports, self._warnings = [], []
         self.assignment, self.has_failed = assignment, False
         self._before = set(communicator._open)
-        initialise._calls = 0  # each test is a job of its own, whatever this rank did before
+        forget_meetings()  # each test is a job of its own, whatever this rank did before
         following: Any = None
         if assignment.next_key is not None:  # of another file, it shares only the session
             following = self._items.get(assignment.next_key, self._session)

@@ -37,7 +37,6 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context
 from gpucoll.types import WITH_COUNTS, Collective
-from gpucoll.wording import list_ranks, rank_of
 
 _BROKEN = "The communicator is broken: close it"
 _UNEVEN = (
@@ -73,7 +72,7 @@ def _own_call(group: Inside) -> str:
 
 
 def _who(group: Inside) -> str:
-    return rank_of(group.rank, group.world_size)
+    return group.members.who(group.rank)
 
 
 def mismatch_error(group: Inside, sequence: int) -> MismatchError:
@@ -86,7 +85,9 @@ def mismatch_error(group: Inside, sequence: int) -> MismatchError:
         # By digest too: a fifth dimension is not in the record.
         by_call[called, word >> 32 if is_there else 0].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
-    calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
+    calls = "; ".join(
+        f"{group.members.spelled(ranks)} called {called}" for (called, _), ranks in groups
+    )
     if len({digest for _, digest in by_call}) == 1:  # an all_to_all whose counts are in conflict
         calls = disagreement(group.members, sequence) or calls
     elif len({called for called, _ in by_call}) < len(groups):
@@ -96,7 +97,7 @@ def mismatch_error(group: Inside, sequence: int) -> MismatchError:
     written = "Outputs are undefined" if is_early else "Nothing was written"
     return MismatchError(
         f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
-        f"{written}; make the same calls in the same order on every rank{_counts_hint(by_call)}. "
+        f"{written}; make the same calls in the same order on every rank{counts_hint(by_call)}. "
         "The communicator stays usable"
     )
 
@@ -110,7 +111,7 @@ def _not_shown(called: str) -> str:
     return "dimensions beyond the fourth"
 
 
-def _counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
+def counts_hint(by_call: Mapping[tuple[str, int], object]) -> str:
     """Say that there are counts, where ranks may have meant blocks of different sizes."""
     names = {called.partition("(")[0] for called, _ in by_call}
     if len(names) != 1 or not names <= {collective.spelled for collective in WITH_COUNTS}:
@@ -128,21 +129,22 @@ def late_ranks(group: Inside, gave_up: int, sequence: int) -> str:
     )
     if missing:
         found = trace(members, gave_up, missing, sequence)
-        return f"{list_ranks(missing)} had not arrived{found}"
+        return f"{members.spelled(missing)} had not arrived{found}"
     others = [rank for rank in range(group.world_size) if rank != gave_up]
     late = unfinished or others
     found = trace(members, gave_up, late, sequence)
-    return f"all had arrived, but {list_ranks(late)} had not finished{found}"
+    return f"all had arrived, but {members.spelled(late)} had not finished{found}"
 
 
 def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
     """Say which rank gave up, in which call, and who was late."""
     called = describe_call(group.members, gave_up, sequence) or "a call"
     if group.rank == gave_up:
-        seconds = int(group.context[Context.TIMEOUT_NS]) / 1e9
+        seconds = round(int(group.context[Context.TIMEOUT_NS]) / 1e9, 3)
         start = f"{_who(group)} waited {seconds:g} s in {called} (#{sequence})"
     else:
-        start = f"{_who(group)}: rank {gave_up} gave up waiting in {called} (#{sequence})"
+        number = group.members.number(gave_up)
+        start = f"{_who(group)}: rank {number} gave up waiting in {called} (#{sequence})"
     late = late_ranks(group, gave_up, sequence)
     return DeadlineError(f"{start}: {late}. {_advice(late, _UNEVEN)}. {_BROKEN}")
 
@@ -155,7 +157,7 @@ def lost_error(group: Inside, lost: int) -> PeerLostError:
     when = f" after call #{last}" if has_called else " before its first call"
     how = _how_it_went(group, lost, when)
     return PeerLostError(
-        f"{_who(group)} lost rank {lost} {_own_call(group)}: {how}. "
+        f"{_who(group)} lost rank {group.members.number(lost)} {_own_call(group)}: {how}. "
         "The communicator is broken: close it"
     )
 
@@ -165,7 +167,7 @@ def _message_deadline_error(group: Inside, gave_up: int) -> DeadlineError:
     called = describe_message(group.members, gave_up) or "a message"
     who = f"{_who(group)} waited {message_timeout_s(group.members, gave_up):g} s"
     if group.rank != gave_up:
-        who = f"{_who(group)}: rank {gave_up} gave up waiting"
+        who = f"{_who(group)}: rank {group.members.number(gave_up)} gave up waiting"
     why = "nobody had received it" if called.startswith("send") else "no such message had come"
     found = trace(group.members, gave_up, awaited_by_message(group.members, gave_up))
     advice = _advice(found, _OTHER_ORDER)
@@ -192,19 +194,20 @@ def enqueued_error(
     if code == Abort.ENQUEUED_LOST:
         mine = describe_enqueued(members, group.rank, sequence) or "a call on GPU arrays"
         return PeerLostError(
-            f"{who} lost rank {rank} in {mine} (#{sequence}): {_how_it_went(group, rank)}. "
-            "The communicator is broken: close it. Arrays of its last calls are undefined"
+            f"{who} lost rank {members.number(rank)} in {mine} (#{sequence}): "
+            f"{_how_it_went(group, rank)}. The communicator is broken: close it. Arrays of its "
+            "last calls are undefined"
         )
     if code == Abort.ENQUEUED_DEADLINE:
-        start = f"{who}: rank {rank} gave up waiting"
+        start = f"{who}: rank {members.number(rank)} gave up waiting"
         if group.rank == rank and waited_s is not None:
             start = f"{who} waited {waited_s:g} s"
         late = _late_enqueued(members, rank, sequence)
         advice = _advice(late, _UNEVEN)
         return DeadlineError(f"{start} in {called} on the GPU: {late}. {advice}. {_BROKEN}")
     return AbortedError(
-        f"{who}: the communicator was given up: the GPU library of rank {rank} failed in {called}; "
-        "that rank's error says why. Close it"
+        f"{who}: the communicator was given up: the GPU library of rank {members.number(rank)} "
+        f"failed in {called}; that rank's error says why. Close it"
     )
 
 
@@ -215,11 +218,13 @@ def _enqueued_mismatch(group: Inside, sequence: int) -> MismatchError:
         called = describe_enqueued(group.members, rank, sequence) or "nothing yet"
         by_call[called, header >> 32].append(rank)
     groups = sorted(by_call.items(), key=lambda item: len(item[1]))
-    calls = "; ".join(f"{list_ranks(ranks)} called {called}" for (called, _), ranks in groups)
+    calls = "; ".join(
+        f"{group.members.spelled(ranks)} called {called}" for (called, _), ranks in groups
+    )
     return MismatchError(
         f"the ranks did not make the same call on GPU arrays (#{sequence}): {calls}. This is "
         f"{_who(group)}. Outputs are undefined; make the same calls in the same order on every "
-        f"rank{_counts_hint(by_call)}. The communicator was aborted: close it"
+        f"rank{counts_hint(by_call)}. The communicator was aborted: close it"
     )
 
 
@@ -231,18 +236,18 @@ def _late_enqueued(members: Members, gave_up: int, sequence: int) -> str:
         if difference(members.enqueued_header(rank, sequence) & 0xFFFFFFFF, sequence) < 0
     ]
     if late:
-        return f"{list_ranks(late)} had not made this call{trace(members, gave_up, late)}"
+        return f"{members.spelled(late)} had not made this call{trace(members, gave_up, late)}"
     return "all ranks had made this call, but the GPUs had not finished it"
 
 
 def _how_it_went(group: Inside, lost: int, after: str = "") -> str:
     if group.members.has_closed(lost):
-        return f"it closed the communicator{after}{_why(group, lost)}"
+        return f"it closed the communicator{after}{why(group, lost)}"
     pid = group.members.pids[lost]
     return f"its process {pid} ended without closing the communicator"
 
 
-def _why(group: Inside, rank: int) -> str:
+def why(group: Inside, rank: int) -> str:
     """Return the exception that took a rank out, as the end of a sentence."""
     reason = reasons.read(group.members, rank).rstrip(".")
     return f", because it raised {reason}" if reason else ""
@@ -254,7 +259,10 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
     `waited_s` is how long this rank itself waited, where it gave up a call on GPU arrays.
     """
     code, rank = word & 0xFF, (word >> 8) & 0xFFFFFF
+    number = group.members.number(rank)
     sequence = difference((word >> 32) & 0xFFFFFFFF, 0)
+    if code == Abort.ELSEWHERE:
+        return group.error_elsewhere()
     if code == Abort.DEADLINE:
         return deadline_error(group, rank, sequence)
     if code == Abort.MESSAGE_DEADLINE:
@@ -265,30 +273,30 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
     if code == Abort.UNREADABLE:
         return AbortedError(
             f"{_who(group)}: the communicator was given up: the kernel no longer lets its ranks "
-            f"read the memory of rank {rank} (process {group.members.pids[rank]}). Close it; set "
+            f"read the memory of rank {number} (process {group.members.pids[rank]}). Close it; set "
             f"{config.CPU_TUNING}=single_copy_min_bytes={layout.NEVER} to do without"
         )
     if code == Abort.NO_ROOM:
         return SharedMemoryError(
-            f"{_who(group)}: there was no shared memory for the stages of rank {rank} "
+            f"{_who(group)}: there was no shared memory for the stages of rank {number} "
             f"({group.members.tuning.chunk_bytes * layout.STAGES} bytes), which was found when all "
             "ranks were in the call. The communicator is broken: close it, and free memory or use "
             "fewer ranks"
         )
     if code == Abort.NO_ADDRESSES:
         return SharedMemoryError(
-            f"{_who(group)}: rank {rank} has no address space for what it needs of another rank's "
-            "arrays of comm.empty (ulimit -v, or /proc/sys/vm/max_map_count). The communicator is "
-            "broken: close it"
+            f"{_who(group)}: rank {number} has no address space for what it needs of another "
+            "rank's arrays of comm.empty (ulimit -v, or /proc/sys/vm/max_map_count). The "
+            "communicator is broken: close it"
         )
     if code in ENQUEUED:
         return enqueued_error(group, Abort(code), rank, sequence, waited_s)
-    reason = f"aborted it{_why(group, rank)}"
+    reason = f"aborted it{why(group, rank)}"
     if code == Abort.INTERRUPTED:
         called = numbered(describe_call(group.members, rank, sequence), sequence)
         _, is_in_it = last_call(group.members, rank)
         message = None if is_in_it else describe_message(group.members, rank)
         reason = f"was interrupted in {message or called}"
     return AbortedError(
-        f"{_who(group)}: the communicator was given up: rank {rank} {reason}. Close it"
+        f"{_who(group)}: the communicator was given up: rank {number} {reason}. Close it"
     )

@@ -10,7 +10,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import getitem
 from typing import Any
@@ -30,11 +30,12 @@ from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.host.started import StartedCalls, hold_started
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.rendezvous.held_signals import held_signals
+from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, ordering, room
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Call, Context, State, Status
-from gpucoll.wording import another_thread, rank_of
+from gpucoll.wording import another_thread
 
 _groups: weakref.WeakSet[HostGroup] = weakref.WeakSet()
 _LOOKS = 5
@@ -65,6 +66,8 @@ class HostGroup:
         self._is_forked = False
         self._started: StartedCalls | None = None
         self._at_close: list[Callable[[], None]] = []
+        self.error_elsewhere: Callable[[], GpucollError] = _no_elsewhere
+        """Returns the error that the abort code `ELSEWHERE` stands for."""
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._cpus = ""
@@ -162,7 +165,7 @@ class HostGroup:
         """Raise where this communicator can never run a call again."""
         if not self._is_over:
             return
-        who = rank_of(self.rank, self.world_size)
+        who = self.members.who(self.rank)
         if self._is_forked:
             raise StateError(
                 f"this process was forked from {who}: a child cannot use its parent's "
@@ -328,6 +331,14 @@ class HostGroup:
         """Bind this process to CPUs of its own, where the ranks share enough of them."""
         self._cpus = binding.bind(self.members.allowed_cpus, self.rank)
 
+    def meeting_of(
+        self, ranks: Sequence[int], token: str, call: str, tell: Callable[[bytes], list[bytes]]
+    ) -> Job:
+        """Return the job of this rank and others of the group, who meet anew."""
+        if not ranks:
+            return Job(0, 1, token, call)
+        return Job(ranks.index(self.rank), len(ranks), token, call)
+
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing: name -> sentence."""
         members = self.members
@@ -388,7 +399,7 @@ class HostGroup:
 
     def __del__(self) -> None:
         if not getattr(self, "is_closed", True) and not self._is_forked:
-            text = f"communicator of rank {self.rank} of {self.world_size} was not closed"
+            text = f"communicator of {self.members.who(self.rank)} was not closed"
             warnings.warn(text, ResourceWarning, stacklevel=2)
             self.close()
 
@@ -397,6 +408,10 @@ class HostGroup:
         self._is_forked = True
         for context in (self.context, *self._beside):
             context[Context.STATE] = State.NEEDS_PYTHON
+
+
+def _no_elsewhere() -> GpucollError:
+    raise AssertionError("the ranks of one host alone have nothing elsewhere")
 
 
 def _take_out_of_use(states: list[int]) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from gpucoll.errors import GpucollError
 from gpucoll.group.host.members import Members
 from gpucoll.group.protocol import Group
 
@@ -20,7 +22,10 @@ class Inside(Group, Protocol):
         What the ranks share.
     context : array
         The words of this rank that compiled loops get.
+    error_elsewhere : callable
+        Returns the error that the abort code `ELSEWHERE` stands for.
     """
 
     members: Members
     context: npt.NDArray[np.int64]
+    error_elsewhere: Callable[[], GpucollError]

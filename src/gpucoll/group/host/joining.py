@@ -52,6 +52,7 @@ def join(
     facts: dict[str, Any] | None = None,
     same: dict[str, Any] | None = None,
     watch: Watch | None = None,
+    make_further: Callable[[], list[int]] = list,
 ) -> Members:
     """Meet the ranks of `job` and map what they share.
 
@@ -69,6 +70,8 @@ def join(
         What must be equal on all ranks, by what errors call it.
     watch : Watch, optional
         What else than the meeting itself knows of ranks that can never come.
+    make_further : callable, optional
+        Called on rank 0; returns descriptors that all ranks are to have besides.
 
     Raises
     ------
@@ -93,7 +96,11 @@ def join(
         place = SegmentLayout(job.world_size, tuning)
         room_bytes = check_room(place)
         fd = mapping.create("gpucoll-segment", place.size_bytes, reserve_bytes=place.first_bytes)
-        return {"tuning": tuning.words(), "room": room_bytes}, [fd]
+        try:
+            return {"tuning": tuning.words(), "room": room_bytes}, [fd, *make_further()]
+        except BaseException:
+            os.close(fd)
+            raise
 
     with held_signals():
         arena = process_arena()
@@ -143,11 +150,12 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
             poll_table=np.full(job.world_size, NO_DESCRIPTOR, np.int64),
             pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
             introductions=meeting.introductions,
+            further_fds=meeting.shared_fds[1:],
         )
     except BaseException:
         segment.unmap()
         raise
-    kept.append(members.segment_fd)
+    kept += meeting.shared_fds
     members.own_arena[PeerArena.MAPPED] = GROWTHS
     members.own_arena[PeerArena.ADDRESS + GROWTHS] = arena.mapping.address
     members.arenas[job.rank] = members.own_arena.ctypes.data

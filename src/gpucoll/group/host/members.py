@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import select
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,8 @@ class Members(SharedWords):
     """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers."""
     pid_table: npt.NDArray[np.int64]
     introductions: list[dict[str, Any]]
+    further_fds: list[int] = field(default_factory=list)
+    """What else rank 0 made for all: for a group around this one, to which they belong."""
 
     @property
     def pids(self) -> list[int]:
@@ -121,10 +123,14 @@ class Members(SharedWords):
             self.at(self.layout.bells + rank * layout.LINE_BYTES), layout.LINE_BYTES // 8
         )
 
+    def life_fds(self) -> list[int]:
+        """Return, by rank, what tells when its process ends; below 0: nothing does."""
+        return [int(np.int32(word & 0xFFFFFFFF)) for word in self.poll_table]
+
     def ended_ranks(self) -> list[int]:
         """Return the ranks whose process has ended."""
         poll = select.poll()
-        fds = [int(np.int32(word & 0xFFFFFFFF)) for word in self.poll_table]
+        fds = self.life_fds()
         for fd in fds:
             if fd >= 0:
                 poll.register(fd, select.POLLIN)

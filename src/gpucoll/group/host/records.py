@@ -9,8 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.group.host.members import Members
-from gpucoll.transport.shared import layout
+from gpucoll.transport.shared import layout, ordering
+from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Record
+from gpucoll.transport.shared.words import Call
 from gpucoll.types import COMPRESSIONS, Collective, dtype_name, operation_name
 
 
@@ -61,6 +63,31 @@ def describe_record(words: npt.NDArray[np.int64], sequence: int) -> str | None:
     if record[Record.ROOT] >= 0:
         parts.append(f"root={record[Record.ROOT]}")
     return f"{_AS_CALLED.get(collective, collective).spelled}({', '.join(parts)})"
+
+
+def describe_block(block: CallBlock) -> str:
+    """Return a call as its user would write it before anybody has made it."""
+    call, record = block.words, np.zeros(layout.RECORD_BYTES // 8, np.int64)
+    for field, shown in _SHOWN_OF_CALL.items():
+        record[field] = call[shown]
+    n_shown = min(int(call[Call.DIMENSIONS]), layout.SHOWN_DIMENSIONS)
+    place, end = Record.DIMENSION, Record.DIMENSION + n_shown
+    record[place:end] = call[Call.DIMENSION : Call.DIMENSION + n_shown]
+    record[Record.N_COUNTS] = n_counts = int(call[Call.N_COUNTS])
+    for number in range(min(n_counts, layout.SHOWN_COUNTS)):
+        record[Record.COUNTS + number] = ordering.load(int(call[Call.COUNTS]) + 8 * number)
+    return describe_record(record, 0) or Collective(int(call[Call.COLLECTIVE])).spelled
+
+
+_SHOWN_OF_CALL = {
+    Record.COLLECTIVE: Call.COLLECTIVE,
+    Record.OPERATION: Call.OPERATION,
+    Record.DTYPE: Call.DTYPE,
+    Record.ROOT: Call.SHOWN_ROOT,
+    Record.COUNT: Call.COUNT,
+    Record.PARAMETER: Call.PARAMETER_BITS,
+    Record.DIMENSIONS: Call.DIMENSIONS,
+}
 
 
 def _shape(record: list[int]) -> str:

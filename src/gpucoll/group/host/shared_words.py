@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from gpucoll.errors import StateError
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared import layout, mapping, ordering
 from gpucoll.transport.shared.layout import SegmentLayout
+from gpucoll.wording import list_ranks
 
 _lock = threading.RLock()
 """Held while a segment is read, or unmapped. A garbage collection may close one under it."""
@@ -37,10 +38,22 @@ class SharedWords:
         """Number of ranks."""
         return self.job.world_size
 
+    def number(self, rank: int) -> int:
+        """Return what errors call a rank."""
+        return self.job.number(rank)
+
+    def who(self, rank: int) -> str:
+        """Return "rank 1 of 4"."""
+        return self.job.who(rank)
+
+    def spelled(self, ranks: Iterable[int]) -> str:
+        """Return "ranks 1, 2"."""
+        return list_ranks([self.number(rank) for rank in ranks])
+
     def at(self, offset: int) -> int:
         """Return the address of an offset in the segment; StateError where it is unmapped."""
         if not self.segment.is_mapped:
-            raise StateError(f"the communicator of rank {self.rank} of {self.world_size} is closed")
+            raise StateError(f"the communicator of {self.who(self.rank)} is closed")
         return self.segment.address + offset
 
     @contextlib.contextmanager

@@ -18,7 +18,6 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Doing, Record, RecordState
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import Collective, dtype_name
-from gpucoll.wording import list_ranks
 
 MOST_SHOWN = 8
 """Further groups of ranks are only counted: errors are read by people."""
@@ -188,7 +187,7 @@ def describe_message(members: Members, rank: int) -> str | None:
     kind, peer, tag = doing[Doing.KIND], doing[Doing.PEER], doing[Doing.TAG]
     if kind == 0:
         return None
-    who = "ANY_SOURCE" if peer < 0 else str(peer)
+    who = "ANY_SOURCE" if peer < 0 else str(members.number(peer))
     what = "ANY_TAG" if tag < 0 else str(tag)
     size = f"{dtype_name(doing[Doing.DTYPE])}, {doing[Doing.SIZE_BYTES]} bytes, "
     end = "dest" if kind == Kind.SEND else "source"
@@ -214,7 +213,7 @@ def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
     if not doing[Doing.SENDS]:
         return None
     peer, tag = doing[Doing.SEND_PEER], doing[Doing.SEND_TAG]
-    return f"its send to rank {peer}, tag {tag}, waits for its receive", peer
+    return f"its send to rank {members.number(peer)}, tag {tag}, waits for its receive", peer
 
 
 def awaited_by_message(members: Members, rank: int) -> list[int]:
@@ -262,18 +261,17 @@ def trace(members: Members, gave_up: int, late: list[int], sequence: int | None 
             by_text[standing.text + stopped].append(rank)
         elif not is_same:
             by_text[standing.text].append(rank)
-    told = [_sentence(ranks, text) for text, ranks in by_text.items()]
+    told = [_sentence(members.spelled(ranks), len(ranks), text) for text, ranks in by_text.items()]
     if len(told) > MOST_SHOWN:
         told[MOST_SHOWN:] = [f"{len(told) - MOST_SHOWN} further groups of ranks are elsewhere"]
     sends = pending_send(members, gave_up)
     if sends is not None and not (describe_message(members, gave_up) or "").startswith("send"):
-        told.append(f"Of rank {gave_up} itself, {sends[0]}")
+        told.append(f"Of rank {members.number(gave_up)} itself, {sends[0]}")
     awaited = {peer for standing in standings.values() for peer in standing.awaited}
     if told and gave_up in awaited and all(item.is_in_call for item in standings.values()):
         told.append(DEADLOCK)
     return "".join(f". {text}" for text in told)
 
 
-def _sentence(ranks: list[int], text: str) -> str:
-    who = list_ranks(ranks)
-    return f"{who[0].upper()}{who[1:]} {'is' if len(ranks) == 1 else 'are'} {text}"
+def _sentence(who: str, n_ranks: int, text: str) -> str:
+    return f"{who[0].upper()}{who[1:]} {'is' if n_ranks == 1 else 'are'} {text}"

@@ -1,12 +1,18 @@
-"""How the ranks of a meeting reach rank 0: what differs between a Unix socket and TCP."""
+"""Where rank 0 of a meeting listens, and how the others get there: a Unix socket, or TCP."""
 
 from __future__ import annotations
 
 import socket
 from typing import Any, Protocol
 
+from gpucoll.errors import AuthenticationError
 
-class Line(Protocol):
+
+class TurnedAwayError(AuthenticationError):
+    """Rank 0 closed the connection before this rank was known there: it may have had no room."""
+
+
+class PeerConnection(Protocol):
     """One end of a connection that carries messages; nothing here waits.
 
     `frames.Connection` is the one over a Unix socket.
@@ -14,6 +20,10 @@ class Line(Protocol):
 
     peer: str
     """Who is at the other end, for messages: "process 1234", "10.0.0.7:40122"; empty: unknown."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the other end has shown who it is."""
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -49,16 +59,16 @@ class Line(Protocol):
         """Close the socket, and descriptors that nobody has taken."""
 
 
-class Road(Protocol):
+class Endpoint(Protocol):
     """Where rank 0 listens, and how the others get there."""
 
     def listen(self, who: str) -> socket.socket:
         """Return rank 0's listening socket; RendezvousError: it cannot be had."""
 
-    def accept(self, end: socket.socket, n_fds: int) -> Line:
+    def accept(self, end: socket.socket, n_fds: int) -> PeerConnection:
         """Return a connection that was accepted; AuthenticationError: it may not be."""
 
-    def connect(self, most_bytes: int, most_fds: int) -> Line | None:
+    def connect(self, most_bytes: int, most_fds: int) -> PeerConnection | None:
         """Return a connection to rank 0; None: not yet. Waits for a moment at most."""
 
     def trouble(self) -> str:

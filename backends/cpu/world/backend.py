@@ -1,0 +1,171 @@
+"""The CPU backend between hosts: what the ranks of each host have goes through their leader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+from gpucoll.arrays.array_kinds import ArrayKind
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.cpu.host.backend import CpuBackend
+from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
+from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
+from gpucoll.backends.cpu.world.movements import MOVEMENTS
+from gpucoll.backends.cpu.world.no_messages import NoMessages
+from gpucoll.backends.cpu.world.phases import Phases, Signature
+from gpucoll.backends.cpu.world.reductions import REDUCTIONS
+from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_large
+from gpucoll.backends.protocol import HostBackend, HostMessages, Request
+from gpucoll.group.protocol import StartedCalls
+from gpucoll.group.world.group import WorldGroup
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import Collective
+
+_MOST_SIGNATURES = 256
+PROMISES = {
+    "same bits on every rank": "yes",
+    "same bits run after run": "yes, with the same ranks on the same hosts",
+    "same bits whatever size, chunks and placement": "no: larger arrays are combined host by host",
+    "half types": "accumulated in float32; of larger arrays what a host has is rounded once more",
+}
+"""What this backend promises (SEMANTICS, rounding and reproducibility)."""
+
+
+class WorldCpuCall:
+    """A prepared call of all hosts."""
+
+    def __init__(self, phases: Phases) -> None:
+        self._phases = phases
+        collective = phases.request.collective
+        steps = (REDUCTIONS | MOVEMENTS)[collective]
+        if is_large(phases.request, phases.group.hosts):
+            steps = (LARGE_REDUCTIONS | LARGE_MOVEMENTS).get(collective, steps)
+        self._steps = steps
+
+    def run_once(self) -> int:
+        """Return `Status.NOT_RUN`: these calls need Python in their middle."""
+        return _not_run()
+
+    def run(self, timeout_s: float | None = None) -> None:
+        """Do it; raise what went wrong."""
+        with self._phases.begun(timeout_s) as run:
+            self._steps(run)
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Return 0: for the same reason."""
+        return 0
+
+
+class WorldCpuBackend:
+    """Host buffers of ranks on several hosts.
+
+    Parameters
+    ----------
+    group : WorldGroup
+        The ranks.
+    """
+
+    def __init__(self, group: WorldGroup) -> None:
+        self._group = group
+        self._host = CpuBackend(group.host)
+        self.last_status: Callable[[], int] = _not_run
+        self._blocks = BlockMaker(group.rank, group.world_size)
+        self.messages: HostMessages = NoMessages(group)
+        self._signatures: dict[object, Signature] = {}
+        """What calls were like, the oldest first; none of them keeps anybody's array alive."""
+
+    def prepare(self, request: Request) -> WorldCpuCall:
+        """Prepare a collective."""
+        signature = self._signature_of(request)
+        return WorldCpuCall(Phases(self._group, self._host, signature, request))
+
+    def _signature_of(self, request: Request) -> Signature:
+        """Return a call's signature; ArgumentTypeError where the dtype lacks the op."""
+        if request.sources or request.destinations or request.parts:
+            return self._sign(request)
+        op = request.op
+        key = (
+            request.collective,
+            _kind_of(request.source),
+            _kind_of(request.destination),
+            op,
+            op and op.parameter_bits,
+            request.root,
+            request.counts,
+            request.receive_counts,
+            request.row_count,
+            request.part_of,
+            request.keeps,
+        )
+        signature = self._signatures.get(key)
+        if signature is None:
+            source = _without_memory(request.source)
+            bare = replace(request, source=source, destination=_without_memory(request.destination))
+            if len(self._signatures) >= _MOST_SIGNATURES:
+                del self._signatures[next(iter(self._signatures))]
+            signature = self._signatures[key] = self._sign(bare)
+        return signature
+
+    def _sign(self, request: Request) -> Signature:
+        n_here = len(self._group.hosts.ranks[self._group.here])
+        return Signature(self._blocks.of(request), request, self._host, n_here)
+
+    def entry(self, collective: Collective) -> Callable[..., Any]:
+        """Return an entry that serves nothing: all calls go through Python."""
+        return _serve_nothing
+
+    def starter(self, collective: Collective) -> Callable[..., Any]:
+        """Return one that starts nothing."""
+        return _serve_nothing
+
+    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+        """Do nothing: no entry serves anything."""
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array in this rank's arena."""
+        return self._host.empty(shape, dtype)
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        """Return a context in which every new NumPy array is like one of `empty`."""
+        return self._host.shared_arrays()
+
+    def describe(self) -> dict[str, str]:
+        """Return how arrays move between hosts, and inside this one."""
+        inside = {
+            f"inside this host: {name}": fact
+            for name, fact in self._host.describe().items()
+            if name not in PROMISES and name != "messages"
+        }
+        between = (
+            f"through the first rank of each; all ranks' data together with the call up to "
+            f"{LARGE_BYTES} bytes, more by schedules, over plain TCP connections"
+        )
+        return {"between hosts": between, **inside, **PROMISES}
+
+
+def _kind_of(buffer: Buffer | None) -> tuple[object, ...]:
+    """Return what calls whose buffers are alike have in common."""
+    return () if buffer is None else (buffer.shape, buffer.dtype, buffer.item_bytes)
+
+
+def _without_memory(buffer: Buffer | None) -> Buffer | None:
+    """Return what a buffer is like, wherever it is."""
+    if buffer is None:
+        return None
+    return Buffer(0, buffer.shape, buffer.dtype, buffer.item_bytes, None)
+
+
+def _not_run() -> int:
+    return int(Status.NOT_RUN)
+
+
+def _serve_nothing(*_: object) -> None:
+    return None
+
+
+def create(group: WorldGroup) -> HostBackend:
+    """Return this backend for a group: `gpucoll.backends.protocol.HostBackends`."""
+    return WorldCpuBackend(group)

@@ -1,0 +1,198 @@
+"""Movements of large arrays between hosts: through the leaders, to those who need them only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from gpucoll.algorithms import chain, pairwise, ring, trees
+from gpucoll.backends.cpu.world.large_reductions import TREE_BYTES
+from gpucoll.backends.cpu.world.phases import Bytes, Run, cut, joined
+from gpucoll.backends.cpu.world.sizes import block_sizes, host_edges, in_host_order
+from gpucoll.group.world.schedules import gather_directly, scatter_directly
+from gpucoll.types import Collective
+
+_NOTHING: Final = np.empty(0, np.uint8)
+
+
+def _broadcast(run: Run) -> None:
+    run.agree()
+    root, output = run.request.root, run.output()
+    is_here = root in run.here
+    if is_here:
+        if run.group.rank == root and run.request.source is not None:
+            mine = run.input()
+            if output.ctypes.data != mine.ctypes.data:
+                output[:] = mine
+        run.spread(output, run.hosts.place_of(root))
+    make = trees.broadcast if output.size <= TREE_BYTES else chain.broadcast
+    run.transfer(make, [0, output.size], output, root=root)
+    if not is_here:
+        run.spread(output)
+
+
+def _all_gather(run: Run) -> None:
+    run.agree()
+    mine, output = run.input(), run.output()
+    sizes = block_sizes(run, mine.size * run.group.world_size)
+    edges, here = host_edges(run, sizes), run.group.here
+    work = None
+    if run.leads:
+        work = output if run.hosts.is_in_order else np.empty(edges[-1], np.uint8)
+    own = None if work is None else work[edges[here] : edges[here + 1]]
+    run.gather_into(own, mine, [sizes[rank] for rank in run.here])
+    if work is not None:
+        run.transfer(ring.all_gather, edges, work)
+        _write_in_rank_order(run, work, output, sizes)
+    run.spread(output)
+    run.put(output)
+
+
+def _write_in_rank_order(run: Run, work: Bytes, output: Bytes, sizes: Sequence[int]) -> None:
+    """Write what is host by host into a result that is rank by rank."""
+    if work.ctypes.data == output.ctypes.data:
+        return
+    order = run.hosts.order
+    blocks = dict(zip(order, cut(work, [sizes[rank] for rank in order]), strict=True))
+    at = 0
+    for rank, size in enumerate(sizes):
+        output[at : at + size] = blocks[rank]
+        at += size
+
+
+def _own_edges(run: Run, edges: Sequence[int]) -> list[int]:
+    """Return the edges of a working buffer that has this host's block alone."""
+    here = run.group.here
+    size = edges[here + 1] - edges[here]
+    return [0 if host <= here else size for host in range(len(edges))]
+
+
+def _gather(run: Run) -> None:
+    run.agree()
+    root, mine = run.request.root, run.input()
+    sizes = block_sizes(run, mine.size * run.group.world_size)
+    edges, here = host_edges(run, sizes), run.group.here
+    is_here, is_root = root in run.here, run.group.rank == root
+    output = run.output() if is_root else _NOTHING
+    own = work = None
+    if run.leads:
+        if not is_here:
+            edges = _own_edges(run, edges)
+        is_place = is_root and run.hosts.is_in_order
+        work = output if is_place else np.empty(edges[-1], np.uint8)
+        own = work[edges[here] : edges[here + 1]]
+    run.gather_into(own, mine, [sizes[rank] for rank in run.here])
+    if work is not None:
+        run.transfer(gather_directly, edges, work, root=root)
+    if not is_here:
+        return
+    if run.here[0] == root:
+        if work is not None:
+            _write_in_rank_order(run, work, output, sizes)
+    else:
+        parts = None
+        if work is not None:
+            parts = [np.empty(work.size, np.uint8)]
+            _write_in_rank_order(run, work, parts[0], sizes)
+        run.scatter(parts, output, [sum(sizes) if rank == root else 0 for rank in run.here])
+    if is_root:
+        run.put(output)
+
+
+def _scatter(run: Run) -> None:
+    run.agree()
+    root, is_root = run.request.root, run.group.rank == run.request.root
+    mine = run.input() if is_root else _NOTHING
+    output = run.output()
+    sizes = block_sizes(run, _whole_bytes(run, mine, output))
+    edges, here = host_edges(run, sizes), run.group.here
+    whole = mine
+    if root in run.here and run.here[0] != root:
+        found = run.gather(mine, [sum(sizes) if rank == root else 0 for rank in run.here])
+        whole = joined(found)
+    parts = None
+    if run.leads:
+        if root in run.here:
+            work = in_host_order(run, whole, sizes)
+        else:
+            edges = _own_edges(run, edges)
+            work = np.empty(edges[-1], np.uint8)
+        run.transfer(scatter_directly, edges, work, root=root)
+        own = work[edges[here] : edges[here + 1]]
+        parts = cut(own, [sizes[rank] for rank in run.here])
+    run.scatter(parts, output, [sizes[rank] for rank in run.here])
+
+
+def _whole_bytes(run: Run, mine: Bytes, output: Bytes) -> int:
+    """Return the size of a scatter's input, which its root alone has."""
+    return mine.size if run.group.rank == run.request.root else output.size * run.group.world_size
+
+
+# --- from all to all ------------------------------------------------------------------------------
+
+
+def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
+    """Exchange blocks of these sizes, by sender and receiver, once all ranks have agreed."""
+    mine, output = run.input(), run.output()
+    sent = [everyone[rank] for rank in run.here]
+    wholes = run.gather(mine, [sum(sizes) for sizes in sent])
+    parts = None
+    if run.leads:
+        blocks = [cut(whole, sizes) for whole, sizes in zip(wholes, sent, strict=True)]
+        parts = _exchange(run, blocks, everyone)
+    received = [sum(sizes[rank] for sizes in everyone) for rank in run.here]
+    run.scatter(parts, output, received)
+    run.put(output)
+
+
+def _exchange(
+    run: Run, blocks: list[list[Bytes]], everyone: Sequence[Sequence[int]]
+) -> list[Bytes]:
+    """Return what each rank here gets, from what each rank here sends to whom."""
+    hosts, here, count = run.hosts, run.group.here, run.hosts.count
+    leaving = [
+        [mine[receiver] for mine in blocks for receiver in hosts.ranks[host]]
+        for host in range(count)
+    ]
+    coming = [
+        [everyone[sender][receiver] for sender in hosts.ranks[host] for receiver in run.here]
+        for host in range(count)
+    ]
+    edges = [0]
+    for pieces in leaving:
+        edges.append(edges[-1] + sum(piece.size for piece in pieces))
+    for sizes in coming:
+        edges.append(edges[-1] + sum(sizes))
+    work = np.empty(edges[-1], np.uint8)
+    for host, pieces in enumerate(leaving):
+        np.concatenate([*pieces, _NOTHING], out=work[edges[host] : edges[host + 1]])
+    own = work[edges[here] : edges[here + 1]]
+    work[edges[count + here] : edges[count + here + 1]] = own
+    run.transfer(pairwise.all_to_all, edges, work)
+    came: dict[int, list[Bytes]] = {}
+    for host, sizes in enumerate(coming):
+        pieces = cut(work[edges[count + host] : edges[count + host + 1]], sizes)
+        n_here = len(run.here)
+        for place, sender in enumerate(hosts.ranks[host]):
+            came[sender] = pieces[place * n_here : (place + 1) * n_here]
+    return [
+        joined([came[sender][place] for sender in range(run.group.world_size)])
+        for place in range(len(run.here))
+    ]
+
+
+def _all_to_all(run: Run) -> None:
+    run.agree()
+    data, n_ranks = run.request.data, run.group.world_size
+    all_to_all(run, [block_sizes(run, data.size_bytes)] * n_ranks)
+
+
+LARGE_MOVEMENTS: dict[Collective, Callable[[Run], None]] = {
+    Collective.BROADCAST: _broadcast,
+    Collective.ALL_GATHER: _all_gather,
+    Collective.GATHER: _gather,
+    Collective.SCATTER: _scatter,
+    Collective.ALL_TO_ALL: _all_to_all,
+}

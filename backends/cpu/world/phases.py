@@ -1,0 +1,334 @@
+"""What a call of several hosts is made of: parts inside a host, exchanges between the leaders."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.algorithms.steps import Step
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.cpu.host.backend import CpuBackend
+from gpucoll.backends.protocol import PartOf, Request
+from gpucoll.errors import MismatchError
+from gpucoll.group.host.records import describe_block
+from gpucoll.group.world.call import WorldCall
+from gpucoll.group.world.group import WorldGroup
+from gpucoll.group.world.schedules import Schedule
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
+from gpucoll.transport.shared.words import Call
+from gpucoll.transport.tcp.streams import Reduction
+from gpucoll.types import Collective, ReduceOp
+from gpucoll.wording import rank_of
+
+Bytes = npt.NDArray[np.uint8]
+LEADER = 0
+"""The leader's place on its host."""
+
+
+class Signature:
+    """What all calls with the same arguments have in common, whatever memory they are of.
+
+    Parameters
+    ----------
+    block : CallBlock
+        The call as one host alone would make it: what ranks compare, and its kernel.
+    request : Request
+        What is to be done.
+    host : CpuBackend
+        Moves what stays on this host.
+    n_here : int
+        Number of ranks of this host.
+    """
+
+    def __init__(self, block: CallBlock, request: Request, host: CpuBackend, n_here: int) -> None:
+        self.block = block
+        words = block.words
+        self.digest = int(words[Call.DIGEST])
+        self.described = describe_block(block)
+        n_dimensions = int(words[Call.DIMENSIONS])
+        n_shown = min(n_dimensions, SHOWN_DIMENSIONS)
+        shown = words[Call.DIMENSION : Call.DIMENSION + n_shown]
+        not_shown = [1] * (n_dimensions - n_shown)
+        asked, data = request.part_of, request.data
+        self.part_of = PartOf(
+            Collective(int(words[Call.COLLECTIVE])),
+            asked.op if asked else request.op,
+            asked.dtype if asked else data.dtype,
+            asked.detail if asked else (request.op.parameter_bits if request.op else 0),
+            tuple(int(size) for size in (*shown, *not_shown)),
+            (self.digest,),
+            request.root,
+            request.counts or (),
+        )
+        nothing = flat(np.empty(0, np.uint8))
+        self.agreement = host.prepare(
+            Request(
+                Collective.GATHER,
+                nothing,
+                nothing,
+                root=LEADER,
+                counts=(0,) * n_here,
+                part_of=self.part_of,
+            )
+        )
+        """Finds out whether the ranks of this host make the same call, and notes that they do."""
+
+
+class Phases:
+    """One call, as often as it is made.
+
+    Parameters
+    ----------
+    group : WorldGroup
+        The ranks.
+    host : CpuBackend
+        Moves what stays on this host.
+    signature : Signature
+        Of the call.
+    request : Request
+        What is to be done.
+    """
+
+    def __init__(
+        self, group: WorldGroup, host: CpuBackend, signature: Signature, request: Request
+    ) -> None:
+        self.group = group
+        self.host = host
+        self.request = request
+        self.block = signature.block
+        self.digest, self.described = signature.digest, signature.described
+        self.part_of = signature.part_of
+        self.agreement = signature.agreement
+
+    @contextlib.contextmanager
+    def begun(self, timeout_s: float | None) -> Iterator[Run]:
+        """Make the call within the block."""
+        with self.group.call(self.described, timeout_s) as call:
+            run = Run(self, call)
+            if len(run.here) == 1:  # there is no further part inside this host
+                self.agreement.run(call.left_s)
+            yield run
+
+
+class Run:
+    """One call being made, on this rank."""
+
+    def __init__(self, phases: Phases, call: WorldCall) -> None:
+        self.request = phases.request
+        self.group = phases.group
+        self.hosts = phases.group.hosts
+        self.call = call
+        self.leads = call.leads
+        self.block = phases.block
+        self._phases = phases
+        self._has_gathered = False
+        self.here = self.hosts.ranks[self.group.here]
+        """The ranks of this host."""
+
+    # --- this rank's arrays -----------------------------------------------------------------------
+
+    def input(self) -> Bytes:
+        """Return the bytes of this rank's input, one after the other; empty where it has none."""
+        request = self.request
+        if request.parts:
+            return joined([bytes_of(source) for source, _ in request.parts])
+        if request.sources:
+            return joined([bytes_of(source) for source in request.sources])
+        return bytes_of(request.source) if request.source is not None else np.empty(0, np.uint8)
+
+    def output(self) -> Bytes:
+        """Return where this rank's output goes: its own bytes, or others for `put`."""
+        request = self.request
+        if request.parts:
+            return np.empty(sum(source.size_bytes for source, _ in request.parts), np.uint8)
+        if request.destinations:
+            return np.empty(sum(each.size_bytes for each in request.destinations), np.uint8)
+        return bytes_of(request.destination) if request.destination else np.empty(0, np.uint8)
+
+    def put(self, output: Bytes) -> None:
+        """Bring the bytes of `output` to where the user has them."""
+        request = self.request
+        buffers = [landing for _, landing in request.parts] or list(request.destinations)
+        for buffer, part in zip(
+            buffers, cut(output, [buffer.size_bytes for buffer in buffers]), strict=True
+        ):
+            bytes_of(buffer)[:] = part
+
+    # --- inside this host -------------------------------------------------------------------------
+
+    def inside(
+        self,
+        collective: Collective,
+        source: Buffer | None,
+        destination: Buffer | None,
+        *,
+        op: ReduceOp | None = None,
+        root: int = LEADER,
+        counts: Sequence[int] | None = None,
+    ) -> None:
+        """Run a collective of this host's ranks, as a part of the call."""
+        request = Request(
+            collective,
+            source,
+            destination,
+            op,
+            root,
+            None if counts is None else tuple(counts),
+            part_of=self._phases.part_of,
+        )
+        self._phases.host.prepare(request).run(self._limit_s())
+
+    def _limit_s(self) -> float:
+        """Return how long a part inside this host may take."""
+        # The leader's own deadline explains more, where the others wait for it.
+        return self.call.left_s + (0.0 if self.leads else 1.0)
+
+    def gather(self, source: Bytes, sizes: Sequence[int]) -> list[Bytes]:
+        """Bring bytes of every rank here, of these sizes by place, to the leader."""
+        if len(self.here) == 1:
+            return [source]
+        found = np.empty(sum(sizes) if self.leads else 0, np.uint8)
+        destination = flat(found) if self.leads else None
+        self._has_gathered = True
+        self.inside(Collective.GATHER, flat(source), destination, counts=sizes)
+        return cut(found, sizes) if self.leads else []
+
+    def scatter(
+        self, parts: Sequence[Bytes] | None, destination: Bytes, sizes: Sequence[int]
+    ) -> None:
+        """Bring each rank here its bytes, of these sizes by place, from the leader."""
+        if len(self.here) == 1:
+            assert parts is not None
+            destination[:] = joined(parts)
+            return
+        source = flat(joined(parts)) if parts is not None else None
+        self.inside(Collective.SCATTER, source, flat(destination), counts=sizes)
+
+    def spread(self, destination: Bytes, root: int = LEADER) -> None:
+        """Bring bytes of one rank here, by default the leader, to every rank here."""
+        if len(self.here) == 1:
+            return
+        buffer = flat(destination)
+        source = buffer if self.group.host.rank == root else None
+        self.inside(Collective.BROADCAST, source, buffer, root=root)
+
+    def gather_into(self, landing: Bytes | None, source: Bytes, sizes: Sequence[int]) -> None:
+        """Bring bytes of every rank here, of these sizes by place, to where the leader wants it."""
+        if len(self.here) == 1:
+            assert landing is not None
+            landing[:] = source
+            return
+        destination = None if landing is None else flat(landing)
+        self.inside(Collective.GATHER, flat(source), destination, counts=sizes)
+
+    def disagreement(
+        self, sender: int, receiver: int, sent_bytes: int, expected_bytes: int
+    ) -> MismatchError:
+        """Return the error for an all_to_all whose counts are in conflict."""
+        row_bytes = max(self.request.row_count * self.request.data.item_bytes, 1)
+        return MismatchError(
+            f"the ranks did not make the same call: rank {sender} sends {sent_bytes // row_bytes} "
+            f"rows to rank {receiver}, which expects {expected_bytes // row_bytes}, in all_to_all "
+            f"with send_counts and recv_counts. This is "
+            f"{rank_of(self.group.rank, self.group.world_size)}. Nothing was written; send_counts "
+            "and recv_counts must agree between each two ranks. The communicator stays usable"
+        )
+
+    # --- between hosts ----------------------------------------------------------------------------
+
+    def between(self, make: Callable[[], bytes] | None = None) -> list[bytes]:
+        """Exchange the leaders' bytes, then see to it that all ranks here know how that went.
+
+        Returns, on the leader, what each host's leader gave.
+        """
+        if not self._has_gathered and len(self.here) > 1:
+            # No other host is told of a call before the leader knows that all here make it.
+            self.gather(np.empty(0, np.uint8), [0] * len(self.here))
+        found: list[bytes] = []
+        word: bytes | MismatchError | None = None
+        if self.leads:
+            assert make is not None
+            make_part = make
+
+            def step() -> bytes:
+                phases = self._phases
+                found.extend(self.call.exchange(make_part(), phases.digest, phases.described))
+                return b""
+
+            word = self.call.tried(step)
+        part_of = self._phases.part_of
+        root = self.request.root
+        self.call.deliver(part_of.collective, root, word)
+        return found
+
+    def agree(self) -> None:
+        """See to it that all ranks make the same call, before anything of it is done."""
+        if len(self.here) > 1:
+            self._phases.agreement.run(self._limit_s())
+        self.between(lambda: b"")
+
+    def transfer(
+        self,
+        make: Callable[..., list[Step]],
+        edges: Sequence[int],
+        work: Bytes,
+        *,
+        root: int | None = None,
+        reduction: Reduction | None = None,
+    ) -> None:
+        """Run a schedule between the leaders, after all ranks have agreed; nothing elsewhere.
+
+        Parameters
+        ----------
+        make : callable
+            See `gpucoll.group.world.schedules.Schedule`.
+        edges : sequence of int
+            Of its blocks in `work`.
+        root : int, optional
+            A rank, whose host is the root.
+        """
+        if self.leads:
+            host = None if root is None else self.hosts.host_of(root)
+            schedule = Schedule(make, tuple(edges), host)
+            self.call.transfer(schedule, work.ctypes.data, self._phases.digest, reduction)
+
+
+# --- bytes --------------------------------------------------------------------------------------
+
+
+def flat(array: npt.NDArray[Any]) -> Buffer:
+    """Return an array's bytes as a buffer."""
+    return Buffer(array.ctypes.data, (array.nbytes,), "uint8", 1, array)
+
+
+def bytes_of(buffer: Buffer) -> Bytes:
+    """Return a view of a buffer's bytes."""
+    if not buffer.size_bytes:
+        return np.empty(0, np.uint8)
+    return at_address(buffer.address, buffer.size_bytes)
+
+
+def at_address(address: int, size_bytes: int) -> Bytes:
+    """Return a view of memory, which its owner must keep."""
+    pointer = ctypes.cast(address, ctypes.POINTER(ctypes.c_uint8))
+    return np.ctypeslib.as_array(pointer, (size_bytes,))
+
+
+def cut(data: Bytes, sizes: Sequence[int]) -> list[Bytes]:
+    """Return the pieces of these sizes that follow each other."""
+    pieces, at = [], 0
+    for size in sizes:
+        pieces.append(data[at : at + size])
+        at += size
+    return pieces
+
+
+def joined(parts: Sequence[Bytes]) -> Bytes:
+    """Return pieces as one."""
+    return np.concatenate([*parts, np.empty(0, np.uint8)])

@@ -1,0 +1,93 @@
+"""How large calls are, and the blocks of their ranks and hosts."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
+from gpucoll.backends.protocol import Request
+from gpucoll.group.world.hosts import Hosts
+from gpucoll.types import Collective
+
+LARGE_BYTES: Final = 32 << 10
+"""So much of all ranks' data together rides with the exchange that begins each call."""
+INT_BYTES: Final = 8
+"""A reduction of so much may be of Python's ints: each rank combines all of them, exactly."""
+
+
+_OBJECTS: Final = (
+    Collective.BROADCAST_OBJECT,
+    Collective.ALL_GATHER_OBJECT,
+    Collective.GATHER_OBJECT,
+    Collective.SCATTER_OBJECT,
+    Collective.ALL_REDUCE_OBJECT,
+)
+
+
+def is_sealed(request: Request) -> bool:
+    """Return whether it must go over the links, whatever its size: it will be unpickled.
+
+    What is changed on the way is noticed there, and nowhere else.
+    """
+    return request.part_of is not None and request.part_of.collective in _OBJECTS
+
+
+def is_large(request: Request, hosts: Hosts) -> bool:
+    """Return whether a call is too large for every leader to get all; alike on all ranks.
+
+    Not where inputs are to be combined in rank order and ranks are not host by host, nor where
+    sizes differ between ranks.
+    """
+    op, data, world_size = request.op, request.data, hosts.world_size
+    if is_sealed(request):
+        return False
+    if op is not None and not op.commutative and not hosts.is_in_order:
+        return False
+    if request.collective == Collective.ALL_TO_ALL and request.receive_counts is not None:
+        return False
+    if request.counts is not None:
+        whole = sum(request.counts) * request.row_count * data.item_bytes
+    elif request.parts:
+        whole = sum(source.size_bytes for source, _ in request.parts)
+    else:
+        whole = data.size_bytes
+    if op is not None and whole <= INT_BYTES:
+        return False
+    is_one_block = request.counts is None and request.collective in (
+        Collective.ALL_GATHER,
+        Collective.GATHER,
+    )
+    if request.collective == Collective.SCATTER and request.counts is None:
+        is_one_block = request.source is None
+    is_everyones = op is not None or request.collective == Collective.ALL_TO_ALL
+    return whole * (world_size if is_one_block or is_everyones else 1) > LARGE_BYTES
+
+
+# --- blocks of ranks, host by host ----------------------------------------------------------------
+
+
+def block_sizes(run: Run, whole_bytes: int) -> list[int]:
+    """Return the bytes of each rank's block, in rank order."""
+    request, world_size = run.request, run.group.world_size
+    if request.counts is None:
+        return [whole_bytes // world_size] * world_size
+    row_bytes = request.row_count * request.data.item_bytes
+    return [count * row_bytes for count in request.counts]
+
+
+def host_edges(run: Run, sizes: Sequence[int]) -> list[int]:
+    """Return where the blocks of each host's ranks begin, host by host; and where all end."""
+    of_hosts = [sum(sizes[rank] for rank in ranks) for ranks in run.hosts.ranks]
+    return [0, *itertools.accumulate(of_hosts)]
+
+
+def in_host_order(run: Run, whole: Bytes, sizes: Sequence[int]) -> Bytes:
+    """Return blocks that are in rank order host by host: the same array where that is the same."""
+    if run.hosts.is_in_order:
+        return whole
+    blocks = cut(whole, sizes)
+    return np.concatenate([blocks[rank] for rank in run.hosts.order])

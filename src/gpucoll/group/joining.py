@@ -1,0 +1,111 @@
+"""From a job to its group, wherever the ranks are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.host.group import HostGroup
+from gpucoll.group.host.joining import join as join_host
+from gpucoll.group.host.members import Members
+from gpucoll.group.protocol import Channel, Group
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting import Watch
+from gpucoll.transport.shared.layout import Tuning
+
+Introductions = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What is decided when the ranks of a host have met.
+
+    Attributes
+    ----------
+    tune : callable
+        Called on its first rank with all introductions; returns the `Tuning` for all.
+    waiting : callable
+        Called on every rank; returns how often a wait spins, and yields, before it sleeps.
+    """
+
+    tune: Callable[[Introductions], Tuning]
+    waiting: Callable[[Introductions], tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Met:
+    """What a rank has once all ranks have met.
+
+    Attributes
+    ----------
+    group, channel
+        The ranks, and what moves bytes between all of them.
+    introductions : list of dict
+        What each said of itself, by rank.
+    spans_hosts : bool
+        Whether they are on several hosts.
+    """
+
+    group: Group
+    channel: Channel
+    introductions: Introductions
+    spans_hosts: bool
+
+
+def join(
+    job: Job,
+    policy: Policy,
+    meet_timeout_s: float,
+    timeout_s: float,
+    facts: dict[str, Any],
+    same: dict[str, Any],
+    watch: Watch | None = None,
+) -> Met:
+    """Meet the ranks of `job`; return their group, whose waits take `timeout_s` at most.
+
+    Where all are on one host, they are the same as if they could be on no other. See
+    `gpucoll.group.host.joining.join` for `facts`, `same`, `watch` and what is raised.
+    """
+    if job.meet is None:
+        members = join_host(job, policy.tune, meet_timeout_s, facts, same, watch)
+        return _on_one_host(members, policy, timeout_s, members.introductions)
+    # Nothing of this is loaded on one host.
+    from gpucoll.group.world.board import Board
+    from gpucoll.group.world.channel import WorldChannel
+    from gpucoll.group.world.group import WorldGroup
+    from gpucoll.group.world.joining import join_world
+
+    joined = join_world(job, policy.tune, meet_timeout_s, facts, same, watch)
+    members, hosts = joined.members, joined.hosts
+    if hosts.count == 1:
+        return _on_one_host(members, policy, timeout_s, joined.introductions)
+    host = HostGroup(members, timeout_s, policy.waiting(members.introductions))
+    try:
+        board_fd, bell_fd = members.further_fds
+        board = Board(board_fd, members.world_size, hosts.world_size)
+        os.close(board_fd)
+        group = WorldGroup(
+            host,
+            board,
+            joined.links,
+            joined.bulk,
+            hosts,
+            joined.names,
+            bell_fd,
+            joined.secret,
+            joined.address,
+        )
+    except BaseException:
+        host.close()
+        raise
+    return Met(group, WorldChannel(group), joined.introductions, True)
+
+
+def _on_one_host(
+    members: Members, policy: Policy, timeout_s: float, introductions: Introductions
+) -> Met:
+    group = HostGroup(members, timeout_s, policy.waiting(members.introductions))
+    return Met(group, ControlChannel(group), introductions, False)

@@ -1,0 +1,137 @@
+"""What the ranks of one host know of the other hosts: a small shared memory beside the segment.
+
+Its leader hears from the other hosts and writes it; every rank reads it where it waits. Flags are
+loaded and stored as those of the segment.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from dataclasses import dataclass
+from typing import Final
+
+from gpucoll.transport.shared import mapping, ordering
+from gpucoll.transport.shared.layout import LINE_BYTES, REASON_BYTES
+
+TEXT_BYTES: Final = 8192
+_STATE, _KIND, _AUTHOR, _LENGTH, _N_CLOSED = (8 * place for place in range(5))
+_FREE, _TAKEN, _WRITTEN = range(3)
+_TEXT: Final = LINE_BYTES
+_CALLS: Final = _TEXT + TEXT_BYTES
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a communicator is broken.
+
+    Attributes
+    ----------
+    kind : int
+        Which error, its place in `gpucoll.group.world.failures.KINDS`.
+    author : int
+        The rank that wrote the text.
+    text : str
+        It.
+    """
+
+    kind: int
+    author: int
+    text: str
+
+
+class Board:
+    """This process's mapping of it.
+
+    Parameters
+    ----------
+    fd : int
+        Of the memory; stays the caller's.
+    n_here, world_size : int
+        Number of ranks on this host, and of all.
+    """
+
+    def __init__(self, fd: int, n_here: int, world_size: int) -> None:
+        self._closed_at = _CALLS + n_here * LINE_BYTES
+        self._reasons_at = self._closed_at + 8 * world_size
+        self._mapping = mapping.Mapping(fd, size_bytes(n_here, world_size), "the board of hosts")
+
+    def _at(self, offset: int) -> int:
+        return self._mapping.address + offset
+
+    # --- why it is broken -------------------------------------------------------------------------
+
+    def write(self, failure: Failure) -> bool:
+        """Write why the communicator is broken, unless somebody has; return whether it was this."""
+        if ordering.compare_exchange(self._at(_STATE), _FREE, _TAKEN) != _FREE:
+            return False
+        data = failure.text.encode(errors="replace")[:TEXT_BYTES]
+        ctypes.memmove(self._at(_TEXT), data, len(data))
+        for place, word in ((_KIND, failure.kind), (_AUTHOR, failure.author), (_LENGTH, len(data))):
+            ordering.store(self._at(place), word)
+        ordering.store(self._at(_STATE), _WRITTEN)
+        return True
+
+    def failure(self) -> Failure | None:
+        """Return what was written."""
+        if ordering.load(self._at(_STATE)) != _WRITTEN:
+            return None
+        kind, author, length = (ordering.load(self._at(p)) for p in (_KIND, _AUTHOR, _LENGTH))
+        text = ctypes.string_at(self._at(_TEXT), length).decode(errors="replace")
+        return Failure(kind, author, text)
+
+    # --- where the ranks of this host are ---------------------------------------------------------
+
+    def enter(self, place: int, number: int) -> None:
+        """Say that a rank of this host has begun its call of this number."""
+        ordering.store(self._at(_CALLS + place * LINE_BYTES), number)
+
+    def entered(self, place: int) -> int:
+        """Return the number of the last call that a rank of this host has begun."""
+        return ordering.load(self._at(_CALLS + place * LINE_BYTES))
+
+    # --- who has closed ---------------------------------------------------------------------------
+
+    def note_closed(self, rank: int, number: int, reason: str) -> None:
+        """Say that a rank, on whatever host, has closed after this call."""
+        data = reason.encode(errors="replace")[: REASON_BYTES - 1] + b"\0"
+        ctypes.memmove(self._at(self._reasons_at + rank * REASON_BYTES), data, len(data))
+        ordering.store(self._at(self._closed_at + 8 * rank), number + 1)
+        ordering.store(self._at(_N_CLOSED), ordering.load(self._at(_N_CLOSED)) + 1)
+
+    def has_closed_ranks(self) -> bool:
+        """Return whether `closed_after` says anything of any rank."""
+        return ordering.load(self._at(_N_CLOSED)) != 0
+
+    def closed_after(self, rank: int) -> int | None:
+        """Return the last call of a rank that has closed; None: it has not."""
+        number = ordering.load(self._at(self._closed_at + 8 * rank))
+        return number - 1 if number else None
+
+    def reason_of(self, rank: int) -> str:
+        """Return how a rank that has closed did so: the end of "it closed the communicator"."""
+        data = ctypes.string_at(self._at(self._reasons_at + rank * REASON_BYTES), REASON_BYTES)
+        return data.partition(b"\0")[0].decode(errors="replace")
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._mapping.unmap()
+
+
+def size_bytes(n_here: int, world_size: int) -> int:
+    """Return how large it is."""
+    return _CALLS + n_here * LINE_BYTES + (8 + REASON_BYTES) * world_size
+
+
+def create(n_here: int, world_size: int) -> list[int]:
+    """Return descriptors of new memory for a board, and of what rings the leader."""
+    board = mapping.create(
+        "gpucoll-board",
+        size_bytes(n_here, world_size),
+        reserve_bytes=size_bytes(n_here, world_size),
+    )
+    try:
+        return [board, os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)]
+    except BaseException:
+        os.close(board)
+        raise

@@ -1,0 +1,279 @@
+"""One collective of all hosts, as a rank runs it: exchanges, transfers, and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+from collections.abc import Callable
+from typing import NoReturn, Protocol
+
+from gpucoll.errors import (
+    AbortedError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+    RendezvousDeadlineError,
+)
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.host.group import HostGroup
+from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.failures import BROKEN
+from gpucoll.group.world.hosts import Hosts
+from gpucoll.group.world.links import Links
+from gpucoll.group.world.parts import Part, check_agreement
+from gpucoll.group.world.schedules import Schedule
+from gpucoll.transport.shared.layout import EVENT_ABORT
+from gpucoll.transport.tcp.streams import Outcome, Reduction, StreamStatus
+from gpucoll.types import Collective
+from gpucoll.wording import rank_of
+
+_WELL, _BADLY = b"\0", b"\1"
+_LEAST_S = 0.001
+_LONGER_S = 1.0
+_TELLING_S = 1.0
+"""How long, after a connection has ended, whoever knows why has for saying it."""
+
+
+class Caller(Protocol):
+    """What a call asks of its group; `gpucoll.group.world.group.WorldGroup` is one.
+
+    Attributes
+    ----------
+    host : HostGroup
+        The ranks of this host.
+    hosts : Hosts
+        Who is where.
+    names : tuple of str
+        What errors call the hosts.
+    links, bulk
+        Of a leader; None elsewhere.
+    channel : ControlChannel
+        Between the ranks of this host.
+    rank, world_size, here : int
+        Which of how many ranks, on which host.
+    """
+
+    host: HostGroup
+    hosts: Hosts
+    names: tuple[str, ...]
+    links: Links | None
+    bulk: Bulk | None
+    channel: ControlChannel
+    rank: int
+    world_size: int
+    here: int
+
+    @property
+    def timeout_s(self) -> float:
+        """Default deadline of every wait, in seconds."""
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether some rank has given the group up."""
+
+    def raise_if_aborted(self) -> None:
+        """Raise where the group has been given up."""
+
+    def late_error(self, number: int, waited_s: float) -> DeadlineError:
+        """Return the error for hosts that did not come."""
+
+    def lose(self, host: int, reason: str) -> None:
+        """Take that the connection to a host has ended."""
+
+
+class WorldCall:
+    """One collective of all hosts, as this rank runs it.
+
+    Parameters
+    ----------
+    group : Caller
+        Whose.
+    number : int
+        Of the call.
+    name : str
+        What is called, for messages.
+    timeout_s : float, optional
+        Its deadline.
+    """
+
+    def __init__(self, group: Caller, number: int, name: str, timeout_s: float | None) -> None:
+        self._group = group
+        self._number = number
+        self.name = name
+        self.timeout_s = group.timeout_s if timeout_s is None else timeout_s
+        self._deadline = time.monotonic() + self.timeout_s
+        self._has_exchanged = False
+        self._round = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank leads its host."""
+        return self._group.links is not None
+
+    @property
+    def left_s(self) -> float:
+        """What is left of the deadline, for ranks of this host to come."""
+        left_ms = 1000 * (self._deadline - time.monotonic())
+        return max(math.ceil(left_ms) / 1000, _LEAST_S)  # as people read it in errors
+
+    def tried(self, step: Callable[[], bytes]) -> bytes | MismatchError:
+        """Return what a leader's step gives, or the mismatch that all ranks are to raise."""
+        try:
+            return step()
+        except MismatchError as error:
+            return error
+
+    def exchange(self, part: bytes, digest: int, described: str) -> list[bytes]:
+        """Give every leader's bytes to every leader; return them by host.
+
+        Parameters
+        ----------
+        part : bytes
+            This host's.
+        digest : int
+            Of the call's signature: where hosts differ, all of them raise.
+        described : str
+            The call, as its user wrote it.
+
+        Raises
+        ------
+        MismatchError
+            The ranks of different hosts made different calls, or those of one host did.
+        DeadlineError, PeerLostError, AbortedError
+            It cannot be done any more.
+        """
+        return self._exchange(Part(digest, described, "", part))
+
+    def fail(self, error: MismatchError) -> None:
+        """Tell the other hosts that the ranks of this one did not agree."""
+        if self.leads and not self._has_exchanged:
+            with contextlib.suppress(GpucollError):  # the first error is the one to raise
+                self._exchange(Part(0, self.name, str(error), b""))
+
+    def _exchange(self, part: Part) -> list[bytes]:
+        group = self._group
+        assert group.links is not None
+        self._has_exchanged = True
+        self._round += 1
+        key = self._number, self._round
+        encoded = group.links.exchange(key, part.encode(), self._look)
+        parts = [Part.decode(data) for data in encoded]
+        check_agreement(parts, group.hosts, rank_of(group.rank, group.world_size))
+        return [part.data for part in parts]
+
+    def transfer(
+        self, schedule: Schedule, work_address: int, digest: int, reduction: Reduction | None = None
+    ) -> None:
+        """Run a schedule between the leaders, over connections of their own.
+
+        Only after an `exchange`, in which all of them have said that they make the same call.
+
+        Parameters
+        ----------
+        schedule : Schedule
+            Of whole blocks; all leaders' fit together.
+        work_address : int
+            The working buffer, of which the schedule has the edges.
+        digest : int
+            Of the call's signature.
+        reduction : Reduction, optional
+            Where the schedule reduces.
+
+        Raises
+        ------
+        DeadlineError, PeerLostError, AbortedError
+            It cannot be done any more.
+        """
+        group = self._group
+        assert self._has_exchanged
+        assert group.bulk is not None
+        try:
+            outcome = group.bulk.connect(schedule, self._look_longer, self._deadline)
+        except RendezvousDeadlineError as error:
+            raise DeadlineError(f"{self._who} waited in {self.name}: {error} {BROKEN}") from None
+        if outcome.status != StreamStatus.DONE:
+            self._raise_for(outcome)
+        outcome = group.bulk.run(
+            schedule,
+            work_address,
+            (0, self._number, digest),
+            reduction=reduction,
+            deadline=self._deadline,
+            abort_address=group.host.members.at(EVENT_ABORT),
+        )
+        if outcome.status != StreamStatus.DONE:
+            self._raise_for(outcome)
+
+    def _raise_for(self, outcome: Outcome) -> NoReturn:
+        """Raise what has ended a transfer."""
+        group = self._group
+        assert group.links is not None
+        if outcome.status == StreamStatus.GONE:
+            # Whoever has ended it tells why over the links, which may take longer.
+            group.links.wait(lambda: group.is_aborted, _TELLING_S)
+        group.raise_if_aborted()
+        if outcome.status == StreamStatus.DEADLINE:
+            raise group.late_error(self._number, self.timeout_s)
+        host = outcome.link
+        if outcome.status == StreamStatus.GONE:
+            reason = os.strerror(outcome.errno) if outcome.errno else "the other end is gone"
+            group.lose(host, reason)
+            group.raise_if_aborted()
+        raise AbortedError(
+            f"{self._who}: {group.names[host]} sent bytes of another call than {self.name}, with "
+            f"the header {outcome.header}. {BROKEN}"
+        )
+
+    @property
+    def _who(self) -> str:
+        return rank_of(self._group.rank, self._group.world_size)
+
+    def _look_longer(self) -> None:
+        """As `_look`, but who waits knows better why it is late."""
+        self._group.raise_if_aborted()
+        if time.monotonic() > self._deadline + _LONGER_S:
+            raise self._group.late_error(self._number, self.timeout_s)
+
+    def _look(self) -> None:
+        """Raise where waiting for other hosts can lead to nothing."""
+        group = self._group
+        group.raise_if_aborted()
+        if time.monotonic() > self._deadline:
+            error = group.late_error(self._number, self.timeout_s)
+            group.raise_if_aborted()  # who gave up meanwhile, beside the late rank, knows more
+            raise error
+
+    def deliver(
+        self, collective: Collective, root: int, payload: bytes | MismatchError | None
+    ) -> bytes:
+        """Give the ranks of this host what their leader has; return it.
+
+        Parameters
+        ----------
+        payload : bytes or MismatchError
+            Of the leader; where it is an error, all ranks of the host raise it.
+        """
+        if self._group.host.world_size == 1:
+            return self._own(payload)
+        data = b""
+        if isinstance(payload, bytes):
+            data = _WELL + payload
+        elif payload is not None:
+            data = _BADLY + str(payload).encode()
+        # The leader's own deadline explains more.
+        limit_s = self.left_s + (0.0 if self.leads else _LONGER_S)
+        parts = self._group.channel.all_gather_bytes(data, collective, root, limit_s)
+        answer = parts[0]
+        if answer[:1] == _BADLY:
+            leader = self._group.hosts.leader_of(self._group.here)
+            text = answer[1:].decode()
+            raise MismatchError(text.replace(rank_of(leader, self._group.world_size), self._who))
+        return answer[1:]
+
+    def _own(self, payload: bytes | MismatchError | None) -> bytes:
+        """Return what the leader has, who is the only rank of its host."""
+        if isinstance(payload, MismatchError):
+            raise payload
+        return payload or b""

@@ -1,0 +1,48 @@
+"""The control channel between hosts: every rank's bytes to every rank; and the barrier."""
+
+from __future__ import annotations
+
+from gpucoll.errors import MismatchError
+from gpucoll.group.world.group import WorldGroup
+from gpucoll.group.world.messages import pack, unpack
+from gpucoll.transport.shared.words import Status
+from gpucoll.types import NO_ROOT, Collective, digest_of
+
+
+class WorldChannel:
+    """Moves bytes between all ranks of a `WorldGroup`.
+
+    Cost: two exchanges inside each host, and ``log2(hosts)`` messages between leaders, of which the
+    largest holds half of all.
+    """
+
+    def __init__(self, group: WorldGroup) -> None:
+        self._group = group
+
+    def run_barrier(self) -> int:
+        """Return `Status.NOT_RUN`: asynchronous calls may be pending, behind which it belongs."""
+        return int(Status.NOT_RUN)
+
+    def barrier(self, timeout_s: float | None = None) -> None:
+        """Return when every rank has arrived."""
+        self.all_gather_bytes(b"", Collective.BARRIER, timeout_s=timeout_s)
+
+    def all_gather_bytes(
+        self,
+        data: bytes,
+        collective: Collective,
+        root: int = NO_ROOT,
+        timeout_s: float | None = None,
+    ) -> list[bytes]:
+        """Return every rank's bytes, by rank."""
+        group = self._group
+        shown = "" if root == NO_ROOT else f"root={root}"
+        name = f"{collective.spelled}({shown})"
+        with group.call(name, timeout_s) as call:
+            mine = group.channel.all_gather_bytes(data, collective, root, call.left_s)
+            found: bytes | MismatchError | None = None
+            if call.leads:
+                digest = digest_of((int(collective), root))
+                found = call.tried(lambda: pack(call.exchange(pack(mine), digest, name)))
+            by_host = unpack(call.deliver(collective, root, found))
+            return group.hosts.in_rank_order(unpack(parts) for parts in by_host)

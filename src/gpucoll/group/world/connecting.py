@@ -1,0 +1,242 @@
+"""The leaders of the hosts connect: each to its neighbours, the lower-numbered host first."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from gpucoll import config
+from gpucoll.errors import AuthenticationError, RendezvousDeadlineError
+from gpucoll.group.world.links import Links
+from gpucoll.transport.tcp.connection import SealedConnection, spelled
+from gpucoll.transport.tcp.handshake import Role, encode_purpose
+from gpucoll.transport.tcp.socket_options import tune_socket
+
+MOST_BYTES: Final = 1 << 32
+"""Of a message between leaders."""
+_SLICE_S: Final = 0.02
+_MOST_UNKNOWN: Final = 64
+"""Connections of who has not shown yet who it is; the oldest makes room."""
+_AGAIN_S: Final = 0.5
+"""Pause between two tries to connect."""
+
+
+def purpose_of(group: str) -> bytes:
+    """Return what links of a group are for."""
+    return encode_purpose("link", group)
+
+
+class Connecting:
+    """Makes the links of one leader.
+
+    Parameters
+    ----------
+    here : int
+        This host's number.
+    names : tuple of str
+        What errors call the hosts.
+    addresses : mapping of int to (str, int)
+        By neighbour, where its leader listens.
+    secret, purpose : bytes
+        By which leaders know each other.
+    """
+
+    def __init__(
+        self,
+        here: int,
+        names: tuple[str, ...],
+        addresses: Mapping[int, Any],
+        secret: bytes,
+        purpose: bytes,
+    ) -> None:
+        self._here = here
+        self._names = names
+        self._addresses = addresses
+        self._secret = secret
+        self._purpose = purpose
+        self._made: dict[int, SealedConnection] = {}
+        """By host, with whom the introduction is over."""
+        self._coming: dict[int, SealedConnection] = {}
+        """By descriptor: who has connected, and not said yet which host it is."""
+        self._going: dict[int, tuple[int, socket.socket]] = {}
+        """By descriptor: connections under way, and to which host."""
+        self._asked: dict[int, SealedConnection] = {}
+        """By host: connected, and not answered."""
+        self._next_try = dict.fromkeys((host for host in addresses if host > here), 0.0)
+        self._trouble: dict[int, str] = {}
+
+    def run(
+        self,
+        listener: socket.socket,
+        bell_fd: int,
+        look: Callable[[], None],
+        deadline: float,
+    ) -> Links:
+        """Connect to all neighbours; return the links.
+
+        Raises
+        ------
+        RendezvousDeadlineError
+            One could not be reached in time.
+        """
+        made = self.connect(listener, look, deadline)
+        return Links(self._here, len(self._names), made, bell_fd)
+
+    def connect(
+        self, listener: socket.socket, look: Callable[[], None], deadline: float
+    ) -> dict[int, SealedConnection]:
+        """Connect, as `run` does; return the connections by host.
+
+        What has come over each is the introduction and nothing else.
+        """
+        listener.setblocking(False)
+        try:
+            while len(self._made) < len(self._addresses):
+                look()
+                if time.monotonic() > deadline:
+                    raise self._late()
+                self._turn(listener)
+            return self._made
+        except BaseException:
+            for connection in [*self._made.values(), *self._asked.values()]:
+                connection.close()
+            raise
+        finally:
+            for connection in self._coming.values():
+                connection.close()
+            for _, end in self._going.values():
+                end.close()
+
+    def _turn(self, listener: socket.socket) -> None:
+        """Wait a moment, and take what has happened."""
+        now = time.monotonic()
+        for host, moment in list(self._next_try.items()):
+            if now >= moment:
+                del self._next_try[host]
+                self._connect(host)
+        poll = select.poll()
+        poll.register(listener, select.POLLIN)
+        for fd in self._going:
+            poll.register(fd, select.POLLOUT)
+        for connection in [*self._coming.values(), *self._asked.values()]:
+            events = connection.events if connection.is_sending else 0
+            poll.register(connection, select.POLLIN | events)
+        ready = {fd for fd, _ in poll.poll(1000 * _SLICE_S)}
+        for fd in ready & self._going.keys():
+            self._connected(*self._going.pop(fd))
+        for host, connection in list(self._asked.items()):
+            if connection.fileno() in ready:
+                self._hear_answer(host, connection)
+        for fd in ready & self._coming.keys():
+            self._hear(fd)
+        if listener.fileno() in ready:
+            self._accept(listener)
+
+    # --- going to others --------------------------------------------------------------------------
+
+    def _connect(self, host: int) -> None:
+        address, port = self._addresses[host]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        end = socket.socket(family, socket.SOCK_STREAM)
+        tune_socket(end)
+        end.setblocking(False)
+        number = end.connect_ex((address, port))
+        if number not in (0, errno.EINPROGRESS):
+            end.close()
+            self._fail(host, os.strerror(number))
+            return
+        self._going[end.fileno()] = host, end
+
+    def _connected(self, host: int, end: socket.socket) -> None:
+        number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            end.close()
+            self._fail(host, os.strerror(number))
+            return
+        try:
+            connection = self._connection(end, Role.CONNECTS)
+        except OSError as error:
+            end.close()
+            self._fail(host, str(error))
+            return
+        self._asked[host] = connection
+        self._do(host, lambda: connection.send(f"{self._here}".encode()))
+
+    def _hear_answer(self, host: int, connection: SealedConnection) -> None:
+        """Take the other leader's word that it expects this one."""
+
+        def hear() -> None:
+            connection.flush()
+            if connection.receive() is not None:
+                del self._asked[host]
+                self._made[host] = connection
+
+        self._do(host, hear)
+
+    def _do(self, host: int, step: Callable[[], None]) -> None:
+        try:
+            step()
+        except (OSError, AuthenticationError) as error:
+            self._asked.pop(host).close()
+            self._fail(host, str(error))
+
+    def _fail(self, host: int, why: str) -> None:
+        self._trouble[host] = why
+        self._next_try[host] = time.monotonic() + _AGAIN_S
+
+    def _connection(self, end: socket.socket, role: Role) -> SealedConnection:
+        return SealedConnection(end, self._secret, role, self._purpose, MOST_BYTES)
+
+    # --- others come ------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        try:
+            end, _ = listener.accept()
+        except OSError:
+            return
+        tune_socket(end)
+        try:
+            connection = self._connection(end, Role.ACCEPTS)
+        except OSError:  # it is gone already
+            end.close()
+            return
+        if len(self._coming) >= _MOST_UNKNOWN:
+            self._coming.pop(next(iter(self._coming))).close()
+        self._coming[connection.fileno()] = connection
+
+    def _hear(self, fd: int) -> None:
+        connection = self._coming[fd]
+        try:
+            connection.flush()
+            message = connection.receive()
+            if message is None:
+                return
+            host = int(message)
+            if host >= self._here or host not in self._addresses or host in self._made:
+                raise ValueError("a host that is not expected")
+            connection.send(b"welcome")
+        except (OSError, AuthenticationError, ValueError):
+            self._coming.pop(fd).close()
+            return
+        del self._coming[fd]
+        self._made[host] = connection
+
+    # --- errors -----------------------------------------------------------------------------------
+
+    def _late(self) -> RendezvousDeadlineError:
+        missing = [host for host in self._addresses if host not in self._made]
+        found = []
+        for host in missing:
+            address = spelled(tuple(self._addresses[host]))
+            why = self._trouble.get(host, "it did not come" if host < self._here else "no answer")
+            found.append(f"{self._names[host]} at {address} ({why})")
+        return RendezvousDeadlineError(
+            f"the ranks have met, but {self._names[self._here]} has no connection with "
+            f"{', '.join(found)}: does a firewall between the hosts allow TCP between ranks, and "
+            f"is that the right interface ({config.INTERFACES})?"
+        )

@@ -1,0 +1,92 @@
+"""Which ranks are on which host."""
+
+from __future__ import annotations
+
+import functools
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """The ranks of each host.
+
+    Attributes
+    ----------
+    ranks : tuple of tuple of int
+        By host, in ascending order; the hosts by their first rank, which leads the others: it alone
+        has connections to other hosts.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+
+    @staticmethod
+    def of(names: Sequence[object]) -> Hosts:
+        """Return the hosts of ranks that say, each, which host they are on."""
+        found: dict[object, list[int]] = defaultdict(list)
+        for rank, name in enumerate(names):
+            found[name].append(rank)
+        return Hosts(tuple(tuple(ranks) for ranks in found.values()))
+
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+        return len(self.ranks)
+
+    @functools.cached_property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return sum(len(ranks) for ranks in self.ranks)
+
+    @functools.cached_property
+    def _places(self) -> dict[int, tuple[int, int]]:
+        return {
+            rank: (host, place)
+            for host, ranks in enumerate(self.ranks)
+            for place, rank in enumerate(ranks)
+        }
+
+    def host_of(self, rank: int) -> int:
+        """Return the host of a rank."""
+        return self._places[rank][0]
+
+    def place_of(self, rank: int) -> int:
+        """Return the place of a rank among those of its host."""
+        return self._places[rank][1]
+
+    def leader_of(self, host: int) -> int:
+        """Return the rank that leads a host."""
+        return self.ranks[host][0]
+
+    @functools.cached_property
+    def order(self) -> tuple[int, ...]:
+        """All ranks, host by host."""
+        return tuple(rank for ranks in self.ranks for rank in ranks)
+
+    @functools.cached_property
+    def is_in_order(self) -> bool:
+        """Whether ranks that follow each other are on one host, or at the change to the next."""
+        return self.order == tuple(range(self.world_size))
+
+    def in_rank_order(self, by_host: Iterable[Iterable[bytes]]) -> list[bytes]:
+        """Return by rank what is given by host and place there."""
+        flat = [item for items in by_host for item in items]
+        return [item for _, item in sorted(zip(self.order, flat, strict=True), key=_first)]
+
+
+def _first(pair: tuple[int, bytes]) -> int:
+    return pair[0]
+
+
+def neighbours(host: int, count: int) -> list[int]:
+    """Return the hosts to which this one has links: those at distances 1, 2, 4, ... either way.
+
+    Whatever one host says reaches all others in ``log2(count)`` steps.
+    """
+    found = set()
+    distance = 1
+    while distance < count:
+        found |= {(host + distance) % count, (host - distance) % count}
+        distance *= 2
+    return sorted(found - {host})

@@ -1,0 +1,231 @@
+"""From a job to its group: the ranks meet over TCP, then those of each host, then the leaders.
+
+Where all turn out to be on one host they are a `HostGroup`, exactly as if they had met there.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpucoll.group.host.joining import join
+from gpucoll.group.host.members import Members
+from gpucoll.group.world import board, connecting
+from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.hosts import Hosts, neighbours
+from gpucoll.group.world.links import Links
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meet import Meeting, Watch, meet
+from gpucoll.rendezvous.tcp import TcpEndpoint, listen_at
+from gpucoll.topology.host_identity import host_id
+from gpucoll.transport.shared.layout import Tuning
+from gpucoll.transport.tcp.secret import job_secret
+from gpucoll.version import __version__
+
+PROTOCOL = 1
+"""Of what leaders tell each other."""
+
+
+@dataclass
+class Joined:
+    """What a rank has once all ranks have met.
+
+    Attributes
+    ----------
+    members : Members
+        What the ranks of this host share.
+    hosts : Hosts
+        Who is where.
+    names : tuple of str
+        What errors call the hosts.
+    links : Links or None
+        To the other hosts, where this rank leads its own.
+    bulk : Bulk or None
+        For large arrays, likewise.
+    introductions : list of dict
+        By rank.
+    secret : bytes
+        By which they know each other, as will parts of them that meet anew.
+    address : str
+        Of this host, on the interface that is used.
+    """
+
+    members: Members
+    hosts: Hosts
+    names: tuple[str, ...]
+    links: Links | None
+    bulk: Bulk | None
+    introductions: list[dict[str, Any]]
+    secret: bytes
+    address: str
+
+    def leave(self) -> None:
+        """Let go of everything: another rank has failed to join."""
+        if self.links is not None:
+            self.links.drop()
+        if self.bulk is not None:
+            self.bulk.close()
+        for fd in self.members.further_fds:
+            os.close(fd)
+        self.members.leave()
+
+
+class _Meanwhile(Watch):
+    """Watches the meeting of one host's ranks with the meeting of all ranks."""
+
+    def __init__(self, meeting: Meeting, host: tuple[int, ...], watch: Watch) -> None:
+        super().__init__(meeting.job.rank, meeting.job.world_size)
+        self.call = watch.call
+        self._look = meeting.look
+        self._host = host
+
+    def number(self, rank: int) -> int:
+        return self._host[rank]
+
+    def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
+        self._look()
+        return None
+
+
+def join_world(
+    job: Job,
+    tune: Callable[[list[dict[str, Any]]], Tuning],
+    timeout_s: float,
+    facts: dict[str, Any],
+    same: dict[str, Any],
+    watch: Watch | None = None,
+) -> Joined:
+    """Meet the ranks of `job`, which may be on several hosts, and connect them.
+
+    As `gpucoll.group.host.joining.join`; ``job.meet`` says where.
+    """
+    assert job.meet is not None
+    watch = watch or Watch(job.rank, job.world_size)
+    endpoint = TcpEndpoint(job.meet, job_secret(), job.title, watch.who)
+    _ = endpoint.secret if job.rank == 0 else None  # said at once, and not when somebody comes
+    listener = listen_at(endpoint.own_address(), 0, f"{watch.who} cannot listen for other hosts")
+    try:
+        return meet(
+            job,
+            _introduction(job, listener, facts, same),
+            [],
+            check=lambda other, _: _check(other, facts),
+            decide=_decide,
+            settle=lambda meeting: _settle(
+                meeting, tune, timeout_s, endpoint, listener, watch, facts, same
+            ),
+            undo=lambda joined: joined.leave(),
+            timeout_s=timeout_s,
+            watch=watch,
+            endpoint=endpoint,
+        )
+    finally:
+        listener.close()
+
+
+def _introduction(
+    job: Job, listener: socket.socket, facts: dict[str, Any], same: dict[str, Any]
+) -> dict[str, Any]:
+    address, port = listener.getsockname()[:2]
+    return {
+        "rank": job.rank,
+        "pid": os.getpid(),
+        "host": host_id(),
+        "name": socket.gethostname()[:64],
+        "address": [address, port],
+        "same": {
+            "world_size": job.world_size,
+            "the version of gpucoll": __version__,
+            "the protocol between hosts": PROTOCOL,
+            **same,
+        },
+        **facts,
+    }
+
+
+def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raise ValueError unless this can be a rank's introduction."""
+    address = introduction.get("address")
+    kinds = [type(part) for part in address] if isinstance(address, list) else []
+    if kinds != [str, int]:
+        raise ValueError("without an address")
+    for name in ("host", "name"):
+        if type(introduction.get(name)) is not str:
+            raise ValueError(f"without its {name}")
+    for name, ours in facts.items():
+        if isinstance(introduction.get(name), list) != isinstance(ours, list | tuple):
+            raise ValueError(f"without {name!r}")
+
+
+def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
+    """Return, on rank 0, what the group is called: nobody can have guessed it."""
+    return {"group": secrets.token_hex(16)}, []
+
+
+def _names(introductions: list[dict[str, Any]], hosts: Hosts) -> tuple[str, ...]:
+    """Return what errors call the hosts: by name, or as much more as tells them apart."""
+    leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
+    names = [leader["name"] for leader in leaders]
+    if len(set(names)) < len(names):
+        names = [f"{leader['name']} at {leader['address'][0]}" for leader in leaders]
+    if len(set(names)) < len(names):  # several of one network namespace
+        names = [f"{leader['name']} ({leader['host']})"[:80] for leader in leaders]
+    return tuple(names)
+
+
+def _settle(
+    meeting: Meeting,
+    tune: Callable[[list[dict[str, Any]]], Tuning],
+    timeout_s: float,
+    endpoint: TcpEndpoint,
+    listener: socket.socket,
+    watch: Watch,
+    facts: dict[str, Any],
+    same: dict[str, Any],
+) -> Joined:
+    """Meet the ranks of this host, and connect its leader to other hosts."""
+    deadline = time.monotonic() + timeout_s
+    introductions, group = meeting.introductions, str(meeting.decision["group"])
+    hosts = Hosts.of([introduction["host"] for introduction in introductions])
+    rank = meeting.job.rank
+    here = hosts.host_of(rank)
+    ranks = hosts.ranks[here]
+    spans = hosts.count > 1
+    local = replace(
+        meeting.job,
+        rank=hosts.place_of(rank),
+        world_size=len(ranks),
+        token=f"{group}/{here}",
+        meet=None,
+        numbers=ranks if spans else (),
+        total=hosts.world_size if spans else 0,
+    )
+    members = join(
+        local,
+        tune,
+        timeout_s,
+        facts,
+        same,
+        watch=_Meanwhile(meeting, ranks, watch),
+        make_further=lambda: board.create(len(ranks), hosts.world_size) if spans else [],
+    )
+    address = str(listener.getsockname()[0])
+    names = _names(introductions, hosts)
+    joined = Joined(members, hosts, names, None, None, introductions, endpoint.secret, address)
+    try:
+        if spans and local.rank == 0:
+            leaders = [introductions[ranks[0]]["address"] for ranks in hosts.ranks]
+            joined.bulk = Bulk(here, names, leaders, endpoint.secret, group, listener.dup())
+            addresses = {host: leaders[host] for host in neighbours(here, hosts.count)}
+            purpose = connecting.purpose_of(group)
+            task = connecting.Connecting(here, joined.names, addresses, endpoint.secret, purpose)
+            joined.links = task.run(listener, members.further_fds[1], meeting.look, deadline)
+    except BaseException:
+        joined.leave()
+        raise
+    return joined

@@ -1,0 +1,71 @@
+"""What leaders tell each other over their links, as bytes.
+
+A message is its kind, the length of its facts, the facts as JSON, and further bytes as they are.
+Each comes whole and as it was sent (`gpucoll.transport.tcp.sealed`); nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import struct
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
+
+_HEAD: Final = struct.Struct("<BI")
+_LENGTH: Final = struct.Struct("<Q")
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    PART = 1  # of an exchange: for its receiver alone
+    FAILED = 2  # the communicator is broken
+    CLOSED = 3  # a rank has closed it
+    WHERE = 4  # a question: where are your ranks?
+    HERE = 5  # the answer
+    LEAVING = 6  # the link ends here, as it should
+    # All others are passed on to whoever has not had them.
+
+
+class Message(NamedTuple):
+    """One of them."""
+
+    kind: Kind
+    facts: dict[str, Any]
+    data: bytes = b""
+
+    def encode(self) -> bytes:
+        """Return it as it is sent."""
+        facts = json.dumps(self.facts).encode()
+        return b"".join((_HEAD.pack(self.kind, len(facts)), facts, self.data))
+
+    @staticmethod
+    def decode(encoded: bytes) -> Message:
+        """Return what was sent; ValueError: another version may have sent it."""
+        try:
+            kind, length = _HEAD.unpack_from(encoded)
+            end = _HEAD.size + length
+            facts = json.loads(encoded[_HEAD.size : end])
+            if not isinstance(facts, dict):
+                raise ValueError("facts that are none")
+            return Message(Kind(kind), facts, encoded[end:])
+        except (struct.error, RecursionError) as error:
+            raise ValueError(str(error)) from None
+
+
+def pack(parts: Sequence[bytes]) -> bytes:
+    """Return several pieces of bytes as one."""
+    lengths = b"".join(_LENGTH.pack(len(part)) for part in parts)
+    return b"".join((_LENGTH.pack(len(parts)), lengths, *parts))
+
+
+def unpack(data: bytes) -> list[bytes]:
+    """Return the pieces again."""
+    (count,) = _LENGTH.unpack_from(data)
+    lengths = [_LENGTH.unpack_from(data, 8 + 8 * place)[0] for place in range(count)]
+    parts, at = [], 8 + 8 * count
+    for length in lengths:
+        parts.append(data[at : at + length])
+        at += length
+    return parts

@@ -1,0 +1,55 @@
+"""A meeting point that a communicator hands to a part of its ranks: rank 0 listens already."""
+
+from __future__ import annotations
+
+import socket
+
+from gpucoll.rendezvous.addresses import split_address
+
+
+class HandedPoint:
+    """Where some ranks of a communicator meet; a `meeting_points.MeetingPoint`.
+
+    Parameters
+    ----------
+    address : str
+        Rank 0's, as ``host:port``.
+    secret : bytes
+        The communicator's.
+    listener : socket, optional
+        Rank 0's, which listens there; belongs to whoever takes it.
+    """
+
+    trouble = ""
+
+    def __init__(self, address: str, secret: bytes, listener: socket.socket | None = None) -> None:
+        self.text = f"tcp://{address}"
+        self.listener = listener
+        self._address = address
+        self._secret = secret
+
+    def numbered(self, number: int) -> HandedPoint:
+        """Return this: each meeting has a port of its own."""
+        return self
+
+    def listen_at(self) -> tuple[str, int]:
+        """Return where rank 0 listens."""
+        return split_address(self._address)
+
+    def publish(self, address: str) -> None:
+        """Do nothing: all have been told."""
+
+    def find(self) -> str:
+        """Return the address."""
+        return self._address
+
+    def withdraw(self) -> None:
+        """Do nothing: nothing was published."""
+
+    def leads_to(self) -> str:
+        """Return rank 0's host."""
+        return split_address(self._address)[0]
+
+    def secret(self) -> bytes:
+        """Return the communicator's secret."""
+        return self._secret

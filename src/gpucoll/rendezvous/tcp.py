@@ -1,0 +1,249 @@
+"""Ranks of several hosts meet at rank 0's TCP port; each shows that it knows the job's secret."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import time
+from typing import Any
+
+from gpucoll.errors import AuthenticationError, RendezvousError
+from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.addresses import join_address, split_address
+from gpucoll.rendezvous.endpoint import TurnedAwayError
+from gpucoll.rendezvous.frames import INTRODUCTION_BYTES
+from gpucoll.rendezvous.handed_point import HandedPoint
+from gpucoll.rendezvous.meeting_points import MeetingPoint
+from gpucoll.topology.interfaces import own_address
+from gpucoll.transport.tcp.connection import ClosedEarlyError, SealedConnection
+from gpucoll.transport.tcp.handshake import Role, encode_purpose
+from gpucoll.transport.tcp.secret import missing_secret_error
+from gpucoll.transport.tcp.socket_options import tune_socket
+
+__all__ = ["TROUBLES", "TcpConnection", "TcpEndpoint", "listen_at"]
+
+_BACKLOG = 4096
+_CONNECTING_S = 2.0
+"""How long one try to connect may take: a host that drops packets answers none."""
+_SLICE_S = 0.02
+TROUBLES = {
+    errno.ECONNREFUSED: "nobody listens there, or a firewall rejects it",
+    errno.ETIMEDOUT: "no answer: is the host up, and does a firewall drop packets to it?",
+    errno.EHOSTUNREACH: "no way there from this host: is it the right interface?",
+    errno.ENETUNREACH: "no way there from this host: is it the right interface?",
+}
+"""What may be behind a connection that cannot be made."""
+
+
+class TcpConnection:
+    """A connection that carries the messages of a meeting."""
+
+    def __init__(self, connection: SealedConnection) -> None:
+        self._connection = connection
+        self.peer = connection.peer
+
+    def fileno(self) -> int:
+        """Return the socket's descriptor."""
+        return self._connection.fileno()
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the other end has shown who it is."""
+        return self._connection.is_known
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether something is still to be sent."""
+        return self._connection.is_sending
+
+    @property
+    def events(self) -> int:
+        """What to poll for while it `is_sending`."""
+        return self._connection.events
+
+    def send(self, message: bytes, fds: list[int] | None = None) -> None:
+        """Send an encoded message, or as much of it as the other end takes now."""
+        assert not fds, "no descriptors go between hosts"
+        try:
+            self._connection.send(message)
+        except ClosedEarlyError as error:
+            raise TurnedAwayError(str(error)) from None
+
+    def flush(self) -> None:
+        """Send what the other end takes now; OSError: it is gone."""
+        try:
+            self._connection.flush()
+        except ClosedEarlyError as error:
+            raise TurnedAwayError(str(error)) from None
+
+    def receive(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return the next message once it is complete; of who is not known, nothing."""
+        try:
+            message = self._connection.receive()
+        except ClosedEarlyError as error:
+            raise TurnedAwayError(str(error)) from None
+        return None if message is None else (frames.decode_whole(message), [])
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._connection.close()
+
+
+class TcpEndpoint:
+    """Rank 0's port, wherever the meeting point says that it is.
+
+    Parameters
+    ----------
+    point : MeetingPoint
+        Says it.
+    secret : bytes or None
+        The job's; None: the meeting point hands it out, or there is none.
+    what : str
+        Of the meeting: all ranks of it say the same, and nobody of another one.
+    who : str
+        This rank, for messages.
+    """
+
+    def __init__(self, point: MeetingPoint, secret: bytes | None, what: str, who: str) -> None:
+        self._point = point
+        self._secret = secret
+        self._purpose = encode_purpose("meeting", what)
+        self._who = who
+        self._trouble = ""
+        self._is_published = False
+        self._refused = 0
+
+    @property
+    def secret(self) -> bytes:
+        """The job's secret; AuthenticationError: there is none."""
+        secret = self._secret or self._point.secret()
+        if secret is None:
+            raise missing_secret_error(self._who)
+        return secret
+
+    def listen(self, who: str) -> socket.socket:
+        """Return rank 0's listening socket, and say where it is."""
+        _ = self.secret
+        if isinstance(self._point, HandedPoint) and self._point.listener is not None:
+            return self._point.listener
+        place = self._point.listen_at() or (self.own_address(), 0)
+        listener = listen_at(*place, f"{who} cannot listen at the meeting point", _BACKLOG)
+        try:
+            self._point.publish(join_address(*listener.getsockname()[:2]))
+        except BaseException:
+            listener.close()
+            raise
+        self._is_published = True
+        return listener
+
+    def own_address(self) -> str:
+        """Return this host's address on the interface asked for, or on the way to rank 0."""
+        return own_address(self._point.leads_to())
+
+    def accept(self, end: socket.socket, n_fds: int) -> TcpConnection:
+        """Return a connection whose other end still has to show who it is."""
+        tune_socket(end)
+        try:
+            return TcpConnection(self._connection(end, Role.ACCEPTS, INTRODUCTION_BYTES))
+        except OSError:  # it is gone already
+            raise AuthenticationError("somebody connected and left") from None
+
+    def _connection(self, end: socket.socket, role: Role, most_bytes: int) -> SealedConnection:
+        return SealedConnection(end, self.secret, role, self._purpose, most_bytes + 8)
+
+    def connect(self, most_bytes: int, most_fds: int) -> TcpConnection | None:
+        """Return a connection to rank 0."""
+        address = self._point.find()
+        if address is None:
+            trouble = self._point.trouble
+            self._trouble = f" {trouble}." if trouble else f" Nobody is at {self._point.text} yet."
+            return None
+        end = self._try(address)
+        if end is None:
+            return None
+        try:
+            return TcpConnection(self._connection(end, Role.CONNECTS, most_bytes))
+        except OSError as error:
+            end.close()
+            self._note(address, error)
+            return None
+        except BaseException:
+            end.close()
+            raise
+
+    def _try(self, address: str) -> socket.socket | None:
+        """Return a connected socket, or None within `_CONNECTING_S`."""
+        host, port = split_address(address)
+        end = socket.socket(_family(host), socket.SOCK_STREAM)
+        try:
+            tune_socket(end)
+            end.setblocking(False)
+            number = end.connect_ex((host, port))
+            if number == errno.EINPROGRESS:
+                poll = select.poll()
+                poll.register(end, select.POLLOUT)
+                stop = time.monotonic() + _CONNECTING_S
+                # In slices: signals are held back meanwhile, and whoever called looks for them.
+                while not poll.poll(1000 * _SLICE_S):
+                    if time.monotonic() > stop:
+                        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+                number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if number:
+                raise OSError(number, os.strerror(number))
+        except OSError as error:
+            end.close()
+            self._note(address, error)
+            return None
+        except BaseException:
+            end.close()
+            raise
+        return end
+
+    def _note(self, address: str, error: OSError) -> None:
+        reason = error.strerror or str(error)
+        hint = TROUBLES.get(error.errno or 0)
+        self._trouble = f" Connecting to {address}: {reason}{f' ({hint})' if hint else ''}."
+
+    def trouble(self) -> str:
+        """Say what the last tries to connect met."""
+        return self._trouble
+
+    def close(self) -> None:
+        """Take back what was published."""
+        if self._is_published:
+            self._is_published = False
+            self._point.withdraw()
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def listen_at(host: str, port: int, what: str, backlog: int = 64) -> socket.socket:
+    """Return a socket that listens at an address of this host, and at that alone.
+
+    Raises
+    ------
+    RendezvousError
+        It cannot; `what` begins the sentence.
+    """
+    listener = socket.socket(_family(host), socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            with contextlib.suppress(OSError):
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        tune_socket(listener)
+        listener.bind((host, port))
+        listener.listen(backlog)
+    except OSError as error:
+        listener.close()
+        taken = " Another job, or another program, has the port: choose a free one."
+        remedy = taken if error.errno == errno.EADDRINUSE else ""
+        raise RendezvousError(
+            f"{what}, {join_address(host, port)}: {error.strerror}.{remedy}"
+        ) from error
+    return listener
