@@ -11,6 +11,7 @@ from typing import NoReturn
 
 from gpucoll.doctor.examination import Limits, examine
 from gpucoll.doctor.text import render
+from gpucoll.errors import GpucollError
 from gpucoll.version import __version__
 
 __all__ = ["main"]
@@ -25,7 +26,8 @@ deadline.
 
 EPILOG = """\
 exit code: 0 when the CPU path works (with --no-self-test: when nothing that it needs is missing),
-1 when it does not, 2 for a wrong command line. A missing GPU or library is no failure.
+1 when it does not, 2 for a wrong command line. A missing GPU or library is no failure. --reach: 0
+where the other host was reached, else 1.
 """
 
 
@@ -40,6 +42,8 @@ class OneLineParser(argparse.ArgumentParser):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line ``gpucoll-doctor`` and return the exit code."""
     options = _parser().parse_args(arguments)
+    if options.listen or options.reach:
+        return _between_hosts(options)
     limits = Limits(options.timeout) if options.timeout else Limits()
     try:
         report = examine(limits, not options.no_self_test, _say)
@@ -59,6 +63,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"cannot write the report: {error.strerror}")
         return 1
     return 0 if report["cpu_path_works"] else 1
+
+
+def _between_hosts(options: argparse.Namespace) -> int:
+    from gpucoll.doctor.reach import UnreachableError, listen, reach
+
+    def say(state: str, name: str, text: str) -> None:
+        print(f"  {state:<4} {name:<15} {text}", flush=True)
+
+    timeout_s = options.timeout or Limits().probe_s
+    try:
+        if options.listen:
+            listen(options.listen, say, timeout_s)
+        else:
+            reach(options.reach, say, timeout_s)
+    except (UnreachableError, GpucollError) as error:
+        say("bad", "failed", str(error))
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _parser() -> OneLineParser:
@@ -82,6 +106,18 @@ def _parser() -> OneLineParser:
         type=_seconds,
         metavar="S",
         help=f"how long each probe may take, in seconds (default: {Limits().probe_s:g})",
+    )
+    between = parser.add_mutually_exclusive_group()
+    between.add_argument(
+        "--listen",
+        metavar="ADDRESS:PORT",
+        help="answer --reach from another host at this host's address, until Ctrl-C",
+    )
+    between.add_argument(
+        "--reach",
+        metavar="HOST:PORT",
+        help="see whether ranks here could talk to a host where --listen runs (both with the job's "
+        "secret in GPUCOLL_SECRET or GPUCOLL_SECRET_FILE)",
     )
     parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
     return parser

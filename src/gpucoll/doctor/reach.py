@@ -1,0 +1,222 @@
+"""Does this host reach another one as ranks do? ``--listen`` on one, ``--reach`` on the other."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any, Final
+
+from gpucoll.errors import AuthenticationError, GpucollError, RendezvousError
+from gpucoll.rendezvous.addresses import join_address, split_address
+from gpucoll.rendezvous.tcp import TROUBLES, listen_at
+from gpucoll.topology.interfaces import interface_of, numeric_addresses
+from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.handshake import Role, encode_purpose
+from gpucoll.transport.tcp.secret import job_secret, missing_secret_error
+from gpucoll.transport.tcp.socket_options import tune_socket
+
+__all__ = ["UnreachableError", "listen", "reach"]
+
+Say = Callable[[str, str, str], None]
+"""``(state, name, text)``: a line of the report."""
+_PURPOSE: Final = encode_purpose("doctor")
+_MOST_BYTES: Final = 4096
+_PINGS: Final = 50
+_RATE_S: Final = 1.0
+_PIECE: Final = bytes(1 << 18)
+_LATE_CLOCK_S: Final = 1.0
+
+
+class UnreachableError(Exception):
+    """The other host cannot be reached; the text says why, and what to do."""
+
+
+class _Talk:
+    """A connection on which each side waits for the other, for so long at most."""
+
+    def __init__(self, end: socket.socket, role: Role, timeout_s: float) -> None:
+        secret = job_secret()
+        if secret is None:
+            raise missing_secret_error("gpucoll-doctor")
+        self._timeout_s = timeout_s
+        self.connection = SealedConnection(end, secret, role, _PURPOSE, _MOST_BYTES)
+
+    def send(self, **content: Any) -> None:
+        """Send a message."""
+        self.connection.send(json.dumps(content).encode())
+        self._until(lambda: not self.connection.is_sending or None)
+
+    def receive(self) -> dict[str, Any]:
+        """Return the next message."""
+        content: dict[str, Any] = json.loads(self._until(self.connection.receive))
+        return content
+
+    def _until(self, step: Callable[[], Any]) -> Any:
+        stop = time.monotonic() + self._timeout_s
+        while (found := step()) is None:
+            if time.monotonic() > stop:
+                raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
+            poll = select.poll()
+            sending = self.connection.events if self.connection.is_sending else 0
+            poll.register(self.connection, select.POLLIN | sending)
+            poll.poll(100)
+            if self.connection.is_sending:
+                self.connection.flush()
+        return found
+
+
+# --- this end answers ---------------------------------------------------------------------------
+
+
+def listen(address: str, say: Say, timeout_s: float, *, once: bool = False) -> None:
+    """Answer whoever asks with `reach`, until Ctrl-C.
+
+    Raises
+    ------
+    RendezvousError, AuthenticationError, ArgumentError
+        It cannot listen there, or has no secret.
+    """
+    if job_secret() is None:
+        raise missing_secret_error("gpucoll-doctor")
+    host, port = _split(address)
+    listener = listen_at(_resolved(host), port, "gpucoll-doctor cannot listen")
+    with listener:
+        shown = join_address(*listener.getsockname()[:2])
+        say("ok", "listening", f"at {shown}: gpucoll-doctor --reach {shown} on the other host")
+        while True:
+            end, peer = listener.accept()
+            with end:
+                _answer(end, join_address(*peer[:2]), say, timeout_s)
+            if once:
+                return
+
+
+def _answer(end: socket.socket, peer: str, say: Say, timeout_s: float) -> None:
+    try:
+        talk = _Talk(end, Role.ACCEPTS, timeout_s)
+        while (asked := talk.receive()).get("what") != "rate":
+            talk.send(now=time.time(), host=socket.gethostname())
+        talk.send(go=True)  # what comes after it is not sealed
+        plain = talk.connection.detach()
+        plain.setblocking(True)
+        plain.settimeout(timeout_s)
+        n_bytes = 0
+        while part := plain.recv(len(_PIECE)):
+            n_bytes += len(part)
+        say("ok", peer, f"asked, and sent {n_bytes / 1e6:.0f} MB in {asked['seconds']:g} s")
+    except (OSError, AuthenticationError, ValueError) as error:
+        say("bad", peer, str(error))
+
+
+# --- this end asks ------------------------------------------------------------------------------
+
+
+def reach(address: str, say: Say, timeout_s: float) -> None:
+    """Say how this host reaches another one, on which `listen` runs.
+
+    Raises
+    ------
+    UnreachableError
+        It does not.
+    """
+    try:
+        host, port = _split(address)
+        place = _resolved(host), port
+        with _connected(place, say, timeout_s) as end:
+            _ask(end, say, timeout_s)
+    except GpucollError as error:
+        raise UnreachableError(str(error)) from None
+
+
+def _split(address: str) -> tuple[str, int]:
+    try:
+        return split_address(address)
+    except ValueError as error:
+        raise RendezvousError(f"{address!r} is no HOST:PORT: {error}") from None
+
+
+def _resolved(host: str) -> str:
+    try:
+        return numeric_addresses(host)[0]
+    except OSError as error:
+        raise RendezvousError(
+            f"{host!r} does not resolve on {socket.gethostname()} ({error.strerror}): give its "
+            "address, or put the name into the DNS or /etc/hosts"
+        ) from None
+
+
+@contextlib.contextmanager
+def _connected(place: tuple[str, int], say: Say, timeout_s: float) -> Iterator[socket.socket]:
+    family = socket.AF_INET6 if ":" in place[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as end:
+        tune_socket(end)
+        end.settimeout(timeout_s)
+        start = time.monotonic()
+        try:
+            end.connect(place)
+        except OSError as error:
+            number = errno.ETIMEDOUT if isinstance(error, TimeoutError) else error.errno or 0
+            reason = error.strerror or str(error)
+            hint = TROUBLES.get(number, "no known cause")
+            raise UnreachableError(f"{join_address(*place)}: {reason} ({hint})") from None
+        took_ms = 1000 * (time.monotonic() - start)
+        mine = end.getsockname()[0]
+        interface = interface_of(mine)
+        say("ok", "interface", f"{interface.name}, {mine}, MTU {interface.mtu}")
+        say("ok", "connection", f"to {join_address(*place)} in {took_ms:.2f} ms")
+        yield end
+
+
+def _ask(end: socket.socket, say: Say, timeout_s: float) -> None:
+    start = time.monotonic()
+    try:
+        talk = _Talk(end, Role.CONNECTS, timeout_s)
+        trips, other, offset_s = [], "", 0.0
+        for _ in range(_PINGS):
+            begun, clock = time.monotonic(), time.time()
+            talk.send(what="ping")
+            answer = talk.receive()
+            trips.append(time.monotonic() - begun)
+            if not other:
+                other = str(answer["host"])
+                took_ms = 1000 * (time.monotonic() - start)
+                say("ok", "handshake", f"with {other} in {took_ms:.2f} ms: it has the same secret")
+            offset_s = float(answer["now"]) - clock - trips[-1] / 2
+        say("ok", "round trip", f"{1e6 * median(trips):.0f} us, the median of {_PINGS}")
+        is_late = abs(offset_s) > _LATE_CLOCK_S
+        say(
+            "warn" if is_late else "ok",
+            "clocks",
+            f"{other}'s is {abs(offset_s):.3f} s {'ahead' if offset_s > 0 else 'behind'}"
+            + (": logs of both will not fit together (gpucoll itself does not mind)" * is_late),
+        )
+        talk.send(what="rate", seconds=_RATE_S)
+        talk.receive()
+        say(
+            "ok",
+            "rate",
+            f"{_rate(talk.connection.detach(), timeout_s) * 8 / 1e9:.2f} Gbit/s, one way",
+        )
+    except (OSError, AuthenticationError, ValueError, KeyError) as error:
+        place = (
+            join_address(*end.getpeername()[:2]) if isinstance(error, AuthenticationError) else ""
+        )
+        raise UnreachableError(f"{place} {error}".strip()) from None
+
+
+def _rate(plain: socket.socket, timeout_s: float) -> float:
+    """Return bytes for each second, of a second of sending."""
+    plain.setblocking(True)
+    plain.settimeout(timeout_s)
+    start, n_bytes = time.monotonic(), 0
+    while (took_s := time.monotonic() - start) < _RATE_S:
+        plain.sendall(_PIECE)
+        n_bytes += len(_PIECE)
+    return n_bytes / took_s
