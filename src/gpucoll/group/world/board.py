@@ -11,6 +11,7 @@ import os
 from dataclasses import dataclass
 from typing import Final
 
+from gpucoll.errors import StateError
 from gpucoll.transport.shared import mapping, ordering
 from gpucoll.transport.shared.layout import LINE_BYTES, REASON_BYTES
 
@@ -57,6 +58,8 @@ class Board:
         self._mapping = mapping.Mapping(fd, size_bytes(n_here, world_size), "the board of hosts")
 
     def _at(self, offset: int) -> int:
+        if not self._mapping.is_mapped:
+            raise StateError("the communicator is closed")
         return self._mapping.address + offset
 
     # --- why it is broken -------------------------------------------------------------------------

@@ -311,7 +311,8 @@ class WorldGroup:
             self.ring()
             if not self.is_in_use:
                 self._board.close()
-                os.close(self._bell_fd)
+                bell_fd, self._bell_fd = self._bell_fd, -1  # its number will be somebody else's
+                os.close(bell_fd)
 
     def __del__(self) -> None:
         host = getattr(self, "host", None)  # not there where the constructor has raised
@@ -456,8 +457,9 @@ class WorldGroup:
 
     def ring(self) -> None:
         """Have the leader look what has happened on this host."""
-        with contextlib.suppress(OSError):  # rung already; or closed
-            os.eventfd_write(self._bell_fd, 1)
+        if (bell_fd := self._bell_fd) >= 0:
+            with contextlib.suppress(OSError):  # rung already
+                os.eventfd_write(bell_fd, 1)
 
     def hear(self, message: Message) -> None:
         """Take what another leader says to all."""
