@@ -20,13 +20,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 def _broadcast(run: Run) -> None:
     run.agree()
     root, output = run.request.root, run.output()
-    is_here = root in run.here
-    if is_here:
-        if run.group.rank == root and run.request.source is not None:
-            mine = run.input()
-            if output.ctypes.data != mine.ctypes.data:
-                output[:] = mine
-        run.spread(output, run.hosts.place_of(root))
+    is_here = run.spread_from_root(output)
     make = trees.broadcast if output.size <= TREE_BYTES else chain.broadcast
     run.transfer(make, [0, output.size], output, root=root)
     if not is_here:

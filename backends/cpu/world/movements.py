@@ -43,13 +43,7 @@ def _in_rank_order(run: Run, by_host: list[list[T]]) -> list[T]:
 def _broadcast(run: Run) -> None:
     root = run.request.root
     output = run.output()
-    is_here = root in run.here
-    if is_here:
-        if run.group.rank == root and run.request.source is not None:
-            mine = run.input()
-            if output.ctypes.data != mine.ctypes.data:
-                output[:] = mine
-        run.spread(output, run.hosts.place_of(root))
+    is_here = run.spread_from_root(output)
     found = _exchange(run, [output] if is_here else [])
     if not is_here:
         if run.leads:
@@ -122,7 +116,7 @@ def _write(output: Bytes, pieces: Sequence[Bytes]) -> None:
 def _all_to_all(run: Run) -> None:
     mine, output = run.input(), run.output()
     n_ranks = run.group.world_size
-    sizes = _sent_sizes(run, mine.size)
+    sizes = block_sizes(run, mine.size)
     everyone = _all_sizes(run, sizes)
     is_large = sum(map(sum, everyone)) > LARGE_BYTES and not is_sealed(run.request)
     if run.request.receive_counts is not None and is_large:
@@ -142,11 +136,6 @@ def _all_to_all(run: Run) -> None:
 
 def _grouped(pieces: list[Bytes], count: int) -> list[list[Bytes]]:
     return [pieces[at : at + count] for at in range(0, len(pieces), count)]
-
-
-def _sent_sizes(run: Run, whole_bytes: int) -> list[int]:
-    """Return how much this rank sends to each."""
-    return block_sizes(run, whole_bytes)
 
 
 def _all_sizes(run: Run, mine: list[int]) -> list[list[int]]:

@@ -240,6 +240,18 @@ class Run:
             "and recv_counts must agree between each two ranks. The communicator stays usable"
         )
 
+    def spread_from_root(self, output: Bytes) -> bool:
+        """Where the root is a rank here, bring its input to every rank here; return whether."""
+        root = self.request.root
+        if root not in self.here:
+            return False
+        if self.group.rank == root and self.request.source is not None:
+            mine = self.input()
+            if output.ctypes.data != mine.ctypes.data:
+                output[:] = mine
+        self.spread(output, self.hosts.place_of(root))
+        return True
+
     # --- between hosts ----------------------------------------------------------------------------
 
     def between(self, make: Callable[[], bytes] | None = None) -> list[bytes]:

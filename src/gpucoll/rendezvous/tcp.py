@@ -29,6 +29,7 @@ _BACKLOG = 4096
 _CONNECTING_S = 2.0
 """How long one try to connect may take: a host that drops packets answers none."""
 _SLICE_S = 0.02
+_NO_ANSWER = errno.ETIMEDOUT
 TROUBLES = {
     errno.ECONNREFUSED: "nobody listens there, or a firewall rejects it",
     errno.ETIMEDOUT: "no answer: is the host up, and does a firewall drop packets to it?",
@@ -114,7 +115,8 @@ class TcpEndpoint:
         self._who = who
         self._trouble = ""
         self._is_published = False
-        self._refused = 0
+        self._connecting: tuple[str, socket.socket, float] | None = None
+        """Where to, by which socket, since when."""
 
     @property
     def secret(self) -> bytes:
@@ -156,15 +158,21 @@ class TcpEndpoint:
 
     def connect(self, most_bytes: int, most_fds: int) -> TcpConnection | None:
         """Return a connection to rank 0."""
-        address = self._point.find()
-        if address is None:
-            trouble = self._point.trouble
-            self._trouble = f" {trouble}." if trouble else f" Nobody is at {self._point.text} yet."
+        if self._connecting is None:
+            self._begin()
+        if self._connecting is None:
             return None
-        end = self._try(address)
-        if end is None:
-            return None
+        address, end, since = self._connecting
+        poll = select.poll()
+        poll.register(end, select.POLLOUT)
+        is_over = bool(poll.poll(1000 * _SLICE_S))
+        if not is_over and time.monotonic() - since < _CONNECTING_S:
+            return None  # whoever asks again looks for signals, and at the clock, meanwhile
+        self._connecting = None
         try:
+            number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if is_over else _NO_ANSWER
+            if number:
+                raise OSError(number, os.strerror(number))
             return TcpConnection(self._connection(end, Role.CONNECTS, most_bytes))
         except OSError as error:
             end.close()
@@ -174,33 +182,27 @@ class TcpEndpoint:
             end.close()
             raise
 
-    def _try(self, address: str) -> socket.socket | None:
-        """Return a connected socket, or None within `_CONNECTING_S`."""
+    def _begin(self) -> None:
+        """Begin to connect to where rank 0 is, as far as that is known."""
+        address = self._point.find()
+        if address is None:
+            trouble = self._point.trouble
+            self._trouble = f" {trouble}." if trouble else f" Nobody is at {self._point.text} yet."
+            return
         host, port = split_address(address)
         end = socket.socket(_family(host), socket.SOCK_STREAM)
         try:
             tune_socket(end)
             end.setblocking(False)
             number = end.connect_ex((host, port))
-            if number == errno.EINPROGRESS:
-                poll = select.poll()
-                poll.register(end, select.POLLOUT)
-                stop = time.monotonic() + _CONNECTING_S
-                # In slices: signals are held back meanwhile, and whoever called looks for them.
-                while not poll.poll(1000 * _SLICE_S):
-                    if time.monotonic() > stop:
-                        raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
-                number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            if number:
-                raise OSError(number, os.strerror(number))
-        except OSError as error:
-            end.close()
-            self._note(address, error)
-            return None
         except BaseException:
             end.close()
             raise
-        return end
+        if number in (0, errno.EINPROGRESS):
+            self._connecting = address, end, time.monotonic()
+        else:
+            end.close()
+            self._note(address, OSError(number, os.strerror(number)))
 
     def _note(self, address: str, error: OSError) -> None:
         reason = error.strerror or str(error)
@@ -212,7 +214,10 @@ class TcpEndpoint:
         return self._trouble
 
     def close(self) -> None:
-        """Take back what was published."""
+        """Take back what was published, and give up connecting."""
+        if self._connecting is not None:
+            self._connecting[1].close()
+            self._connecting = None
         if self._is_published:
             self._is_published = False
             self._point.withdraw()

@@ -392,8 +392,7 @@ class WorldGroup:
     def _where(self) -> str:
         return f"in {self._calling}" if self._calling else "between two calls"
 
-    def place_of(self, rank: int) -> str:
-        """Return the name of a rank's host."""
+    def _host_name(self, rank: int) -> str:
         return self.names[self.hosts.host_of(rank)]
 
     def _lost_error(self, rank: int) -> PeerLostError:
@@ -402,7 +401,7 @@ class WorldGroup:
         if closed is not None:
             after = f" after call #{closed}" if closed else " before its first call"
             how = f"it closed the communicator{after}{self._board.reason_of(rank)}"
-        lost = f"rank {rank} (on {self.place_of(rank)})"
+        lost = f"rank {rank} (on {self._host_name(rank)})"
         return PeerLostError(f"{self._who} lost {lost} {self._where}: {how}. {BROKEN}")
 
     def _gave_up_error(self, rank: int) -> AbortedError:

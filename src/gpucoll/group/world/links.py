@@ -99,11 +99,6 @@ class Links:
         found = [f"host {host} at {end.peer}" for host, end in sorted(self._connections.items())]
         return ", ".join(found) or "none any more"
 
-    def peer_of(self, host: int) -> str:
-        """Return the address of a host's leader, where there is a link to it."""
-        connection = self._connections.get(host)
-        return connection.peer if connection is not None else ""
-
     # --- saying -----------------------------------------------------------------------------------
 
     def tell_all(self, kind: Kind, facts: Mapping[str, Any]) -> None:
