@@ -38,6 +38,7 @@ if TYPE_CHECKING:
         RendezvousDeadlineError,
         RendezvousError,
         SharedMemoryError,
+        ShrinkError,
         StateError,
         UsageError,
     )
@@ -68,6 +69,7 @@ __all__ = [
     "RendezvousDeadlineError",
     "RendezvousError",
     "SharedMemoryError",
+    "ShrinkError",
     "StateError",
     "UsageError",
     "Work",

@@ -13,13 +13,15 @@
     ├── DeadlineError              a wait ran out (also TimeoutError); broken
     ├── PeerLostError              a rank's process is gone, or it closed; broken
     ├── AbortedError               another rank, or this one, gave the communicator up
+    ├── ShrinkError                too few are left to go on, or the others went on without this one
     ├── SharedMemoryError          the host has no memory for what ranks share (also MemoryError)
     ├── RendezvousError            the ranks could not find each other, or do not belong together
     │   ├── AuthenticationError    somebody who may not take part tried to
     │   └── RendezvousDeadlineError   a rank did not come in time (also DeadlineError)
     └── LaunchError                a rank that gpucoll started ended by itself (signal, exit code)
 
-"Broken" means: every later call raises the same error at once; what is left to do is `close`.
+"Broken" means: every later call raises the same error at once; what is left to do is `shrink`, to
+go on with the ranks that are left, or `close`.
 After any error `out` holds undefined values, and so does the input where it was `out`.
 """
 
@@ -40,6 +42,7 @@ __all__ = [
     "RendezvousDeadlineError",
     "RendezvousError",
     "SharedMemoryError",
+    "ShrinkError",
     "StateError",
     "UsageError",
 ]
@@ -95,6 +98,14 @@ class PeerLostError(GpucollError):
 
 class AbortedError(GpucollError):
     """The communicator was given up: by `abort`, or by a rank interrupted inside a call."""
+
+
+class ShrinkError(GpucollError):
+    """No communicator came of `shrink` for this rank.
+
+    Too few ranks are left here to go on, or the others have gone on without this one. The message
+    has the numbers; what is left to do is `close`, and for a minority to end.
+    """
 
 
 class SharedMemoryError(GpucollError, MemoryError):

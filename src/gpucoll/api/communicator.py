@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll import backends
+from gpucoll import backends, config
 from gpucoll.api.collectives import ArrayCollectives
 from gpucoll.api.description import Description
 from gpucoll.api.groups import Groups
@@ -37,15 +37,29 @@ from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
 from gpucoll.calls.work import Work
 from gpucoll.calls.work_queue import WorkQueue
-from gpucoll.errors import ArgumentTypeError, BackendUnavailableError, GpucollError, StateError
+from gpucoll.errors import (
+    AbortedError,
+    ArgumentTypeError,
+    BackendUnavailableError,
+    DeadlineError,
+    GpucollError,
+    PeerLostError,
+    StateError,
+)
 from gpucoll.group.division import Division
 from gpucoll.group.protocol import Channel, Group
+from gpucoll.group.survivors import come_together
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
 from gpucoll.types import NO_ROOT, Collective
+from gpucoll.wording import rank_of
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
+_LOSSES = (PeerLostError, DeadlineError, AbortedError)
+"""What `shrink` is for."""
+_ENDING_S = 2.0
+"""What is pending on a broken communicator ends within a slice of waiting."""
 
 
 class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, SaysNamesElsewhere):
@@ -60,12 +74,21 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         This process's number, 0 to ``world_size - 1``.
     world_size : int
         Number of ranks.
+    epoch : int
+        How often `shrink` has been called, from the communicator of `init` to this one.
+    resumed_from : int or None
+        The last collective of the one that was shrunk which all ranks here have completed.
+    former_ranks : tuple of int or None
+        By rank here, the rank there.
     """
 
     def __init__(
         self, group: Group, channel: Channel, backend: HostBackend, choice: Choice, wish: Wish
     ) -> None:
         torch_compiler.tell_torch()
+        self.epoch = 0
+        self.resumed_from: int | None = None
+        self.former_ranks: tuple[int, ...] | None = None
         self.rank = group.rank
         self.world_size = group.world_size
         self._group = group
@@ -172,7 +195,92 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
                 connection.abort()
             raise
         made._gpu.adopt(connection)
+        made.epoch = self.epoch
         return made
+
+    # --- after losses -----------------------------------------------------------------------------
+
+    @property
+    def completed(self) -> int:
+        """The number of the last collective on host arrays that this rank has completed.
+
+        As errors count them; the same call has the same number on every rank.
+        """
+        self._group.check_alive()
+        return self._group.completed
+
+    def shrink(self, *, timeout_s: float | None = None) -> Communicator:
+        """Return a communicator of the ranks that are left, after PeerLostError, DeadlineError, ...
+
+        Collective among those: each calls it, at whatever time. They agree on who is left, are
+        numbered in their old order (`former_ranks`), and this communicator is closed. Its backend,
+        deadline and GPU carry over. Asynchronous calls and messages that are pending end with the
+        error that has broken it.
+
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long a rank that lives has for calling this, in seconds, before the others go on
+            without it; the same again for making the new one. Default: the communicator's.
+
+        Raises
+        ------
+        ShrinkError
+            Fewer than half of the ranks are left here, or half without the lowest of them, or the
+            others have gone on without this rank.
+
+        Notes
+        -----
+        What is lost on the way is left out, too. On a communicator that is whole it returns one of
+        all ranks. After a MismatchError it is not needed: on the CPU that one works on.
+
+        Examples
+        --------
+        >>> try:
+        ...     total = comm.all_reduce(x)
+        ... except (gpucoll.PeerLostError, gpucoll.DeadlineError, gpucoll.AbortedError):
+        ...     comm = comm.shrink()
+        """
+        config.check_timeout_s(timeout_s)
+        group = self._group
+        group.check_alive()
+        self._check_idle("shrink")
+        limit = group.timeout_s if timeout_s is None else timeout_s
+        self._end_pending(limit)
+        wish = self._wish
+
+        def make(job: Job, watch: Watch) -> Communicator:
+            return create(job, limit, group.timeout_s, wish, watch, connects=False)
+
+        who = rank_of(self.rank, self.world_size)
+        try:
+            made, survivors = come_together(group.agreement(limit), make, who)
+        except BaseException:
+            group.abort()  # whoever has not called this may wait for it in another call
+            raise
+        made.epoch = self.epoch + 1
+        made.resumed_from = survivors.resumed_from
+        made.former_ranks = survivors.ranks
+        self._give_up()
+        return made
+
+    def _check_idle(self, call: str) -> None:
+        if self._gpu.is_running or (self._group.is_running and not self._queue.is_busy):
+            raise StateError(
+                f"rank {self.rank} of {self.world_size} is in a call on this communicator in "
+                f"another thread: {call} it after that, or abort it"
+            )
+
+    def _end_pending(self, timeout_s: float) -> None:
+        """Wait for what is pending, which ends soon where the communicator is broken."""
+        messages = self._point_to_point.queue
+        messages.stop_watching()
+        is_broken = self._group.is_aborted or self._group.failure is not None
+        limit = min(timeout_s, _ENDING_S) if is_broken else timeout_s
+        with contextlib.suppress(*_LOSSES):
+            messages.finish(limit)
+        with contextlib.suppress(*_LOSSES):
+            self._queue.stop(limit)
 
     # --- description ------------------------------------------------------------------------------
 
@@ -220,11 +328,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         if self._group.is_closed or self._group.is_forked:
             return
         self._point_to_point.queue.stop_watching()
-        if self._gpu.is_running or (self._group.is_running and not self._queue.is_busy):
-            raise StateError(
-                f"rank {self.rank} of {self.world_size} is in a call on this communicator in "
-                "another thread: close it after that, or abort it"
-            )
+        self._check_idle("close")
         try:
             messages = self._point_to_point.queue
             messages.finish(self._group.timeout_s)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gpucoll.errors import GpucollError
+from gpucoll.group.survivors import Agreement
 from gpucoll.rendezvous.job import Job
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
@@ -169,7 +170,14 @@ class Group(Protocol):
     def needs_settling(self) -> bool:
         """Whether no call can run before `check_usable`, or at all."""
 
+    @property
+    def completed(self) -> int:
+        """The number of the last collective that this rank has completed."""
+
     # --- may a call run ---------------------------------------------------------------------------
+
+    def check_alive(self) -> None:
+        """Raise where this rank has closed the communicator, or is a forked child."""
 
     def check_open(self) -> None:
         """Raise where no call can ever run again."""
@@ -209,6 +217,15 @@ class Group(Protocol):
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why it is broken, and return it: every later call raises that."""
+
+    def agreement(self, timeout_s: float) -> Agreement:
+        """Return this rank's part in agreeing who goes on after losses.
+
+        Parameters
+        ----------
+        timeout_s : float
+            How long a rank that lives has for coming.
+        """
 
     # --- what stands on it ------------------------------------------------------------------------
 

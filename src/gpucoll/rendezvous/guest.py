@@ -7,7 +7,7 @@ import select
 import time
 from typing import Any, Generic
 
-from gpucoll.errors import AuthenticationError
+from gpucoll.errors import AuthenticationError, GpucollError
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.endpoint import PeerConnection, TurnedAwayError
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES, BadMessageError
@@ -39,8 +39,12 @@ class Guest(Generic[T]):
                 answer = self._ask()
             self.is_answered = True
             self.made = made = self._settle(*answer)
-            self._send({"ready": True})
-            self._receive()
+            try:
+                self._send({"ready": True})
+                self._receive()
+            except GpucollError:
+                if not self.terms.watch.is_committed():
+                    raise
             return made
         except BaseException as error:
             self._withdraw(error)

@@ -54,6 +54,7 @@ class Host(Generic[T]):
             self.made = made = self._settle()
             while len(self.ready) < self.world_size - 1:
                 self._serve()
+            self.terms.watch.commit()
             self._tell(frames.encode({"made": True}))
             return made
         except BaseException as error:

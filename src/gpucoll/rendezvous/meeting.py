@@ -91,6 +91,13 @@ class Watch:
         """Return the error for a meeting that took too long."""
         return RendezvousDeadlineError(text)
 
+    def commit(self) -> None:
+        """Take, on rank 0, that all ranks have their part; raises where it is too late for that."""
+
+    def is_committed(self) -> bool:
+        """Return whether all have it, though rank 0 did not say so; if not, they never will."""
+        return False
+
     def close(self) -> None:
         """Let go of what is watched."""
 

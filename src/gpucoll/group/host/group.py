@@ -25,9 +25,10 @@ from gpucoll.group.host import binding, diagnosis, reasons, recovery
 from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
 from gpucoll.group.host.members import Members
-from gpucoll.group.host.records import difference
+from gpucoll.group.host.records import difference, last_completed
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.host.started import StartedCalls, hold_started
+from gpucoll.group.survivors import Agreement
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
@@ -161,6 +162,11 @@ class HostGroup:
         self.raise_if_aborted()
         recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
 
+    def check_alive(self) -> None:
+        """Raise where this rank has closed the communicator, or is a forked child."""
+        if self._is_forked or self.is_closed:
+            self.check_open()
+
     def check_open(self) -> None:
         """Raise where this communicator can never run a call again."""
         if not self._is_over:
@@ -233,6 +239,17 @@ class HostGroup:
     def path(self) -> int:
         """The `Path` that this rank's last call took."""
         return int(self.context[Context.PATH])
+
+    @property
+    def completed(self) -> int:
+        """The number of the last collective that this rank has completed."""
+        return last_completed(self.members, int(self.context[Context.SEQUENCE]))
+
+    def agreement(self, timeout_s: float) -> Agreement:
+        """Return this rank's part in agreeing who goes on after losses."""
+        from gpucoll.group.host.shrinking import HostAgreement
+
+        return HostAgreement(self, timeout_s)
 
     def enqueued_calls(self) -> EnqueuedCalls:
         """Return this rank's ring of calls on GPU arrays; memory for all ranks' is taken here."""

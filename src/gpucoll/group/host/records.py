@@ -11,7 +11,7 @@ import numpy.typing as npt
 from gpucoll.group.host.members import Members
 from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.layout import Record
+from gpucoll.transport.shared.layout import Record, RecordState
 from gpucoll.transport.shared.words import Call
 from gpucoll.types import COMPRESSIONS, Collective, dtype_name, operation_name
 
@@ -19,6 +19,16 @@ from gpucoll.types import COMPRESSIONS, Collective, dtype_name, operation_name
 def difference(left: int, right: int) -> int:
     """Return ``left - right`` of two 32-bit sequence numbers that may have wrapped."""
     return int(struct.unpack("<i", struct.pack("<I", (left - right) & 0xFFFFFFFF))[0])
+
+
+def last_completed(members: Members, begun: int) -> int:
+    """Return the number of the last call that this rank has completed, of those until `begun`."""
+    with members.held():
+        words = members.all_records(members.rank)
+        done = words[words[:, Record.STATE] == RecordState.DONE, Record.SEQUENCE].tolist()
+    behind = [difference(begun, number) for number in done]
+    least = min((number for number in behind if number >= 0), default=None)
+    return members.tuning.initial_sequence if least is None else difference(begun, least)
 
 
 def describe_call(members: Members, rank: int, sequence: int) -> str | None:

@@ -22,12 +22,14 @@ from gpucoll.errors import (
     GpucollError,
     MismatchError,
     PeerLostError,
+    StateError,
 )
 from gpucoll.group.host import diagnosis
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.whereabouts import Whereabouts
 from gpucoll.group.protocol import EnqueuedCalls, StartedCalls
+from gpucoll.group.survivors import Agreement
 from gpucoll.group.world.board import Board, Failure
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.call import WorldCall
@@ -103,6 +105,7 @@ class WorldGroup:
         self._secret = secret
         self._address = address
         self._number = 0
+        self._completed = 0
         self._calling = ""
         self._raised: GpucollError | None = None
         """What has broken this rank's call: only that call knows how long it has waited."""
@@ -172,6 +175,19 @@ class WorldGroup:
     def needs_settling(self) -> bool:
         """Whether no call can run before `check_usable`, or at all."""
         return self.host.needs_settling
+
+    @property
+    def completed(self) -> int:
+        """The number of the last collective that this rank has completed."""
+        return self._completed
+
+    def agreement(self, timeout_s: float) -> Agreement:
+        """Return this rank's part in agreeing who goes on after losses."""
+        raise StateError(f"{self._who}: shrink() of several hosts is not part of this version")
+
+    def check_alive(self) -> None:
+        """Raise where this rank has closed the communicator, or is a forked child."""
+        self.host.check_alive()
 
     def check_open(self) -> None:
         """Raise where no call can ever run again."""
@@ -337,6 +353,7 @@ class WorldGroup:
         try:
             self._check_closed(self._number)
             yield made
+            self._completed = self._number
         except MismatchError as error:
             made.fail(error)
             raise

@@ -3,7 +3,8 @@
 In this order (P ranks, every rank's lines 128 bytes apart, because processors prefetch
 cache lines in pairs)::
 
-    event line      abort word, event word (mismatch generation), which payloads have memory
+    event line      abort word, event word (mismatch generation), which payloads have memory,
+                    whose proposal in shrink() holds
     status lines    per rank: done word, closed | acknowledgements of events
     chunk flags     per rank: filled word, per rank: read word (counters of staged chunks)
     bells           per rank: rung when a message or a free place came; what it is waiting for
@@ -11,6 +12,7 @@ cache lines in pairs)::
     acknowledged    per rank: words of messages that wait to be taken
     enqueued lines  per rank: how far it has compared the calls on GPU arrays
     reasons         per rank: the exception that took it out of the communicator, as text
+    shrinking       per rank: what it says in shrink(), and whom it proposes to go on with
     cpus            CPUS words: which rank waited last on a CPU
     records         per rank: ring of RECORDS records, 256 bytes each
     slots           ring of RING x P slots: a header, and a payload of up to SMALL_BYTES
@@ -34,7 +36,7 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 11
+LAYOUT_VERSION = 12
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -62,6 +64,8 @@ EVENT_ABORT = 0
 EVENT_WORD = 8
 EVENT_PAYLOADS = 16
 """Up to how many bytes all payloads have memory; below `SMALL_BYTES`: none outside of slots."""
+EVENT_SURVIVORS = 24
+"""Whose proposal in `shrink` holds: {round: 32 bits, rank: 24 bits, `Phase`: 8 bits}."""
 
 # Offsets in a status line.
 STATUS_DONE = 0
@@ -72,6 +76,17 @@ STATUS_CLOSED_SEQUENCE = 24
 STATUS_ACKNOWLEDGED = (64, 96)
 """Two acknowledgements of {event, sequence, chunk}, by the parity of the event's generation: a fast
 rank may answer the next event while a slow one still reads its answer to the last."""
+
+# Offsets in a rank's part of `shrinking`.
+SHRINKING_BYTES = 2 * LINE_BYTES
+SHRINKING_ROUND = 0
+"""For which round of `shrink` it waits: 1, 2, ...; 0: it has not called it; `LEFT_SHRINK`."""
+SHRINKING_COMPLETED = 8
+SHRINKING_PORT = 16
+"""Where it listens, should it be the first rank of those who go on: between hosts only."""
+SHRINKING_PROPOSALS = (128, 192)
+"""By the parity of the round: {last completed call, token of 16 bytes, a bit for each rank}."""
+LEFT_SHRINK = -1
 
 # Offsets in a slot's header.
 HEADER_WORD = 0
@@ -319,8 +334,12 @@ class SegmentLayout:
         return self.enqueued_lines + self.world_size * LINE_BYTES
 
     @functools.cached_property
+    def shrinking(self) -> int:
+        return round_up(self.reasons + self.world_size * REASON_BYTES, LINE_BYTES)
+
+    @functools.cached_property
     def cpus(self) -> int:
-        return self.reasons + self.world_size * REASON_BYTES
+        return self.shrinking + self.world_size * SHRINKING_BYTES
 
     @functools.cached_property
     def records(self) -> int:
