@@ -19,12 +19,6 @@ SHARING_VERSION = (2, 30, 0)
 """NCCL from here on can be told to take several ranks on one GPU."""
 
 
-BETWEEN_HOSTS = (
-    "the ranks are on several hosts, between which this version moves no GPU arrays: copy to the "
-    "host, or use a communicator of one host's ranks, from split"
-)
-
-
 class Seen(NamedTuple):
     """What a rank sees of its GPUs without loading a library."""
 
@@ -76,9 +70,11 @@ class Found(NamedTuple):
     """Of the vendor's library."""
     may_share: bool = False
     """Whether the environment asks the library to take several ranks on one GPU."""
+    host: int = 0
+    """The number of the rank's host: what a GPU is called may be so on one host alone."""
 
 
-def choose(wish: str, seen: Sequence[Seen], *, spans_hosts: bool = False) -> Choice:
+def choose(wish: str, seen: Sequence[Seen]) -> Choice:
     """Return the backends for host and GPU arrays.
 
     Parameters
@@ -87,11 +83,7 @@ def choose(wish: str, seen: Sequence[Seen], *, spans_hosts: bool = False) -> Cho
         What the user asked for: ``"auto"``, ``"cpu"``, ``"nccl"`` or ``"rccl"``.
     seen : sequence of Seen
         By rank.
-    spans_hosts : bool
-        Whether the ranks are on several hosts.
     """
-    if spans_hosts and wish == "auto":
-        return Choice(Pick("cpu", "chosen by auto"), Pick("", BETWEEN_HOSTS))
     if wish in KINDS:
         refusal = f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
         return Choice(Pick("", refusal), Pick(wish, "asked for"))
@@ -142,16 +134,16 @@ def obstacle(backend: str, found: Sequence[Found]) -> str:
     if by_problem:
         return "; ".join(f"{list_ranks(ranks)}: {problem}" for problem, ranks in by_problem.items())
     by_version: dict[tuple[int, ...], list[int]] = defaultdict(list)
-    by_gpu: dict[str, list[int]] = defaultdict(list)
+    by_gpu: dict[tuple[int, str], list[int]] = defaultdict(list)
     for rank, item in enumerate(found):
         by_version[item.version].append(rank)
-        by_gpu[item.uuid].append(rank)
+        by_gpu[item.host, item.uuid].append(rank)
     if len(by_version) > 1:
         versions = ", ".join(
             f"{spelled(version)} on {list_ranks(ranks)}" for version, ranks in by_version.items()
         )
         return f"the ranks have different versions of {name} ({versions}): install one everywhere"
-    shared = {uuid: ranks for uuid, ranks in by_gpu.items() if len(ranks) > 1}
+    shared = {uuid: ranks for (_, uuid), ranks in by_gpu.items() if len(ranks) > 1}
     if not shared or all(item.may_share for item in found):
         return ""
     uuid, ranks = next(iter(shared.items()))

@@ -36,6 +36,8 @@ class Meeting:
     """Default deadline of the communicator's waits."""
     environment: dict[str, str] = field(default_factory=dict)
     """Variables for the making of the communicator and the call, on every rank."""
+    backend: str = "cpu"
+    """What the communicator is asked for."""
 
     def variables(self, rank: int) -> dict[str, str]:
         """Return what makes a rank one of its host."""
@@ -58,7 +60,7 @@ class HostSeat:
     def init(self, timeout_s: float | None = None, *, meet_s: float = 20.0, **given: Any) -> Any:
         """Join the others; the deadline of later waits is shorter than that for meeting them."""
         place = {"rank": self.rank, "world_size": self.world_size, "meet": self.meeting.meet}
-        made = init(**{**place, "timeout_s": meet_s, "backend": "cpu", **given})
+        made = init(**{**place, "timeout_s": meet_s, "backend": self.meeting.backend, **given})
         made._group.timeout_s = self.meeting.timeout_s if timeout_s is None else timeout_s
         return made
 

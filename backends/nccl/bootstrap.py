@@ -29,13 +29,14 @@ _ID_KEY, _FOUND_KEY, _ERROR_KEY = "id", "found", "error"
 _LOOK_FOR_PEERS_S = 0.02
 
 
-def look(backend: str, number: int | None, rank: int) -> Found:
+def look(backend: str, number: int | None, group: Group) -> Found:
     """Load what this rank needs; what is missing becomes a `Found.problem`."""
     kind = KINDS[backend]
     try:
         library = finding.load(backend)
-        if number is None:  # by its place on the host; without a launcher all ranks are on one
-            number = default_number(config.local_rank(rank), device_count(kind)) or 0
+        if number is None:  # by its place on the host
+            local_rank = config.local_rank(group.local_rank)
+            number = default_number(local_rank, device_count(kind)) or 0
         device = open_device(kind, number)
     except BackendUnavailableError as error:
         return Found(str(error))
@@ -48,6 +49,7 @@ def look(backend: str, number: int | None, rank: int) -> Found:
         device.identity.name,
         library.version,
         config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
+        group.here,
     )
 
 
@@ -75,7 +77,7 @@ def connect(
     BackendUnavailableError
         They cannot be connected: the same on every rank.
     """
-    found = look(backend, number, group.rank)
+    found = look(backend, number, group)
     mine: dict[str, Any] = {_FOUND_KEY: found}
     if group.rank == 0 and not found.problem:
         try:

@@ -4,6 +4,9 @@
  * It stands on the device double (the current device, streams, memory), which it finds in the process
  * as the real library finds the driver. Ranks meet in anonymous shared memory whose descriptor rank
  * 0's process holds; its place is what the unique id says, so nothing has a name to be left behind.
+ * That is so for ranks on several hosts, too, which are played on one machine: they still share memory
+ * and processes, so nothing of what the real library does between hosts is doubled (its sockets, NICs,
+ * rings over the network). Which host a rank is on only NCCL_HOSTID says: GPUs of different ones differ.
  *
  * Manners that it keeps, since programs depend on them: a call only enqueues; nothing in a group
  * happens before the outermost ncclGroupEnd; calls that differ between ranks, and peers that died,

@@ -58,6 +58,8 @@ static int join(struct comm *c)
     if (atomic_load(&me->pid))
         return fail(InvalidUsage, "rank %d is there already", c->rank);
     me->device = c->device;
+    const char *host = getenv("NCCL_HOSTID"); /* as the library has it: which host this is to be */
+    snprintf(me->host, sizeof me->host, "%s", host ? host : "");
     atomic_store(&me->pid, getpid());
     c->state = JOINING;
     return Success;
@@ -77,7 +79,8 @@ static int finish_joining(struct comm *c)
             return InProgress;
     for (int r = 0; r < c->n; r++) {
         struct member *other = &c->shared->members[r];
-        if (r != c->rank && other->device == c->device && !may_share_gpu())
+        int is_here = !strcmp(other->host, c->shared->members[c->rank].host);
+        if (r != c->rank && is_here && other->device == c->device && !may_share_gpu())
             return fail(InvalidUsage, "Duplicate GPU detected : rank %d and rank %d both on CUDA device %x000",
                         c->rank, r, 0x1b + c->device);
         if (r != c->rank)

@@ -50,6 +50,7 @@ struct call {
 struct member {
     _Atomic int pid; /* set last: it has joined */
     int device;
+    char host[64];
     _Atomic uint64_t arrived[2]; /* at barriers of the streams, and of the host */
     _Atomic int connects[2];     /* for collectives, for messages: has come to be connected */
     struct call call;

@@ -23,7 +23,7 @@ from gpucoll.api.names_elsewhere import SaysNamesElsewhere
 from gpucoll.api.objects import Objects
 from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
-from gpucoll.backends.choice import BETWEEN_HOSTS, KINDS, Choice, Seen, Wish, choose
+from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.protocol import HostBackend, HostBackends
 from gpucoll.calls.begun_message import BegunMessage
@@ -40,7 +40,6 @@ from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.errors import (
     AbortedError,
     ArgumentTypeError,
-    BackendUnavailableError,
     DeadlineError,
     GpucollError,
     PeerLostError,
@@ -422,10 +421,8 @@ def _meet(
     policy = Policy(tuning.tune, tuning.waiting)
     met = join(job, policy, meet_timeout_s, timeout_s, facts, same, watch)
     try:
-        if met.spans_hosts and wish.backend in KINDS:
-            raise BackendUnavailableError(f"backend {wish.backend!r} cannot serve: {BETWEEN_HOSTS}")
         seen = [Seen(*said["gpu"]) for said in met.introductions]
-        choice = choose(wish.backend, seen, spans_hosts=met.spans_hosts)
+        choice = choose(wish.backend, seen)
         # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
         backend = choice.host.backend or "cpu"
         module: HostBackends = backends.load(backend, spans_hosts=met.spans_hosts)

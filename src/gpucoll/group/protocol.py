@@ -54,7 +54,11 @@ class EnqueuedCalls(Protocol):
 
     @property
     def late_rank(self) -> int:
-        """The rank that the last `compare` found late; -1: none."""
+        """A rank that the last `compare` found late; -1: none.
+
+        Of another host one that has closed the communicator, where there is one: which of its ranks
+        is late is not known here.
+        """
 
     def is_compared(self, sequence: int) -> bool:
         """Return whether this call was the same on every rank."""
@@ -145,6 +149,14 @@ class Group(Protocol):
     timeout_s: float
     was_told: bool
     is_in_use: bool
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among the ranks of its host."""
+
+    @property
+    def here(self) -> int:
+        """The number of this rank's host."""
 
     @property
     def failure(self) -> GpucollError | None:

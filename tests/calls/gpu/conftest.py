@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 from tests.calls.gpu import cupy_double, kits, real
 from tests.doubles import Double
+from tests.hosts import PlayedHosts
 
 from gpucoll import config
 from gpucoll.backends.discovery import look_for_gpus
+from gpucoll.testing.session import environment
 
 REAL = [pytest.param(name, marks=pytest.mark.gpu) for name in ("cupy", "torch")]
 """A real GPU, through each array library: one rank."""
@@ -150,6 +152,46 @@ class Gpus:
         return {**self.double.variables, config.GPU_KIND: self.double.kind}
 
 
+def in_rank_on_host(seat: Any, double: Double, function: Any, args: Any) -> Any:
+    """Do the same, of a rank on a host that is played here."""
+    with environment({"NCCL_HOSTID": seat.meeting.placed[seat.rank]}):
+        return in_rank(seat, double, function, args)
+
+
+@dataclass
+class GpusOnHosts:
+    """Where tests of GPU arrays run on several hosts: a word like ``"aab"`` says which ranks where.
+
+    See `tests.hosts`.
+    """
+
+    hosts: Any
+    gpus: Gpus
+
+    def call(self, placed: str, function: Any, *args: Any, **options: Any) -> list[Any]:
+        """Call ``function(comm, kit, *args)`` on each rank, with a communicator of ``options``."""
+        return self.call_ranks(placed, with_communicator, options, function, args)
+
+    def call_ranks(self, placed: str, function: Any, *args: Any) -> list[Any]:
+        """Call ``function(rank, *args)`` on each `Rank`, without a communicator."""
+        return self.hosts.call(placed, *self._entering(function, args), **self._options)
+
+    def replies(self, placed: str, function: Any, *args: Any) -> list[Any]:
+        """The same; return how it went on each rank."""
+        return self.hosts.replies(placed, *self._entering(function, args), **self._options)
+
+    def start(self, pool: Any, placed: str, function: Any, *args: Any) -> None:
+        """Have the ranks of a pool begin, for the test to collect their replies."""
+        self.hosts.start(pool, placed, *self._entering(function, args), **self._options)
+
+    def _entering(self, function: Any, args: Any) -> tuple[Any, ...]:
+        return in_rank_on_host, self.gpus.double, function, args
+
+    @property
+    def _options(self) -> dict[str, Any]:
+        return {"gives": "seat", "environment": self.gpus.variables, "backend": "auto"}
+
+
 def skip_without_gpu(library: str) -> None:
     seen = look_for_gpus()
     if not seen.kind:
@@ -165,6 +207,13 @@ def gpus(request, gpu_ranks, doubles):
         skip_without_gpu(platform)
         return Gpus(request.getfixturevalue("real_gpu_ranks"), platform)
     return Gpus(gpu_ranks, doubles.double(platform))
+
+
+@pytest.fixture
+def gpus_on_hosts(request, gpu_ranks, doubles, tmp_path):
+    """The same on hosts that are played here: ``gpus_on_hosts.call("aab", function)``."""
+    double = doubles.double(getattr(request, "param", "nccl"))
+    return GpusOnHosts(PlayedHosts(gpu_ranks, tmp_path), Gpus(gpu_ranks, double))
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ import pytest
 from tests.ranks import Ended, Reply
 
 from gpucoll.errors import DeadlineError
+from gpucoll.group.world.hosts import further_hosts, neighbours
 
 LIMIT_S = 20.0
 
@@ -69,3 +70,17 @@ def test_where_the_only_rank_of_a_host_is(hosts, count):
     last = f"the last collective: all_reduce(op=sum, float64, shape ({count},)) (#3)"
     assert f"rank 1 had not arrived: rank 1 is in no call of this communicator; {last}" in first
     assert second.startswith("rank 1 of 2: rank 0 waited 0.3 s in all_reduce")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 7, 8, 12, 64, 100])
+def test_what_is_handed_on_reaches_every_host_once_over_links(count):
+    for origin in range(0, count, 3):
+        reached, new = {origin}, [origin]
+        while new:
+            here = new.pop()
+            for host in further_hosts(origin, here, count):
+                assert host in neighbours(here, count)
+                assert host not in reached
+                reached.add(host)
+                new.append(host)
+        assert reached == set(range(count))

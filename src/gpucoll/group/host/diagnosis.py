@@ -39,7 +39,7 @@ from gpucoll.transport.shared.words import Context
 from gpucoll.types import WITH_COUNTS, Collective
 
 _BROKEN = "The communicator is broken: close it"
-_UNEVEN = (
+UNEVEN = (
     "Is a rank stopped, very slow, or in another part of the program? Give a longer timeout_s if "
     "the work is uneven"
 )
@@ -146,7 +146,7 @@ def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
         number = group.members.number(gave_up)
         start = f"{_who(group)}: rank {number} gave up waiting in {called} (#{sequence})"
     late = late_ranks(group, gave_up, sequence)
-    return DeadlineError(f"{start}: {late}. {_advice(late, _UNEVEN)}. {_BROKEN}")
+    return DeadlineError(f"{start}: {late}. {_advice(late, UNEVEN)}. {_BROKEN}")
 
 
 def lost_error(group: Inside, lost: int) -> PeerLostError:
@@ -203,7 +203,7 @@ def enqueued_error(
         if group.rank == rank and waited_s is not None:
             start = f"{who} waited {waited_s:g} s"
         late = _late_enqueued(members, rank, sequence)
-        advice = _advice(late, _UNEVEN)
+        advice = _advice(late, UNEVEN)
         return DeadlineError(f"{start} in {called} on the GPU: {late}. {advice}. {_BROKEN}")
     return AbortedError(
         f"{who}: the communicator was given up: the GPU library of rank {members.number(rank)} "

@@ -236,6 +236,16 @@ class HostGroup:
         return bool(self.members.abort_word())
 
     @property
+    def local_rank(self) -> int:
+        """This rank's place among the ranks of its host."""
+        return self.rank
+
+    @property
+    def here(self) -> int:
+        """The number of this rank's host; 0: there is one only."""
+        return 0
+
+    @property
     def path(self) -> int:
         """The `Path` that this rank's last call took."""
         return int(self.context[Context.PATH])
@@ -253,9 +263,13 @@ class HostGroup:
 
     def enqueued_calls(self) -> EnqueuedCalls:
         """Return this rank's ring of calls on GPU arrays; memory for all ranks' is taken here."""
-        place = self.members.layout
-        self.take_memory(place.enqueued, place.size_bytes - place.enqueued)
+        self.take_enqueued_memory()
         return EnqueuedCalls(self.members, self.context)
+
+    def take_enqueued_memory(self) -> None:
+        """Take the memory for all ranks' rings of calls on GPU arrays."""
+        place = self.members.layout
+        self.take_memory(place.enqueued, place.mailboxes - place.enqueued)
 
     # --- who is still there ----------------------------------------------------------------------
 

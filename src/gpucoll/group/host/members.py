@@ -108,6 +108,10 @@ class Members(SharedWords):
         """Return the {sequence, digest} word in such a record: written behind all else in it."""
         return self.load(self._enqueued_record(rank, sequence) + 8 * Record.HEADER)
 
+    def store_enqueued_header(self, rank: int, sequence: int, word: int) -> None:
+        """Store that word, of another host's calls, behind all else in the record."""
+        self.store(self._enqueued_record(rank, sequence) + 8 * Record.HEADER, word)
+
     def pieces_words(self, rank: int, sequence: int) -> npt.NDArray[np.int64]:
         """Return what a rank has posted of an all_to_all with counts.
 

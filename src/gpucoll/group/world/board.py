@@ -16,7 +16,7 @@ from gpucoll.transport.shared import mapping, ordering
 from gpucoll.transport.shared.layout import LINE_BYTES, REASON_BYTES
 
 TEXT_BYTES: Final = 8192
-_STATE, _KIND, _AUTHOR, _LENGTH, _N_CLOSED = (8 * place for place in range(5))
+_STATE, _KIND, _AUTHOR, _LENGTH, _N_CLOSED, _ASKED = (8 * place for place in range(6))
 _FREE, _TAKEN, _WRITTEN = range(3)
 _TEXT: Final = LINE_BYTES
 _CALLS: Final = _TEXT + TEXT_BYTES
@@ -82,6 +82,14 @@ class Board:
         kind, author, length = (ordering.load(self._at(p)) for p in (_KIND, _AUTHOR, _LENGTH))
         text = ctypes.string_at(self._at(_TEXT), length).decode(errors="replace")
         return Failure(kind, author, text)
+
+    def ask(self, word: int) -> None:
+        """Have the leader find out about a call on GPU arrays, unless somebody has asked."""
+        ordering.compare_exchange(self._at(_ASKED), 0, word)
+
+    def asked(self) -> int:
+        """Return what was asked; 0: nothing."""
+        return ordering.load(self._at(_ASKED))
 
     # --- where the ranks of this host are ---------------------------------------------------------
 

@@ -39,6 +39,8 @@ def error_of(failure: Failure, rank: int, world_size: int) -> GpucollError:
     if failure.author == rank:
         return made(failure.text)
     author = rank_of(failure.author, world_size)
+    if (named := f"This is {author}.") in failure.text:
+        return made(failure.text.replace(named, f"This is {rank_of(rank, world_size)}."))
     text = failure.text.removeprefix(f"{author}: ")
     if text.startswith(f"{author} "):
         text = f"rank {failure.author}{text.removeprefix(author)}"

@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from typing import Any
 
 from gpucoll.errors import (
     AbortedError,
@@ -30,11 +31,13 @@ from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.whereabouts import Whereabouts
 from gpucoll.group.protocol import EnqueuedCalls, StartedCalls
 from gpucoll.group.survivors import Agreement
+from gpucoll.group.world import gpu_calls
 from gpucoll.group.world.board import Board, Failure
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.call import WorldCall
 from gpucoll.group.world.failures import BROKEN, error_of, failure_of
 from gpucoll.group.world.hosts import Hosts
+from gpucoll.group.world.inquiry import said_by
 from gpucoll.group.world.links import Links
 from gpucoll.group.world.messages import Kind, Message
 from gpucoll.rendezvous.addresses import join_address
@@ -113,6 +116,7 @@ class WorldGroup:
         self._n_asked = 0
         self._told_closed: set[int] = set()
         self._has_told_failure = False
+        self._gpu_calls = gpu_calls.GpuCalls(self, board)
         host.error_elsewhere = self._error_elsewhere
         if links is not None:
             links.serve(self, host.members.life_fds())
@@ -127,6 +131,11 @@ class WorldGroup:
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
         self.host.timeout_s = timeout_s
+
+    @property
+    def local_rank(self) -> int:
+        """This rank's place among the ranks of its host."""
+        return self.host.rank
 
     @property
     def was_told(self) -> bool:
@@ -229,13 +238,20 @@ class WorldGroup:
         self, code: Abort = Abort.REQUESTED, rank: int | None = None, sequence: int | None = None
     ) -> None:
         """Give the group up for all ranks, unless somebody already has."""
-        if rank is None or self.hosts.host_of(rank) == self.here:
+        if code in gpu_calls.INQUIRED and sequence is not None:
+            self._gpu_calls.give_up(code, sequence)
+        elif rank is None or self.hosts.host_of(rank) == self.here:
             place = None if rank is None else self.hosts.place_of(rank)
             self.host.abort(code, place, sequence)
         else:
-            error = self._lost_error(rank) if code == Abort.LOST else self._gave_up_error(rank)
-            self.write(failure_of(error, self.rank))
+            self.write(failure_of(self._error_of(code, rank, sequence), self.rank))
         self.ring()
+
+    def _error_of(self, code: Abort, rank: int, sequence: int | None) -> GpucollError:
+        """Return the error for a rank of another host, for whose sake the group is given up."""
+        if code == Abort.ENQUEUED_LOST and sequence is not None:
+            return self._gpu_calls.lost_error(rank, sequence, self._how_it_went(rank))
+        return self._lost_error(rank) if code == Abort.LOST else self._gave_up_error(rank)
 
     def break_with(self, code: Abort, rank: int) -> None:
         """Give the group up for all ranks, unless somebody already has; raise."""
@@ -244,7 +260,10 @@ class WorldGroup:
 
     def abort_error(self, waited_s: float | None = None) -> GpucollError:
         """Return the error for why it was given up."""
-        return self.host.abort_error(waited_s)
+        error = self.host.abort_error(waited_s)
+        if waited_s is not None and isinstance(error, DeadlineError):
+            return said_by(error, self._who, waited_s)
+        return error
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why it is broken, and return it: every later call raises that."""
@@ -252,7 +271,7 @@ class WorldGroup:
 
     def enqueued_calls(self) -> EnqueuedCalls:
         """Return this rank's ring of calls on GPU arrays."""
-        return self.host.enqueued_calls()
+        return self._gpu_calls.enqueued_calls()
 
     def started_calls(self) -> StartedCalls:
         """Return the queue in which compiled code runs started calls; none of several hosts."""
@@ -413,13 +432,15 @@ class WorldGroup:
         return self.names[self.hosts.host_of(rank)]
 
     def _lost_error(self, rank: int) -> PeerLostError:
-        closed = self._board.closed_after(rank)
-        how = "its process ended"
-        if closed is not None:
-            after = f" after call #{closed}" if closed else " before its first call"
-            how = f"it closed the communicator{after}{self._board.reason_of(rank)}"
-        lost = f"rank {rank} (on {self._host_name(rank)})"
+        lost, how = f"rank {rank} (on {self._host_name(rank)})", self._how_it_went(rank)
         return PeerLostError(f"{self._who} lost {lost} {self._where}: {how}. {BROKEN}")
+
+    def _how_it_went(self, rank: int) -> str:
+        closed = self._board.closed_after(rank)
+        if closed is None:
+            return "its process ended"
+        after = f" after call #{closed}" if closed else " before its first call"
+        return f"it closed the communicator{after}{self._board.reason_of(rank)}"
 
     def _gave_up_error(self, rank: int) -> AbortedError:
         return AbortedError(
@@ -484,9 +505,11 @@ class WorldGroup:
             self._has_told_failure = True  # whoever said it has told everybody
             self.write(Failure(int(facts["kind"]), int(facts["author"]), str(facts["text"])))
         elif message.kind == Kind.CLOSED:
-            rank, number = int(facts["rank"]), int(facts["number"])
-            self._board.note_closed(rank, number, str(facts["reason"]))
-            self._end_calls_after(rank, number)
+            # What it has called on GPU arrays before may come by another way.
+            host, told = self.hosts.host_of(int(facts["rank"])), int(facts["enqueued"])
+            self._gpu_calls.after(host, told, lambda: self._note_closed(facts))
+        elif message.kind in gpu_calls.KINDS:
+            self._gpu_calls.hear(message)
         elif message.kind == Kind.WHERE:
             self.look()  # where these ranks have given up, that says more than where they are now
             answer = {key: facts[key] for key in ("asker", "asked")}
@@ -497,6 +520,11 @@ class WorldGroup:
             answers = self._answers.get(int(facts["asked"]))
             if answers is not None:
                 answers[str(facts["host"])] = str(facts["text"])
+
+    def _note_closed(self, facts: Mapping[str, Any]) -> None:
+        rank, number = int(facts["rank"]), int(facts["number"])
+        self._board.note_closed(rank, number, str(facts["reason"]))
+        self._end_calls_after(rank, number)
 
     def _end_calls_after(self, rank: int, number: int) -> None:
         """End the calls of this host's ranks that wait for one that has closed."""
@@ -546,6 +574,7 @@ class WorldGroup:
 
     def look(self) -> None:
         """Tell the other hosts what has happened on this one."""
+        self._gpu_calls.look()
         if self.host.is_aborted and not self._has_told_failure:
             self._has_told_failure = True
             failure = self._board.failure() if self._is_elsewhere else None
@@ -569,4 +598,5 @@ class WorldGroup:
         rank = self.host.members.number(place)
         reason = diagnosis.why(self.host, place)
         assert self.links is not None
-        self.links.tell_all(Kind.CLOSED, {"rank": rank, "number": number, "reason": reason})
+        facts = {"rank": rank, "number": number, "reason": reason}
+        self.links.tell_all(Kind.CLOSED, {**facts, "enqueued": self._gpu_calls.told})

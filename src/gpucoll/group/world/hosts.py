@@ -90,3 +90,17 @@ def neighbours(host: int, count: int) -> list[int]:
         found |= {(host + distance) % count, (host - distance) % count}
         distance *= 2
     return sorted(found - {host})
+
+
+def further_hosts(origin: int, here: int, count: int) -> list[int]:
+    """Return to which hosts this one hands on what `origin` tells everybody.
+
+    A binomial tree around the circle: all of them are neighbours of this one, and what `origin`
+    says reaches each of the others once.
+    """
+    offset, found = (here - origin) % count, []
+    step = 1 << offset.bit_length()
+    while offset + step < count:
+        found.append((here + step) % count)
+        step *= 2
+    return found

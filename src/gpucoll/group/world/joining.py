@@ -207,7 +207,7 @@ def _settle(
     )
     members = join(
         local,
-        tune,
+        lambda found: replace(tune(found), other_hosts=hosts.count - 1),
         timeout_s,
         facts,
         same,

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from gpucoll.errors import AuthenticationError
-from gpucoll.group.world.hosts import neighbours
+from gpucoll.group.world.hosts import further_hosts, neighbours
 from gpucoll.group.world.messages import Kind, Message, pack, unpack
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.transport.tcp.connection import SealedConnection
@@ -82,6 +82,7 @@ class Links:
         """Guards the connections and what has come; told of everything."""
         self._heard: set[tuple[int, int]] = set()
         self._n_told = 0
+        self._rest_until_s = 0.0
         self._leaving: set[int] = set()
         self._is_stopping = False
         self._thread: threading.Thread | None = None
@@ -108,6 +109,23 @@ class Links:
             message = Message(kind, {**facts, "from": self.host, "n": self._n_told})
             self._heard.add((self.host, self._n_told))
             self._spread(message, but=-1)
+
+    def tell_each(self, kind: Kind, facts: Mapping[str, Any], data: bytes) -> None:
+        """Tell every host, each of them once: what is told often, and may take log2(hosts) steps.
+
+        What one host tells reaches every other one in the order in which it was told.
+        """
+        with held_signals(), self._changed:
+            self._hand_on(Message(kind, {**facts, "from": self.host}, data))
+
+    def _hand_on(self, message: Message) -> None:
+        encoded = message.encode()
+        for host in further_hosts(int(message.facts["from"]), self.host, self.count):
+            self._send(host, encoded)
+
+    def rest(self, pause_s: float) -> None:
+        """Let the bell wait for a while: what happens on this host meanwhile is told together."""
+        self._rest_until_s = time.monotonic() + pause_s
 
     def _spread(self, message: Message, but: int) -> None:
         encoded = message.encode()
@@ -247,10 +265,13 @@ class Links:
         is_watching = not self._is_taken_by_caller
         with self._changed:
             by_fd = self._register_links(poll, select.POLLIN if is_watching else 0)
-        poll.register(self._bell_fd, select.POLLIN)
+        rest_s = self._rest_until_s - time.monotonic()
+        if rest_s <= 0:
+            poll.register(self._bell_fd, select.POLLIN)
         for fd in self._life_fds:
             poll.register(fd, select.POLLIN)
-        for fd, _ in poll.poll(None if is_watching else 1000 * _SLICE_S):
+        limits_s = [*([] if is_watching else [_SLICE_S]), *([rest_s] if rest_s > 0 else [])]
+        for fd, _ in poll.poll(1000 * min(limits_s) if limits_s else None):
             self._take(fd, by_fd.get(fd))
         if not self._is_exchanging and self._n_exchanges == n_exchanges:
             self._is_taken_by_caller = False
@@ -309,6 +330,10 @@ class Links:
                 self._parts[place] = message.data
         elif message.kind == Kind.LEAVING:
             self._leaving.add(host)
+        elif message.kind == Kind.CALLS:
+            with self._changed:
+                self._hand_on(message)
+            listener.hear(message)
         else:
             key = int(facts["from"]), int(facts["n"])
             if key in self._heard:

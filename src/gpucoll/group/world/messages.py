@@ -25,6 +25,10 @@ class Kind(enum.IntEnum):
     WHERE = 4  # a question: where are your ranks?
     HERE = 5  # the answer
     LEAVING = 6  # the link ends here, as it should
+    # Of calls on GPU arrays (`gpucoll.group.world.enqueued`).
+    CALLS = 20  # what a host's ranks have called: each host hears it once
+    ASK_CALL = 21  # a question: what have your ranks called, and where are they?
+    TELL_CALL = 22  # the answer
     # All others are passed on to whoever has not had them.
 
 

@@ -10,7 +10,8 @@ cache lines in pairs)::
     bells           per rank: rung when a message or a free place came; what it is waiting for
     opened          P x P words, by receiver and sender: 1 where the mailbox is used
     acknowledged    per rank: words of messages that wait to be taken
-    enqueued lines  per rank: how far it has compared the calls on GPU arrays
+    enqueued lines  per rank: how far it has compared the calls on GPU arrays; behind them one for
+                    each other host
     reasons         per rank: the exception that took it out of the communicator, as text
     shrinking       per rank: what it says in shrink(), and whom it proposes to go on with
     cpus            CPUS words: which rank waited last on a CPU
@@ -22,7 +23,8 @@ it is first used (`room`)::
 
     payloads        ring of RING x P larger payloads, of up to rooted_bytes
     stages          ring of 3 x P stages of chunk_bytes each
-    enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU
+    enqueued calls  per rank: ring of enqueued_records records; none where no rank has a GPU; behind
+                    them one for each other host, which this one's leader fills in
     mailboxes       P x P, by receiver and sender: memory is taken when one is first used
 
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
@@ -283,6 +285,8 @@ class Tuning:
     """Unless 0, the bound for what comes from a root, and only if that has its own to copy."""
     string_copies: int = 0
     """Whether slots and stages are filled, and exchanged, by the processor's string instruction."""
+    other_hosts: int = 0
+    """How many hosts there are besides this one, whose calls on GPU arrays are compared."""
 
     def words(self) -> tuple[int, ...]:
         """Return the fields in order, to be sent."""
@@ -331,7 +335,12 @@ class SegmentLayout:
 
     @functools.cached_property
     def reasons(self) -> int:
-        return self.enqueued_lines + self.world_size * LINE_BYTES
+        return self.enqueued_lines + self.enqueued_rows * LINE_BYTES
+
+    @functools.cached_property
+    def enqueued_rows(self) -> int:
+        """How many rows of calls on GPU arrays are compared: one for each rank, and other host."""
+        return self.world_size + self.tuning.other_hosts
 
     @functools.cached_property
     def shrinking(self) -> int:
@@ -391,7 +400,7 @@ class SegmentLayout:
 
     @functools.cached_property
     def mailboxes(self) -> int:
-        records = self.world_size * self.tuning.enqueued_records
+        records = self.enqueued_rows * self.tuning.enqueued_records
         return round_up(self.enqueued + records * RECORD_BYTES, 4096)
 
     @functools.cached_property
