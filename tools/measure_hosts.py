@@ -1,13 +1,16 @@
-"""Time all_reduce between network namespaces that stand for hosts; gpucoll, Gloo, MPICH in turns.
+"""Time collectives between network namespaces that stand for hosts; gpucoll, Gloo, MPICH in turns.
 
     sudo python tools/measure_hosts.py --hosts 4 --rate 1gbit --gloo TORCH/bin/python \
         --mpich MPICH/bin/python
+    sudo python tools/measure_hosts.py --collectives broadcast,all_gather --sizes 1K,16M ...
 
 Each peer is a Python of an environment of its own: one with torch, one with mpi4py and mpich. The
 namespaces are joined by a bridge; the rate of each is limited both ways (tbf), or not at all
 without ``--rate``. In each round every library starts its ranks anew and measures all sizes; what
-is printed is the median over the rounds of the slowest rank's median, in microseconds. Needs root
-and iproute2.
+is printed is the median over the rounds of the slowest rank's median, in microseconds, and the
+user and system time of all ranks together for each GB (10**9 bytes) of array. Sizes are of the
+larger array of a rank: the input of a reduce_scatter, the output of an all_gather. Needs root and
+iproute2.
 """
 
 from __future__ import annotations
@@ -25,44 +28,81 @@ from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 
-SIZES = (8, 1024, 65536, 1 << 20, 4 << 20, 32 << 20)
 NAME, ADDRESS = "gcm", "10.78.0"
 LIMIT_S = 300
 SECRET = secrets.token_hex(32)
 
 RANK = """
-import json, os, statistics, sys, time
+import json, os, resource, statistics, sys, time
 import numpy as np
-library, sizes = sys.argv[1], json.loads(sys.argv[2])
+library, cases = sys.argv[1], json.loads(sys.argv[2])
 rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
 if library == "gpucoll":
     import gpucoll
     comm = gpucoll.init(timeout_s=120)
-    rank, barrier = comm.rank, comm.barrier
-    reduce_with = lambda x, out: (lambda: comm.all_reduce(x, out=out))
+    rank, size, barrier = comm.rank, comm.world_size, comm.barrier
+    calls = {
+        "all_reduce": lambda whole, other, block: lambda: comm.all_reduce(whole, out=other),
+        "broadcast": lambda whole, other, block: lambda: comm.broadcast(whole, root=0, out=whole),
+        "all_gather": lambda whole, other, block: lambda: comm.all_gather(block, out=whole),
+        "all_to_all": lambda whole, other, block: lambda: comm.all_to_all(whole, out=other),
+        "reduce_scatter": lambda whole, other, block: lambda: comm.reduce_scatter(whole, out=block),
+    }
 elif library == "gloo":
     import torch, torch.distributed as dist
     dist.init_process_group("gloo")
-    barrier = dist.barrier
-    def reduce_with(x, out):
-        tensor = torch.from_numpy(out)
-        return lambda: dist.all_reduce(tensor)
+    barrier, tensor = dist.barrier, torch.from_numpy
+    parts = lambda whole: list(tensor(whole).chunk(size))
+    def all_to_all(whole, other, block):
+        there, here = parts(whole), parts(other)
+        def pairs():
+            here[rank].copy_(there[rank])
+            works = [dist.irecv(here[p], p) for p in range(size) if p != rank]
+            works += [dist.isend(there[p], p) for p in range(size) if p != rank]
+            for work in works:
+                work.wait()
+        return pairs
+    calls = {
+        "all_reduce": lambda whole, other, block: lambda: dist.all_reduce(tensor(other)),
+        "broadcast": lambda whole, other, block: lambda: dist.broadcast(tensor(whole), 0),
+        "all_gather": lambda whole, other, block: (
+            lambda: dist.all_gather_into_tensor(tensor(whole), tensor(block))
+        ),
+        "all_to_all": all_to_all,
+        "reduce_scatter": lambda whole, other, block: (
+            lambda: dist.reduce_scatter_tensor(tensor(block), tensor(whole))
+        ),
+    }
 else:
     from mpi4py import MPI
     world = MPI.COMM_WORLD
-    rank, barrier = world.rank, world.Barrier
-    reduce_with = lambda x, out: (lambda: world.Allreduce(x, out))
-found = {}
-for n_bytes in sizes:
-    x, out = np.zeros(n_bytes // 4, np.float32), np.zeros(n_bytes // 4, np.float32)
-    run, count = reduce_with(x, out), 100 if n_bytes <= 65536 else 5
+    rank, size, barrier = world.rank, world.size, world.Barrier
+    calls = {
+        "all_reduce": lambda whole, other, block: lambda: world.Allreduce(whole, other),
+        "broadcast": lambda whole, other, block: lambda: world.Bcast(whole, 0),
+        "all_gather": lambda whole, other, block: lambda: world.Allgather(block, whole),
+        "all_to_all": lambda whole, other, block: lambda: world.Alltoall(whole, other),
+        "reduce_scatter": lambda whole, other, block: (
+            lambda: world.Reduce_scatter_block(whole, block)
+        ),
+    }
+found = []
+for collective, n_bytes in cases:
+    count = max(n_bytes // 4 // size, 1) * size if collective != "all_reduce" else n_bytes // 4
+    whole, other = np.zeros(count, np.float32), np.zeros(count, np.float32)
+    run, repeats = calls[collective](whole, other, np.zeros(count // size, np.float32)), 5
+    if n_bytes <= 65536:
+        repeats = 100
     run(), run(), barrier()
-    times = []
-    for _ in range(count):
+    times, before = [], resource.getrusage(resource.RUSAGE_SELF)
+    for _ in range(repeats):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)
-    found[n_bytes] = 1e6 * statistics.median(times)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    found.append([1e6 * statistics.median(times), cpu_s / repeats / n_bytes * 1e9])
+    barrier()
 with open(f"{sys.argv[3]}/{library}.{rank}", "w") as file:
     json.dump(found, file)
 """
@@ -102,7 +142,7 @@ def hosts(count: int, rate: str | None) -> Iterator[None]:
 
 def start_ranks(library: str, python: str, options: argparse.Namespace, folder: Path) -> None:
     """Run one library's ranks to their end."""
-    program = [python, "-c", RANK, library, json.dumps(SIZES), str(folder)]
+    program = [python, "-c", RANK, library, json.dumps(options.cases), str(folder)]
     if library == "mpich":
         start_mpich(python, program, options, folder)
         return
@@ -153,18 +193,54 @@ def start_mpich(python: str, program: list[str], options: argparse.Namespace, fo
     )
 
 
-def main() -> None:
-    """Measure, and print a table."""
+def size_of(word: str) -> int:
+    """Return the bytes of a size as people write it: 8, 1K, 16M."""
+    unit = {"K": 1 << 10, "M": 1 << 20}.get(word[-1].upper())
+    return int(word[:-1]) * unit if unit else int(word)
+
+
+def bus_factor(collective: str, size: int) -> float:
+    """Return what a call's bytes are multiplied by, as in nccl-tests' bus bandwidth."""
+    factors = {"all_reduce": 2 * (size - 1) / size, "broadcast": 1.0}
+    return factors.get(collective, (size - 1) / size)
+
+
+def read_options() -> argparse.Namespace:
+    """Return what is to be measured."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--rate", help="of each host's interface, as tc writes it: 1gbit")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--collectives", default="all_reduce", help="between commas")
+    parser.add_argument("--sizes", default="8,1K,64K,1M,4M,32M", help="in bytes, between commas")
     parser.add_argument("--gloo", help="a Python with torch")
     parser.add_argument("--mpich", help="a Python with mpi4py and mpich")
     options = parser.parse_args()
+    sizes = [size_of(word) for word in options.sizes.split(",")]
+    options.cases = [(name, size) for name in options.collectives.split(",") for size in sizes]
+    return options
+
+
+def print_table(options: argparse.Namespace, found: dict[str, list[list[list[float]]]]) -> None:
+    """Print a row for each case: times, processor time, bus bandwidth."""
+    size, names = options.hosts * options.ranks, list(found)
+    heads = [*names, *(f"CPU {name}" for name in names), "bus Gbit/s"]
+    print("collective".rjust(14), "bytes".rjust(10), *(head.rjust(12) for head in heads))
+    for number, (collective, n_bytes) in enumerate(options.cases):
+        of_case = [[rounds[number] for rounds in found[name]] for name in names]
+        times = [median(time for time, _ in rounds) for rounds in of_case]
+        cpu = [median(cpu_s for _, cpu_s in rounds) for rounds in of_case]
+        bus = bus_factor(collective, size) * n_bytes * 8 / (times[0] * 1e3)
+        cells = [f"{value:12.0f}" for value in times] + [f"{value:12.2f}" for value in cpu]
+        print(collective.rjust(14), str(n_bytes).rjust(10), *cells, f"{bus:12.3f}")
+
+
+def main() -> None:
+    """Measure, and print a table."""
+    options = read_options()
     peers = {"gpucoll": sys.executable, "gloo": options.gloo, "mpich": options.mpich}
-    times: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    found: dict[str, list[list[list[float]]]] = defaultdict(list)
     with hosts(options.hosts, options.rate):
         for _ in range(options.rounds):
             for library, python in peers.items():
@@ -172,17 +248,13 @@ def main() -> None:
                     continue
                 with tempfile.TemporaryDirectory() as name:
                     start_ranks(library, python, options, Path(name))
-                    ranks = [
-                        json.loads(path.read_text()) for path in Path(name).glob(f"{library}.*")
-                    ]
-                for n_bytes in SIZES:
-                    times[library][n_bytes].append(max(rank[str(n_bytes)] for rank in ranks))
-    print("bytes".rjust(10), *(library.rjust(12) for library in times), "bus Gbit/s of gpucoll")
-    size = options.hosts * options.ranks
-    for n_bytes in SIZES:
-        row = [median(times[library][n_bytes]) for library in times]
-        bus = 2 * (size - 1) / size * n_bytes * 8 / (row[0] * 1e3)
-        print(str(n_bytes).rjust(10), *(f"{value:12.0f}" for value in row), f"{bus:12.3f}")
+                    paths = Path(name).glob(f"{library}.*")
+                    by_rank = [json.loads(path.read_text()) for path in paths]
+                cases = list(zip(*by_rank, strict=True))
+                found[library].append(
+                    [[max(t for t, _ in ranks), sum(c for _, c in ranks)] for ranks in cases]
+                )
+    print_table(options, found)
 
 
 if __name__ == "__main__":

@@ -90,7 +90,9 @@ HOST_ID: Final = "GPUCOLL_HOST_ID"
 memory, others connect by TCP."""
 INTERFACES: Final = "GPUCOLL_INTERFACES"
 """Network interfaces, or addresses of this host, that ranks listen at: ``eth0,eth1`` (default: the
-one that leads to the meeting point)."""
+one that leads to the meeting point). Large arrays use all of them, all else the first."""
+SOCKETS: Final = "GPUCOLL_SOCKETS"
+"""How many connections carry large arrays between two hosts over each interface (1)."""
 LINK_TIMEOUT_S: Final = "GPUCOLL_LINK_TIMEOUT_S"
 """After how long without an answer a connection to another host counts as cut, in seconds (5)."""
 SECRET: Final = "GPUCOLL_SECRET"
@@ -138,6 +140,7 @@ NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
 DEFAULT_LINK_TIMEOUT_S: Final = 5.0
+MOST_SOCKETS: Final = 16
 LONGEST_TIMEOUT_S: Final = 1e6
 """Eleven days: every wait has a deadline that somebody may live to see."""
 
@@ -167,6 +170,14 @@ def timeout_s() -> float:
 def link_timeout_s() -> float:
     """Return after how long without an answer a connection to another host counts as cut."""
     return min(_number(LINK_TIMEOUT_S, DEFAULT_LINK_TIMEOUT_S), LONGEST_TIMEOUT_S)
+
+
+def sockets() -> int:
+    """Return how many connections carry large arrays between two hosts over each interface."""
+    text = os.environ.get(SOCKETS, "1")
+    if not text.isdecimal() or not 1 <= int(text) <= MOST_SOCKETS:
+        raise ArgumentError(f"{SOCKETS} must be a whole number, 1 to {MOST_SOCKETS}; got {text!r}")
+    return int(text)
 
 
 _TOO_LONG: Final = (

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 
-from gpucoll.algorithms import chain, pairwise, ring, trees
-from gpucoll.backends.cpu.world.large_reductions import TREE_BYTES
-from gpucoll.backends.cpu.world.phases import Bytes, Run, cut, joined
-from gpucoll.backends.cpu.world.sizes import block_sizes, host_edges, in_host_order
-from gpucoll.group.world.schedules import gather_directly, scatter_directly
+from gpucoll.algorithms import pairwise
+from gpucoll.algorithms.choice import choose
+from gpucoll.backends.cpu.world.phases import LEADER, Bytes, Run, cut, joined
+from gpucoll.backends.cpu.world.sizes import (
+    block_sizes,
+    host_edges,
+    in_host_order,
+    pieces_of,
+    sections_of,
+)
+from gpucoll.group.world.schedules import Section, gather_directly, scatter_directly
+from gpucoll.transport.tcp.streams import ALL
 from gpucoll.types import Collective
 
 _NOTHING: Final = np.empty(0, np.uint8)
@@ -20,27 +28,56 @@ _NOTHING: Final = np.empty(0, np.uint8)
 def _broadcast(run: Run) -> None:
     run.agree()
     root, output = run.request.root, run.output()
-    is_here = run.spread_from_root(output)
-    make = trees.broadcast if output.size <= TREE_BYTES else chain.broadcast
-    run.transfer(make, [0, output.size], output, root=root)
-    if not is_here:
-        run.spread(output)
+    is_here, leads = root in run.here, run.here[0] == root
+    mine = run.input() if run.group.rank == root else output
+    pieces = pieces_of(output.size, 1)
+    moving = run.begin(
+        choose(Collective.BROADCAST, output.size, run.hosts.count).function,
+        sections_of(pieces, 1, 1),
+        output.ctypes.data,
+        root=root,
+        ready=0 if is_here else ALL,
+    )
+    for number, piece in enumerate(pieces):
+        if not is_here:
+            moving.finish_sections(number + 1)
+        elif mine.ctypes.data != output.ctypes.data:
+            output[piece] = mine[piece]
+        if leads:
+            moving.let(number + 1)
+        run.spread(output[piece], run.hosts.place_of(root) if is_here else LEADER)
+        if is_here:
+            moving.let(number + 1)
+    moving.finish()
 
 
 def _all_gather(run: Run) -> None:
     run.agree()
     mine, output = run.input(), run.output()
     sizes = block_sizes(run, mine.size * run.group.world_size)
-    edges, here = host_edges(run, sizes), run.group.here
+    edges, here, count = host_edges(run, sizes), run.group.here, run.hosts.count
     work = None
     if run.leads:
         work = output if run.hosts.is_in_order else np.empty(edges[-1], np.uint8)
     own = None if work is None else work[edges[here] : edges[here + 1]]
     run.gather_into(own, mine, [sizes[rank] for rank in run.here])
-    if work is not None:
-        run.transfer(ring.all_gather, edges, work)
-        _write_in_rank_order(run, work, output, sizes)
-    run.spread(output)
+    algorithm = choose(Collective.ALL_GATHER, edges[-1], count)
+    work = output if work is None else work
+    moving = run.begin(algorithm.function, [Section.of(edges)], work.ctypes.data)
+    moving.let(ALL)
+    if algorithm.name == "ring" and run.hosts.is_in_order:
+        for step in range(count):  # what a step brings is spread while the next one is on its way
+            if step > 0:
+                moving.finish(step)
+            block = (here - step) % count
+            run.spread(output[edges[block] : edges[block + 1]])
+            moving.let(ALL)
+        moving.finish()
+    else:
+        moving.finish()
+        if run.leads:
+            _write_in_rank_order(run, work, output, sizes)
+        run.spread(output)
     run.put(output)
 
 
@@ -130,6 +167,10 @@ def _whole_bytes(run: Run, mine: Bytes, output: Bytes) -> int:
 def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
     """Exchange blocks of these sizes, by sender and receiver, once all ranks have agreed."""
     mine, output = run.input(), run.output()
+    if run.hosts.count == run.group.world_size and not np.may_share_memory(mine, output):
+        _exchange_straight(run, mine, output, everyone)
+        run.put(output)
+        return
     sent = [everyone[rank] for rank in run.here]
     wholes = run.gather(mine, [sum(sizes) for sizes in sent])
     parts = None
@@ -139,6 +180,24 @@ def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
     received = [sum(sizes[rank] for sizes in everyone) for rank in run.here]
     run.scatter(parts, output, received)
     run.put(output)
+
+
+def _exchange_straight(
+    run: Run, mine: Bytes, output: Bytes, everyone: Sequence[Sequence[int]]
+) -> None:
+    """Exchange blocks between the ranks, each of which is the only one of its host."""
+    rank, count = run.group.rank, run.group.world_size
+    leaving, coming = everyone[rank], [sizes[rank] for sizes in everyone]
+    first = min(mine.ctypes.data, output.ctypes.data)
+    outgoing = itertools.accumulate(leaving[:-1], initial=mine.ctypes.data - first)
+    incoming = itertools.accumulate(coming[:-1], initial=output.ctypes.data - first)
+    section = Section((*outgoing, *incoming), (*leaving, *coming), (0,) * (2 * count))
+    moving = run.begin(pairwise.all_to_all, [section], first, is_one_step=True)
+    moving.let(ALL)
+    at, to, size = section.starts[rank], section.starts[count + rank], leaving[rank]
+    at, to = at + first - mine.ctypes.data, to + first - output.ctypes.data
+    output[to : to + size] = mine[at : at + size]
+    moving.finish()
 
 
 def _exchange(

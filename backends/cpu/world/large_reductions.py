@@ -8,15 +8,23 @@ in rank order: then ranks are host by host, and schedules are taken that keep th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import numpy as np
 
-from gpucoll.algorithms import chain, doubling, pairwise, ring, trees
+from gpucoll.algorithms.choice import choose
+from gpucoll.algorithms.table import Algorithm
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
 from gpucoll.backends.cpu.world.reductions import combine
-from gpucoll.backends.cpu.world.sizes import block_sizes, host_edges, in_host_order
+from gpucoll.backends.cpu.world.sizes import (
+    PIECE_BYTES,
+    block_sizes,
+    host_edges,
+    in_host_order,
+    pieces_of,
+    sections_of,
+)
+from gpucoll.group.world.schedules import Section
 from gpucoll.kernels.cpu.addresses import (
     HALF_TYPES,
     changes_inputs,
@@ -25,12 +33,6 @@ from gpucoll.kernels.cpu.addresses import (
 from gpucoll.transport.shared.words import Call
 from gpucoll.transport.tcp.streams import Reduction
 from gpucoll.types import Collective, ReduceOp
-
-DOUBLING_BYTES: Final = 32 << 10
-"""Up to so much is reduced by recursive doubling, in fewer steps with more bytes; a spike between
-namespaces: 16 KiB 270 us against 423 of the ring, 64 KiB 1092 against 827 (2026-11-22)."""
-TREE_BYTES: Final = 256 << 10
-"""Up to so much goes by a tree: a chain has more steps, but less in each."""
 
 
 class _Operation:
@@ -83,26 +85,34 @@ class _Operation:
         return Buffer(array.ctypes.data, (count,), data.dtype, data.item_bytes, array)
 
 
-def _equal_edges(run: Run, size_bytes: int) -> list[int]:
-    """Return the edges of blocks of whole items, one for each host, as equal as can be."""
-    count, item_bytes = run.hosts.count, run.request.data.item_bytes
-    n_items = size_bytes // item_bytes
-    return [n_items * block // count * item_bytes for block in range(count + 1)]
+def _choose(run: Run, collective: Collective, size_bytes: int, operation: _Operation) -> Algorithm:
+    return choose(collective, size_bytes, run.hosts.count, commutative=operation.commutes)
 
 
 def _all_reduce(run: Run) -> None:
     run.agree()
     operation = _Operation(run)
     mine, output = run.input(), run.output()
-    operation.reduce_here(mine, output, Collective.ALL_REDUCE)
-    if output.size <= DOUBLING_BYTES or not operation.commutes:
-        edges, make = [0, output.size], doubling.all_reduce
-    else:
-        edges, make = _equal_edges(run, output.size), ring.all_reduce
-    run.transfer(make, edges, output, reduction=operation.reduction)
-    if run.leads:
-        operation.finish(output)
-    run.spread(output)
+    item_bytes = run.request.data.item_bytes
+    algorithm = _choose(run, Collective.ALL_REDUCE, output.size, operation)
+    pieces = pieces_of(output.size, item_bytes)
+    sections = sections_of(pieces, algorithm.blocks(run.hosts.count), item_bytes)
+    moving = run.begin(
+        algorithm.function,
+        sections,
+        output.ctypes.data,
+        reduction=operation.reduction,
+        ready=0,
+    )
+    for number, piece in enumerate(pieces):
+        operation.reduce_here(mine[piece], output[piece], Collective.ALL_REDUCE)
+        moving.let(number + 1)
+    for number, piece in enumerate(pieces):
+        moving.finish_sections(number + 1)
+        if run.leads:
+            operation.finish(output[piece])
+        run.spread(output[piece])
+    moving.finish()
     run.put(output)
 
 
@@ -113,24 +123,31 @@ def _reduce(run: Run) -> None:
     output = run.output() if is_root else np.empty(0, np.uint8)
     # Of a call that is not reduce itself, the loop inside the host gives every rank a result.
     has_result = run.leads or int(run.block.words[Call.COLLECTIVE]) != Collective.REDUCE
-    work = None
+    work = np.empty(0, np.uint8)
     if has_result:
         work = output if run.leads and is_root else np.empty(mine.size, np.uint8)
-    operation.reduce_here(mine, work, Collective.REDUCE)
-    is_tree = mine.size <= TREE_BYTES or not operation.commutes
-    make = trees.reduce if is_tree else chain.reduce
-    if run.leads:
-        assert work is not None
-        run.transfer(make, [0, mine.size], work, root=root, reduction=operation.reduction)
-    if root not in run.here:
-        return
-    if run.leads:
-        assert work is not None
-        operation.finish(work)
-    if run.here[0] != root:
-        sizes = [mine.size if rank == root else 0 for rank in run.here]
-        parts = [work] if run.leads and work is not None else None
-        run.scatter(parts, output, sizes)
+    item_bytes = run.request.data.item_bytes
+    pieces = pieces_of(mine.size, item_bytes)
+    moving = run.begin(
+        _choose(run, Collective.REDUCE, mine.size, operation).function,
+        sections_of(pieces, 1, item_bytes),
+        work.ctypes.data,
+        root=root,
+        reduction=operation.reduction,
+        ready=0,
+    )
+    for number, piece in enumerate(pieces):
+        landing = work[piece] if has_result else None
+        operation.reduce_here(mine[piece], landing, Collective.REDUCE)
+        moving.let(number + 1)
+    for number, piece in enumerate(pieces if root in run.here else []):
+        moving.finish_sections(number + 1)
+        if run.leads:
+            operation.finish(work[piece])
+        if run.here[0] != root:
+            sizes = [piece.stop - piece.start if rank == root else 0 for rank in run.here]
+            run.scatter([work[piece]] if run.leads else None, output[piece], sizes)
+    moving.finish()
 
 
 def _reduce_scatter(run: Run) -> None:
@@ -138,19 +155,41 @@ def _reduce_scatter(run: Run) -> None:
     operation = _Operation(run)
     mine, output = run.input(), run.output()
     sizes = block_sizes(run, mine.size)
+    edges, here = host_edges(run, sizes), run.group.here
     # The loop inside the host gives every rank a result: the call is no reduce.
     whole = np.empty(mine.size, np.uint8)
-    operation.reduce_here(mine, whole, Collective.ALL_REDUCE)
+    order = _order_of_blocks(run, mine.size)
+    if order is None:
+        operation.reduce_here(mine, whole, Collective.ALL_REDUCE)
+    work = in_host_order(run, whole, sizes) if run.leads else whole
+    order = order or []
+    gates = [order.index(block) + 1 if order else 0 for block in range(run.hosts.count)]
+    moving = run.begin(
+        _choose(run, Collective.REDUCE_SCATTER, mine.size, operation).function,
+        [Section.of(edges, gates)],
+        work.ctypes.data,
+        reduction=operation.reduction,
+        ready=0,
+    )
+    for number, block in enumerate(order):
+        piece = slice(edges[block], edges[block + 1])
+        operation.reduce_here(mine[piece], whole[piece], Collective.ALL_REDUCE)
+        moving.let(number + 1)
+    moving.finish()
     parts = None
     if run.leads:
-        edges = host_edges(run, sizes)
-        work = in_host_order(run, whole, sizes)
-        make = ring.reduce_scatter if operation.commutes else pairwise.reduce_scatter
-        run.transfer(make, edges, work, reduction=operation.reduction)
-        own = work[edges[run.group.here] : edges[run.group.here + 1]]
+        own = work[edges[here] : edges[here + 1]]
         operation.finish(own)
         parts = cut(own, [sizes[rank] for rank in run.here])
     run.scatter(parts, output, [sizes[rank] for rank in run.here])
+
+
+def _order_of_blocks(run: Run, size_bytes: int) -> list[int] | None:
+    """Return in which order a ring needs the hosts' blocks; None: all of them at once."""
+    count, here = run.hosts.count, run.group.here
+    if not run.hosts.is_in_order or size_bytes // count < PIECE_BYTES:
+        return None
+    return [(here - 1 - step) % count for step in range(count)]
 
 
 LARGE_REDUCTIONS: dict[Collective, Callable[[Run], None]] = {

@@ -16,13 +16,13 @@ from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.protocol import PartOf, Request
 from gpucoll.errors import MismatchError
 from gpucoll.group.host.records import describe_block
-from gpucoll.group.world.call import WorldCall
+from gpucoll.group.world.call import Transfer, WorldCall
 from gpucoll.group.world.group import WorldGroup
-from gpucoll.group.world.schedules import Schedule
+from gpucoll.group.world.schedules import Schedule, Section
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import SHOWN_DIMENSIONS
 from gpucoll.transport.shared.words import Call
-from gpucoll.transport.tcp.streams import Reduction
+from gpucoll.transport.tcp.streams import ALL, Reduction
 from gpucoll.types import Collective, ReduceOp
 from gpucoll.wording import rank_of
 
@@ -294,21 +294,68 @@ class Run:
         root: int | None = None,
         reduction: Reduction | None = None,
     ) -> None:
-        """Run a schedule between the leaders, after all ranks have agreed; nothing elsewhere.
+        """Run a schedule over one section, as `begin` does, to its end."""
+        sections = [Section.of(edges)]
+        self.begin(make, sections, work.ctypes.data, root=root, reduction=reduction).finish()
+
+    def begin(
+        self,
+        make: Callable[..., list[Step]],
+        sections: Sequence[Section],
+        work_address: int,
+        *,
+        root: int | None = None,
+        reduction: Reduction | None = None,
+        ready: int = ALL,
+        is_one_step: bool = False,
+    ) -> Moving:
+        """Begin a schedule between the leaders, after all ranks have agreed; nothing elsewhere.
 
         Parameters
         ----------
-        make : callable
+        make, sections, is_one_step
             See `gpucoll.group.world.schedules.Schedule`.
-        edges : sequence of int
-            Of its blocks in `work`.
+        work_address : int
+            Of the working buffer, in which sections are.
         root : int, optional
             A rank, whose host is the root.
+        ready : int
+            How many pieces of this host's are ready (`Section.gates`).
         """
-        if self.leads:
-            host = None if root is None else self.hosts.host_of(root)
-            schedule = Schedule(make, tuple(edges), host)
-            self.call.transfer(schedule, work.ctypes.data, self._phases.digest, reduction)
+        if not self.leads:
+            return Moving(None)
+        host = None if root is None else self.hosts.host_of(root)
+        schedule = Schedule(make, tuple(sections), host, is_one_step)
+        digest = self._phases.digest
+        return Moving(self.call.begin_transfer(schedule, work_address, digest, reduction, ready))
+
+
+class Moving:
+    """A schedule between the leaders that has begun; nothing elsewhere.
+
+    Parameters
+    ----------
+    transfer : Transfer or None
+        On a leader.
+    """
+
+    def __init__(self, transfer: Transfer | None) -> None:
+        self._transfer = transfer
+
+    def let(self, ready: int) -> None:
+        """Say how many pieces are ready; what can move without waiting moves now."""
+        if self._transfer is not None:
+            self._transfer.let(ready)
+
+    def finish(self, n_steps: int | None = None) -> None:
+        """Wait for all of it, or for so many steps: those of each section in turn."""
+        if self._transfer is not None:
+            self._transfer.finish(n_steps)
+
+    def finish_sections(self, count: int) -> None:
+        """Wait for so many sections."""
+        if self._transfer is not None:
+            self._transfer.finish_sections(count)
 
 
 # --- bytes --------------------------------------------------------------------------------------

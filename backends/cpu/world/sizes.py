@@ -11,6 +11,7 @@ import numpy as np
 from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
 from gpucoll.backends.protocol import Request
 from gpucoll.group.world.hosts import Hosts
+from gpucoll.group.world.schedules import Section
 from gpucoll.types import Collective
 
 LARGE_BYTES: Final = 32 << 10
@@ -18,6 +19,10 @@ LARGE_BYTES: Final = 32 << 10
 INT_BYTES: Final = 8
 """A reduction of so much may be of Python's ints: each rank combines all of them, exactly."""
 
+PIECES: Final = 8
+PIECE_BYTES: Final = 512 << 10
+"""A large array is cut into so many pieces, of at least so much each: while one is on its way, the
+ranks of a host work on others. (2 hosts of 2 ranks at 1 Gbit/s; 8 pieces are what a spike had.)"""
 
 _OBJECTS: Final = (
     Collective.BROADCAST_OBJECT,
@@ -65,6 +70,27 @@ def is_large(request: Request, hosts: Hosts) -> bool:
         is_one_block = request.source is None
     is_everyones = op is not None or request.collective == Collective.ALL_TO_ALL
     return whole * (world_size if is_one_block or is_everyones else 1) > LARGE_BYTES
+
+
+# --- pieces ---------------------------------------------------------------------------------------
+
+
+def pieces_of(size_bytes: int, item_bytes: int) -> list[slice]:
+    """Return the pieces of an array of whole items; alike on all ranks."""
+    count = min(max(size_bytes // PIECE_BYTES, 1), PIECES)
+    n_items = size_bytes // item_bytes
+    edges = [n_items * piece // count * item_bytes for piece in range(count + 1)]
+    return [slice(start, end) for start, end in itertools.pairwise(edges)]
+
+
+def sections_of(pieces: Sequence[slice], n_blocks: int, item_bytes: int) -> list[Section]:
+    """Return a section for each piece, of so many blocks of whole items, as equal as can be."""
+    found = []
+    for number, piece in enumerate(pieces):
+        n_items = (piece.stop - piece.start) // item_bytes
+        places = [n_items * block // n_blocks * item_bytes for block in range(n_blocks + 1)]
+        found.append(Section.of([piece.start + place for place in places], number + 1))
+    return found
 
 
 # --- blocks of ranks, host by host ----------------------------------------------------------------

@@ -61,13 +61,12 @@ def in_the_middle(comm, what):
     add(comm, 100_000)
     streams = comm._group.bulk._streams
 
-    def run(rows, work_address, work_bytes, header, **options):
-        streams.begin(rows, work_address, work_bytes, header, **{**options, "slice_ns": 1_000_000})
-        streams.proceed()
+    def let(ready):
+        type(streams).let(streams, ready)
         what()
         raise AssertionError("what was to be done has not ended this")
 
-    streams.run = run
+    streams.let = let
 
 
 def be_killed(comm, victim):
@@ -123,16 +122,16 @@ def interrupted_by_a_timer(comm):
     group = comm._group
     add(comm, 100_000)
     if comm.rank == 0:
-        group.bulk._streams.run = lambda *_, **__: wait_for_the_end(group)
+        group.bulk._streams.begin = lambda *_, **__: wait_for_the_end(group)
     else:
         signal.signal(signal.SIGALRM, signal.default_int_handler)
-        run = group.bulk._streams.run
+        begin = group.bulk._streams.begin
 
-        def run_interrupted(*arguments, **options):
+        def begin_and_be_interrupted(*arguments, **options):
             signal.setitimer(signal.ITIMER_REAL, 0.05)
-            return run(*arguments, **options)
+            return begin(*arguments, **options)
 
-        group.bulk._streams.run = run_interrupted
+        group.bulk._streams.begin = begin_and_be_interrupted
     with pytest.raises((KeyboardInterrupt, AbortedError)) as caught:
         add(comm)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
@@ -148,7 +147,7 @@ def wait_too_long(comm):
     group = comm._group
     add(comm, 100_000)
     if comm.rank == 1:
-        group.bulk._streams.run = lambda *_, **__: wait_for_the_end(group)
+        group.bulk._streams.begin = lambda *_, **__: wait_for_the_end(group)
     group.timeout_s = 0.3 if comm.rank == 0 else 20.0
     with pytest.raises(DeadlineError) as caught:
         add(comm)
@@ -197,12 +196,12 @@ def send_another_header(comm):
     add(comm, 100_000)
     if comm.rank == 1:
         streams = comm._group.bulk._streams
-        run = streams.run
+        begin = streams.begin
 
-        def run_another(rows, address, size, header, **options):
-            return run(rows, address, size, (header[0], header[1] + 1, header[2]), **options)
+        def begin_another(rows, address, size, header, **options):
+            begin(rows, address, size, (header[0], header[1] + 1, header[2]), **options)
 
-        streams.run = run_another
+        streams.begin = begin_another
     with pytest.raises(AbortedError) as caught:
         add(comm)
     return str(caught.value)
@@ -221,7 +220,7 @@ def add_beside_strangers(comm, silent):
     """Let silent strangers come to every leader's port before the first large array."""
     strangers = []
     if comm.rank == 0:
-        for address in comm._group.bulk._addresses:
+        for address in comm._group.bulk._lanes[0].addresses:
             for number in range(silent):
                 end = socket.create_connection(tuple(address), 5)
                 strangers.append(end)

@@ -110,8 +110,9 @@ class Ends:
         return sorted(self.sockets[rank]).index(peer)
 
     def rows(self, rank: int, rows: Sequence[Sequence[int]]) -> np.ndarray:
-        """Return a table whose peers are links."""
-        table = np.array(rows, np.int64).reshape(-1, len(Row))
+        """Return a table whose peers are links; all rows are of one section, without a gate."""
+        table = np.array([[*row, 0, len(rows), 0][: len(Row)] for row in rows], np.int64)
+        table = table.reshape(-1, len(Row))
         for column in (Row.SEND_PEER, Row.RECEIVE_PEER):
             for row in table:
                 if row[column] >= 0:

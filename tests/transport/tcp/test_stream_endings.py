@@ -297,7 +297,7 @@ def test_rows_that_cannot_be(rows, said):
 
 def test_links_that_are_not_there():
     array = np.zeros(8, np.uint8)
-    table = np.array([row(0, (2, 0, 8))], np.int64)
+    table = np.array([[*row(0, (2, 0, 8)), 0, 1, 0]], np.int64)
     with Ends(2) as ends:
         for table[0, 1] in (1, -2):
             with pytest.raises(ValueError, match="no link of that number"):
@@ -305,7 +305,7 @@ def test_links_that_are_not_there():
 
 
 @pytest.mark.parametrize(
-    "rows", [np.zeros((1, 10), np.int32), np.zeros((1, 9), np.int64), np.zeros((10, 2), np.int64).T]
+    "rows", [np.zeros((1, 13), np.int32), np.zeros((1, 9), np.int64), np.zeros((13, 2), np.int64).T]
 )
 def test_tables_of_another_form(rows):
     with Ends(2) as ends, pytest.raises(ValueError, match="a schedule is a C-contiguous table"):

@@ -4,6 +4,9 @@ Each is authenticated by the handshake, for this group and for nothing else, and
 as they are: what goes over it is not encrypted, and nothing but TCP's checksum guards it. A call
 that does not end well leaves connections in the middle of their bytes: all are closed, which the
 other leaders notice at once.
+
+There may be several connections to each host (lanes), over one interface or several: a block that
+is large enough goes over all of them, a piece over each.
 """
 
 from __future__ import annotations
@@ -12,10 +15,14 @@ import os
 import select
 import socket
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
 
 from gpucoll.group.world.connecting import Connecting
-from gpucoll.group.world.schedules import Schedule, partners, rows_of
+from gpucoll.group.world.schedules import Links, Schedule, Table, partners, table_of
 from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.handshake import encode_purpose
 from gpucoll.transport.tcp.streams import Outcome, Reduction, Streams, StreamStatus
@@ -25,7 +32,23 @@ _BEGIN = b"\1"
 _SLICE_MS = 20
 _DONE = Outcome(StreamStatus.DONE)
 _NO_REDUCTION = Reduction(0, 1)
+_NO_STEPS = Table(np.zeros((0, 0), np.int64), (), 0)
 _all: weakref.WeakSet[Bulk] = weakref.WeakSet()
+
+
+class Lane(NamedTuple):
+    """One connection to each host.
+
+    Attributes
+    ----------
+    listener : socket
+        This leader's; its address is where connections come from, too.
+    addresses : tuple of (str, int)
+        By host, where its leader listens.
+    """
+
+    listener: socket.socket
+    addresses: tuple[tuple[str, int], ...]
 
 
 class Bulk:
@@ -37,34 +60,33 @@ class Bulk:
         This host's number.
     names : tuple of str
         What errors call the hosts.
-    addresses : sequence of (str, int)
-        By host, where its leader listens.
+    lanes : sequence of Lane
+        As many connections to each host; all leaders have the same number of them. Listeners belong
+        to this from here on.
     secret : bytes
         By which leaders know each other.
     group : str
         What the group is called; nobody else knows it.
-    listener : socket
-        This leader's; belongs to this from here on.
     """
 
     def __init__(
         self,
         here: int,
         names: tuple[str, ...],
-        addresses: Sequence[tuple[str, int]],
+        lanes: Sequence[Lane],
         secret: bytes,
         group: str,
-        listener: socket.socket,
     ) -> None:
         self._here = here
         self._names = names
-        self._addresses = addresses
+        self._lanes = tuple(lanes)
         self._secret = secret
         self._purpose = encode_purpose("bulk", group)
-        self._listener = listener
-        self._ends: dict[int, socket.socket] = {}
-        """By host, in the order in which they were opened: their places are the links' numbers."""
-        self._links = (-1,) * len(names)
+        self._ends: dict[tuple[int, int], socket.socket] = {}
+        """By host and lane, in the order in which they were opened, which numbers the links."""
+        self._links: Links = ()
+        self._table = _NO_STEPS
+        """What runs, or has run last."""
         self._streams: Streams | None = None  # the first one may have to be compiled
         _all.add(self)
 
@@ -89,24 +111,42 @@ class Bulk:
             A host could not be reached in time.
         """
         needed = partners(schedule.steps(self._here, len(self._names)))
-        missing = sorted(needed - self._ends.keys())
+        missing = sorted(needed - {host for host, _ in self._ends})
         if not missing:
             return _DONE
-        addresses = {host: self._addresses[host] for host in missing}
-        task = Connecting(self._here, self._names, addresses, self._secret, self._purpose)
-        made = task.connect(self._listener, look, deadline)
+        for number in range(len(self._lanes)):
+            outcome = self._open(number, missing, look, deadline)
+            if outcome.status != StreamStatus.DONE:
+                return outcome
+        self._streams = Streams([end.fileno() for end in self._ends.values()])
+        numbers = {end: number for number, end in enumerate(self._ends)}
+        self._links = tuple(
+            tuple(numbers.get((host, lane), -1) for host in range(len(self._names)))
+            for lane in range(len(self._lanes))
+        )
+        return _DONE
+
+    def _open(
+        self, number: int, hosts: list[int], look: Callable[[], None], deadline: float
+    ) -> Outcome:
+        """Open one lane's connections to some hosts."""
+        lane = self._lanes[number]
+        addresses = {host: lane.addresses[host] for host in hosts}
+        own_address = lane.listener.getsockname()[0] if len(self._lanes) > 1 else ""
+        task = Connecting(
+            self._here, self._names, addresses, self._secret, self._purpose, own_address
+        )
+        with self._closing():
+            made = task.connect(lane.listener, look, deadline)
         try:
             for host, connection in sorted(made.items()):
-                self._ends[host] = self._begun(host, connection, look)
+                self._ends[host, number] = self._begun(host, connection, look)
         except OSError as error:
             self._close_all(made)
             return Outcome(StreamStatus.GONE, host, error.errno or 0)
         except BaseException:
             self._close_all(made)
             raise
-        self._streams = Streams([end.fileno() for end in self._ends.values()])
-        numbers = {host: number for number, host in enumerate(self._ends)}
-        self._links = tuple(numbers.get(host, -1) for host in range(len(self._names)))
         return _DONE
 
     def _begun(
@@ -127,7 +167,7 @@ class Bulk:
             connection.close()
         self.close_connections()
 
-    def run(
+    def begin(
         self,
         schedule: Schedule,
         work_address: int,
@@ -136,31 +176,70 @@ class Bulk:
         reduction: Reduction | None,
         deadline: float,
         abort_address: int,
-    ) -> Outcome:
-        """Run a schedule for which `connect` has opened everything; see `Streams.run`.
-
-        Returns
-        -------
-        Outcome
-            Its ``link`` is the host. After all but `DONE`, everything is closed.
-        """
-        rows = rows_of(schedule, self._here, len(self._names), self._links)
+        ready: int,
+    ) -> None:
+        """Take a schedule for which `connect` has opened everything; see `Streams.begin`."""
+        self._table = table_of(schedule, self._here, len(self._names), self._links)
+        if not self._table.ends:
+            return
         assert self._streams is not None
-        outcome = None
-        try:
-            outcome = self._streams.run(
-                rows,
+        with self._closing():
+            self._streams.begin(
+                self._table.rows,
                 work_address,
-                schedule.edges[-1],
+                schedule.work_bytes,
                 header,
                 reduction=reduction or _NO_REDUCTION,
                 deadline_ns=int(deadline * 1e9),
                 abort_address=abort_address,
+                ready=ready,
             )
-        finally:
-            hosts = list(self._ends)
-            if outcome is None or outcome.status != StreamStatus.DONE:
-                self.close_connections()
+
+    def let(self, ready: int) -> Outcome:
+        """Say how many pieces are ready now, and move what can move without waiting.
+
+        Returns
+        -------
+        Outcome
+            Of this and of `finish`: its ``link`` is the host. After all but `DONE` and `AGAIN`
+            everything is closed.
+        """
+        if not self._table.ends:
+            return _DONE
+        assert self._streams is not None
+        with self._closing():
+            return self._seen(self._streams.let(ready))
+
+    def finish(self, n_steps: int | None = None) -> Outcome:
+        """Go on to the end, or until so many steps are over: those of each section in turn."""
+        table = self._table
+        if not table.ends:
+            return _DONE
+        assert self._streams is not None
+        with self._closing():
+            if n_steps is None:
+                return self._seen(self._streams.finish())
+            return self._seen(self._streams.finish(table.ends[n_steps - 1]))
+
+    def finish_sections(self, count: int) -> Outcome:
+        """Go on until so many sections are over."""
+        return self.finish(count * self._table.n_steps)
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Close everything where the block raises."""
+        try:
+            yield
+        except BaseException:
+            self.close_connections()
+            raise
+
+    def _seen(self, outcome: Outcome) -> Outcome:
+        """Close everything after a call that did not end well; name the host."""
+        if outcome.status in (StreamStatus.DONE, StreamStatus.AGAIN):
+            return outcome
+        hosts = [host for host, _ in self._ends]
+        self.close_connections()
         if outcome.link >= 0:
             return outcome._replace(link=hosts[outcome.link])
         return outcome
@@ -174,7 +253,8 @@ class Bulk:
     def close(self) -> None:
         """Let go of everything."""
         self.close_connections()
-        self._listener.close()
+        for lane in self._lanes:
+            lane.listener.close()
 
 
 def _await_byte(end: socket.socket, look: Callable[[], None]) -> None:

@@ -25,7 +25,7 @@ from gpucoll.group.world.links import Links
 from gpucoll.group.world.parts import Part, check_agreement
 from gpucoll.group.world.schedules import Schedule
 from gpucoll.transport.shared.layout import EVENT_ABORT
-from gpucoll.transport.tcp.streams import Outcome, Reduction, StreamStatus
+from gpucoll.transport.tcp.streams import ALL, Outcome, Reduction, StreamStatus
 from gpucoll.types import Collective
 from gpucoll.wording import rank_of
 
@@ -81,6 +81,40 @@ class Caller(Protocol):
 
     def lose(self, host: int, reason: str) -> None:
         """Take that the connection to a host has ended."""
+
+
+class Transfer:
+    """A schedule between the leaders that has begun, on one of them.
+
+    It raises `DeadlineError`, `PeerLostError` or `AbortedError` where it cannot be done any more.
+
+    Parameters
+    ----------
+    bulk : Bulk
+        The leader's connections.
+    raise_for : callable
+        Raises what has ended it.
+    """
+
+    def __init__(self, bulk: Bulk, raise_for: Callable[[Outcome], NoReturn]) -> None:
+        self._bulk = bulk
+        self._raise_for = raise_for
+
+    def let(self, ready: int) -> None:
+        """Say how many pieces are ready, and move what can be moved without waiting."""
+        self._see(self._bulk.let(ready))
+
+    def finish(self, n_steps: int | None = None) -> None:
+        """Wait for all of it, or for so many steps: those of each section in turn."""
+        self._see(self._bulk.finish(n_steps))
+
+    def finish_sections(self, count: int) -> None:
+        """Wait for so many sections."""
+        self._see(self._bulk.finish_sections(count))
+
+    def _see(self, outcome: Outcome) -> None:
+        if outcome.status not in (StreamStatus.DONE, StreamStatus.AGAIN):
+            self._raise_for(outcome)
 
 
 class WorldCall:
@@ -163,12 +197,18 @@ class WorldCall:
         check_agreement(parts, group.hosts, rank_of(group.rank, group.world_size))
         return [part.data for part in parts]
 
-    def transfer(
-        self, schedule: Schedule, work_address: int, digest: int, reduction: Reduction | None = None
-    ) -> None:
-        """Run a schedule between the leaders, over connections of their own.
+    def begin_transfer(
+        self,
+        schedule: Schedule,
+        work_address: int,
+        digest: int,
+        reduction: Reduction | None = None,
+        ready: int = ALL,
+    ) -> Transfer:
+        """Begin a schedule between the leaders, over connections of their own.
 
         Only after an `exchange`, in which all of them have said that they make the same call.
+        Nothing moves before the transfer is asked for something.
 
         Parameters
         ----------
@@ -180,6 +220,8 @@ class WorldCall:
             Of the call's signature.
         reduction : Reduction, optional
             Where the schedule reduces.
+        ready : int
+            How many pieces of the working buffer are ready (`Section.gates`).
 
         Raises
         ------
@@ -195,16 +237,16 @@ class WorldCall:
             raise DeadlineError(f"{self._who} waited in {self.name}: {error} {BROKEN}") from None
         if outcome.status != StreamStatus.DONE:
             self._raise_for(outcome)
-        outcome = group.bulk.run(
+        group.bulk.begin(
             schedule,
             work_address,
             (0, self._number, digest),
             reduction=reduction,
             deadline=self._deadline,
             abort_address=group.host.members.at(EVENT_ABORT),
+            ready=ready,
         )
-        if outcome.status != StreamStatus.DONE:
-            self._raise_for(outcome)
+        return Transfer(group.bulk, self._raise_for)
 
     def _raise_for(self, outcome: Outcome) -> NoReturn:
         """Raise what has ended a transfer."""

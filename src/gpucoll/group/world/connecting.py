@@ -44,6 +44,8 @@ class Connecting:
         By neighbour, where its leader listens.
     secret, purpose : bytes
         By which leaders know each other.
+    own_address : str
+        Of the interface to connect from; empty: the one that leads there.
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Connecting:
         addresses: Mapping[int, Any],
         secret: bytes,
         purpose: bytes,
+        own_address: str = "",
     ) -> None:
         self._here = here
         self._names = names
         self._addresses = addresses
         self._secret = secret
         self._purpose = purpose
+        self._own_address = own_address
         self._made: dict[int, SealedConnection] = {}
         """By host, with whom the introduction is over."""
         self._coming: dict[int, SealedConnection] = {}
@@ -145,7 +149,12 @@ class Connecting:
         end = socket.socket(family, socket.SOCK_STREAM)
         tune_socket(end)
         end.setblocking(False)
-        number = end.connect_ex((address, port))
+        try:
+            if self._own_address:
+                end.bind((self._own_address, 0))
+            number = end.connect_ex((address, port))
+        except OSError as error:  # that address is gone
+            number = error.errno or 0
         if number not in (0, errno.EINPROGRESS):
             end.close()
             self._fail(host, os.strerror(number))

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpucoll.group.host.joining import join
 from gpucoll.group.host.members import Members
-from gpucoll.group.world import board, connecting
+from gpucoll.group.world import board, connecting, lanes
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.hosts import Hosts, neighbours
 from gpucoll.group.world.links import Links
@@ -109,15 +109,17 @@ def join_world(
     endpoint = TcpEndpoint(job.meet, job_secret(), job.title, watch.who)
     _ = endpoint.secret if job.rank == 0 else None  # said at once, and not when somebody comes
     listener = listen_at(endpoint.own_address(), 0, f"{watch.who} cannot listen for other hosts")
+    further: list[socket.socket] = []
     try:
+        further = lanes.further_listeners(listener, watch.who)
         return meet(
             job,
-            _introduction(job, listener, facts, same),
+            _introduction(job, listener, further, facts, same),
             [],
             check=lambda other, _: _check(other, facts),
             decide=_decide,
             settle=lambda meeting: _settle(
-                meeting, tune, timeout_s, endpoint, listener, watch, facts, same
+                meeting, tune, timeout_s, endpoint, listener, further, watch, facts, same
             ),
             undo=lambda joined: joined.leave(),
             timeout_s=timeout_s,
@@ -125,11 +127,16 @@ def join_world(
             endpoint=endpoint,
         )
     finally:
-        listener.close()
+        for each in (listener, *further):
+            each.close()
 
 
 def _introduction(
-    job: Job, listener: socket.socket, facts: dict[str, Any], same: dict[str, Any]
+    job: Job,
+    listener: socket.socket,
+    further: list[socket.socket],
+    facts: dict[str, Any],
+    same: dict[str, Any],
 ) -> dict[str, Any]:
     address, port = listener.getsockname()[:2]
     return {
@@ -138,6 +145,7 @@ def _introduction(
         "host": host_id(),
         "name": socket.gethostname()[:64],
         "address": [address, port],
+        "lanes": lanes.places_of(further),
         "same": {
             "world_size": job.world_size,
             "the version of gpucoll": __version__,
@@ -154,6 +162,7 @@ def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
     kinds = [type(part) for part in address] if isinstance(address, list) else []
     if kinds != [str, int]:
         raise ValueError("without an address")
+    lanes.check_places(introduction.get("lanes"))
     for name in ("host", "name"):
         if type(introduction.get(name)) is not str:
             raise ValueError(f"without its {name}")
@@ -184,6 +193,7 @@ def _settle(
     timeout_s: float,
     endpoint: TcpEndpoint,
     listener: socket.socket,
+    further: list[socket.socket],
     watch: Watch,
     facts: dict[str, Any],
     same: dict[str, Any],
@@ -219,9 +229,10 @@ def _settle(
     joined = Joined(members, hosts, names, None, None, introductions, endpoint.secret, address)
     try:
         if spans and local.rank == 0:
-            leaders = [introductions[ranks[0]]["address"] for ranks in hosts.ranks]
-            joined.bulk = Bulk(here, names, leaders, endpoint.secret, group, listener.dup())
-            addresses = {host: leaders[host] for host in neighbours(here, hosts.count)}
+            leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
+            own = lanes.lanes_of(listener, further, leaders)
+            joined.bulk = Bulk(here, names, own, endpoint.secret, group)
+            addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
             purpose = connecting.purpose_of(group)
             task = connecting.Connecting(here, joined.names, addresses, endpoint.secret, purpose)
             joined.links = task.run(listener, members.further_fds[1], meeting.look, deadline)

@@ -128,10 +128,13 @@ class Call:
     def _sendable(self, number: int) -> int:
         """Return up to which byte a row may be sent now; -1: it may not begin."""
         row, plan = self.rows[number], self.plan[number]
+        if row[Row.GATE] > self.state[State.READY]:
+            return -1
         if (source := plan[Plan.SOURCE]) < 0:
+            before = slice(row[Row.FIRST], number)
             waits = any(
                 not progress[Plan.RECEIVE_DONE] and other[Row.STEP] < row[Row.STEP]
-                for other, progress in zip(self.rows[:number], self.plan, strict=False)
+                for other, progress in zip(self.rows[before], self.plan[before], strict=True)
             )
             return -1 if waits else row[Row.SEND_BYTES]
         if self.plan[source][Plan.RECEIVE_DONE]:
@@ -144,9 +147,12 @@ class Call:
         row, plan = self.rows[number], self.plan[number]
         start = row[Row.RECEIVE_OFFSET] + plan[Plan.RECEIVED]
         end = row[Row.RECEIVE_OFFSET] + row[Row.RECEIVE_BYTES]
+        if row[Row.GATE] > self.state[State.READY]:
+            return 0
         if not plan[Plan.MAY_WAIT]:
             return end - start
-        for place, (other, progress) in enumerate(zip(self.rows, self.plan, strict=False)):
+        for place in range(row[Row.FIRST], row[Row.END]):
+            other, progress = self.rows[place], self.plan[place]
             if other[Row.STEP] > row[Row.STEP]:
                 break
             if not progress[Plan.SEND_DONE] and progress[Plan.SOURCE] < number:
@@ -156,6 +162,15 @@ class Call:
                 begin, size_bytes = other[Row.RECEIVE_OFFSET], other[Row.RECEIVE_BYTES]
                 end = _before(start, end, begin + progress[Plan.RECEIVED], begin + size_bytes)
         return end - start
+
+    def first_open(self, done: Plan) -> int:
+        """Return the first row whose send, or receive, is not over."""
+        numbers = range(len(self.rows))
+        return next((number for number in numbers if not self.plan[number][done]), len(self.rows))
+
+    def has_done(self, until: int) -> bool:
+        """Return whether all rows below one have sent and received."""
+        return min(self.first_open(Plan.SEND_DONE), self.first_open(Plan.RECEIVE_DONE)) >= until
 
     def send_some(self, link: SecureLink) -> bool:
         """Send what may be sent; return whether anything was."""

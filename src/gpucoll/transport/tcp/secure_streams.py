@@ -19,6 +19,7 @@ from gpucoll.transport.tcp.stream_words import (
     HEADER_BYTES,
     SCRATCH_BYTES,
     Link,
+    Plan,
     State,
     StreamStatus,
 )
@@ -64,7 +65,13 @@ class SecureStreams(Streams):
             for link, words in zip(self._connections, self._links.tolist(), strict=True):
                 link.begin_call(words[Link.SEND_ROW], words[Link.RECEIVE_ROW])
         assert self._call is not None
-        return self._run_slice(self._call)
+        for word in (State.READY, State.UNTIL, State.STOPS_IDLE, State.SLICE_NS):
+            self._call.state[word] = int(self._state[word])
+        try:
+            return self._run_slice(self._call)
+        finally:
+            firsts = self._call.first_open(Plan.SEND_DONE), self._call.first_open(Plan.RECEIVE_DONE)
+            self._state[State.FIRST_SEND : State.FIRST_RECEIVE + 1] = firsts
 
     def _run_slice(self, call: Call) -> int:
         end_ns = time.monotonic_ns() + call.state[State.SLICE_NS]
@@ -81,6 +88,8 @@ class SecureStreams(Streams):
                     return ended.status
             if call.n_open == 0:
                 return StreamStatus.DONE
+            if moved and call.has_done(call.state[State.UNTIL]):
+                return _AGAIN
             time_ns = time.monotonic_ns()
             if time_ns >= deadline_ns:
                 return StreamStatus.DEADLINE
@@ -88,6 +97,8 @@ class SecureStreams(Streams):
                 return _AGAIN
             call.idle = 0 if moved else call.idle + 1
             if not moved:
+                if call.state[State.STOPS_IDLE]:
+                    return _AGAIN
                 self._wait(call, min(end_ns, deadline_ns) - time_ns)
 
     def _turn(self, call: Call, link: SecureLink) -> bool:

@@ -29,6 +29,8 @@ from gpucoll.transport.tcp.stream_state import (
     DONE,
     ERRNO,
     FD,
+    FIRST_RECEIVE,
+    FIRST_SEND,
     HEADER_CAME,
     IDLE,
     IDLE_TURNS,
@@ -41,11 +43,13 @@ from gpucoll.transport.tcp.stream_state import (
     RECEIVE_ROW,
     SEND_ROW,
     SLICE_NS,
+    STOPS_IDLE,
+    UNTIL,
+    YIELDS,
     link_of,
 )
 from gpucoll.transport.tcp.stream_words import HEADER_BYTES
 
-YIELDS = 100
 TIME_SLICE_NS = 500_000
 """A yield that takes longer gave a whole time slice away: no more of them."""
 NANOSECONDS = 1_000_000_000
@@ -130,11 +134,11 @@ def _wait(state, time_ns, duration_ns):
     """Wait a little; return a status that ends the slice, or `IDLE`."""
     tries = get(state, IDLE_TURNS)
     put(state, IDLE_TURNS, tries + 1)
-    if tries >= YIELDS:
+    if tries >= get(state, YIELDS):
         return _sleep(state, duration_ns)
     _sched_yield()
     if now_ns(state) - time_ns > TIME_SLICE_NS:
-        put(state, IDLE_TURNS, YIELDS)
+        put(state, IDLE_TURNS, get(state, YIELDS))
     return IDLE
 
 
@@ -155,6 +159,8 @@ def run_streams(state):
             return result
         if get(state, OPEN) == 0:
             return DONE
+        if min(get(state, FIRST_RECEIVE), get(state, FIRST_SEND)) >= get(state, UNTIL):
+            return AGAIN
         time_ns = now_ns(state)
         if time_ns >= deadline_ns:
             return DEADLINE
@@ -162,6 +168,8 @@ def run_streams(state):
             return AGAIN
         if result == MOVED:
             put(state, IDLE_TURNS, 0)
+        elif get(state, STOPS_IDLE) != 0:
+            return AGAIN
         else:
             status = _wait(state, time_ns, min(end_ns, deadline_ns) - time_ns)
             if status >= 0:

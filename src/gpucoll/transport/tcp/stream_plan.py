@@ -11,6 +11,7 @@ from gpucoll.transport.tcp.stream_state import (
     BEGUN,
     END,
     ERRNO,
+    FIRST,
     FIRST_RECEIVE,
     FIRST_SEND,
     FORWARDS,
@@ -34,6 +35,7 @@ from gpucoll.transport.tcp.stream_state import (
     RECEIVE_ROW,
     RECEIVED,
     REDUCES,
+    SECTION_END,
     SEND_BYTES,
     SEND_DONE,
     SEND_OFFSET,
@@ -52,6 +54,7 @@ from gpucoll.transport.tcp.stream_words import Fault
 
 BAD_STEPS, BAD_PEER, BAD_RANGE = int(Fault.STEPS), int(Fault.PEER), int(Fault.RANGE)
 BAD_ITEMS, BAD_FORWARDS = int(Fault.ITEMS), int(Fault.FORWARDS)
+BAD_SECTION = int(Fault.SECTION)
 
 _i64 = types.int64
 
@@ -70,11 +73,27 @@ def _fault_of_range(state, row, peer):
 
 
 @inline
+def _fault_of_section(state, number):
+    """Return what is wrong with the place of a row among those of its section."""
+    row = row_of(state, number)
+    first, end = get(row, FIRST), get(row, SECTION_END)
+    if first < 0 or first > number or end <= number or end > get(state, N_ROWS):
+        return BAD_SECTION
+    if first == number:
+        return 0
+    before = row_of(state, number - 1)
+    if get(before, FIRST) != first or get(before, SECTION_END) != end:
+        return BAD_SECTION
+    return BAD_STEPS if get(row, STEP) < get(before, STEP) else 0
+
+
+@inline
 def _fault_of(state, number):
     """Return what is wrong with a row by itself; 0: nothing."""
     row = row_of(state, number)
-    if number > 0 and get(row, STEP) < get(row_of(state, number - 1), STEP):
-        return BAD_STEPS
+    fault = _fault_of_section(state, number)
+    if fault != 0:
+        return fault
     fault = max(_fault_of_range(state, row, SEND_PEER), _fault_of_range(state, row, RECEIVE_PEER))
     if fault != 0 or get(row, RECEIVE_PEER) < 0 or get(row, REDUCES) == 0:
         return fault
@@ -102,7 +121,7 @@ def _find_source(state, number):
     None may receive a part of it later than that.
     """
     row = row_of(state, number)
-    for before in range(number - 1, -1, -1):
+    for before in range(number - 1, get(row, FIRST) - 1, -1):
         other = row_of(state, before)
         if get(other, RECEIVE_PEER) < 0:
             continue
@@ -128,12 +147,12 @@ def is_sent_first(state, sender, number):
 def _may_wait(state, number):
     """Return whether other rows send or receive what this one overwrites."""
     row = row_of(state, number)
-    for before in range(number):
+    for before in range(get(row, FIRST), number):
         other = row_of(state, before)
         overlaps = _overlap(row, RECEIVE_OFFSET, other, RECEIVE_OFFSET)
         if overlaps and get(other, RECEIVE_PEER) >= 0:
             return True
-    for sender in range(get(state, N_ROWS)):
+    for sender in range(get(row, FIRST), get(row, SECTION_END)):
         overlaps = _overlap(row, RECEIVE_OFFSET, row_of(state, sender), SEND_OFFSET)
         if overlaps and is_sent_first(state, sender, number):
             return True

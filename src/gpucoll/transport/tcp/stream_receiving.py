@@ -18,8 +18,10 @@ from gpucoll.transport.tcp.stream_state import (
     END,
     ERRNO,
     FD,
+    FIRST,
     FIRST_RECEIVE,
     FIRST_SEND,
+    GATE,
     GONE,
     HEADER,
     HEADER_CAME,
@@ -29,12 +31,12 @@ from gpucoll.transport.tcp.stream_state import (
     MAY_WAIT,
     MISMATCH,
     MOVED,
-    N_ROWS,
     NEXT_RECEIVE,
     OPEN,
     OPERANDS,
     PARAMETER,
     PARTS,
+    READY,
     RECEIVE_BYTES,
     RECEIVE_DONE,
     RECEIVE_OFFSET,
@@ -42,6 +44,7 @@ from gpucoll.transport.tcp.stream_state import (
     RECEIVED,
     REDUCES,
     SCRATCH,
+    SECTION_END,
     SEND_BYTES,
     SEND_DONE,
     SEND_OFFSET,
@@ -78,17 +81,19 @@ def _writable(state, number):
     row, plan = row_of(state, number), plan_of(state, number)
     start = get(row, RECEIVE_OFFSET) + get(plan, RECEIVED)
     end = get(row, RECEIVE_OFFSET) + get(row, RECEIVE_BYTES)
+    if get(row, GATE) > get(state, READY):
+        return 0
     if get(plan, MAY_WAIT) == 0:
         return end - start
-    sender = get(state, FIRST_SEND)
-    while sender < get(state, N_ROWS) and get(row_of(state, sender), STEP) <= get(row, STEP):
+    sender, last = max(get(row, FIRST), get(state, FIRST_SEND)), get(row, SECTION_END)
+    while sender < last and get(row_of(state, sender), STEP) <= get(row, STEP):
         progress = plan_of(state, sender)
         if get(progress, SEND_DONE) == 0 and is_sent_first(state, sender, number):
             begin = get(row_of(state, sender), SEND_OFFSET)
             stop = begin + get(row_of(state, sender), SEND_BYTES)
             end = _before(start, end, begin + get(progress, SENT), stop)
         sender += 1
-    for before in range(get(state, FIRST_RECEIVE), number):
+    for before in range(max(get(row, FIRST), get(state, FIRST_RECEIVE)), number):
         progress = plan_of(state, before)
         if get(progress, RECEIVE_DONE) == 0:
             begin = get(row_of(state, before), RECEIVE_OFFSET)

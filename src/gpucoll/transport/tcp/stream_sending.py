@@ -9,17 +9,19 @@ from gpucoll.kernels.cpu.memory import get, load32, put
 from gpucoll.transport.tcp.stream_state import (
     ERRNO,
     FD,
+    FIRST,
     FIRST_RECEIVE,
     FIRST_SEND,
+    GATE,
     GONE,
     HEADER,
     HEADER_SENT,
     IDLE,
     MESSAGE,
     MOVED,
-    N_ROWS,
     NEXT_SEND,
     OPEN,
+    READY,
     RECEIVE_DONE,
     RECEIVED,
     SEND_BYTES,
@@ -67,15 +69,23 @@ def failed(state):
 
 
 @inline
+def _waits(state, row, number):
+    """Return whether something of an earlier step of its section has still to come."""
+    first = max(get(row, FIRST), get(state, FIRST_RECEIVE))
+    while first < number and get(plan_of(state, first), RECEIVE_DONE) != 0:
+        first += 1
+    return first < number and get(row_of(state, first), STEP) < get(row, STEP)
+
+
+@inline
 def sendable(state, number):
     """Return up to which byte a row may be sent now; -1: it may not begin."""
     row, plan = row_of(state, number), plan_of(state, number)
     source = get(plan, SOURCE)
+    if get(row, GATE) > get(state, READY):
+        return -1
     if source < 0:
-        first = get(state, FIRST_RECEIVE)
-        if first < get(state, N_ROWS) and get(row_of(state, first), STEP) < get(row, STEP):
-            return -1
-        return get(row, SEND_BYTES)
+        return -1 if _waits(state, row, number) else get(row, SEND_BYTES)
     if get(plan_of(state, source), RECEIVE_DONE) != 0:
         return get(row, SEND_BYTES)
     came = get(plan_of(state, source), RECEIVED)

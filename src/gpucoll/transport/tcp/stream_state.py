@@ -20,6 +20,7 @@ IDLE, MOVED = -2, -1
 
 # Plain ints: Numba freezes them into the code.
 STEP, FORWARDS = int(Row.STEP), int(Row.FORWARDS)
+FIRST, SECTION_END, GATE = int(Row.FIRST), int(Row.END), int(Row.GATE)
 SEND_PEER, SEND_OFFSET = int(Row.SEND_PEER), int(Row.SEND_OFFSET)
 SEND_BYTES = int(Row.SEND_BYTES)
 RECEIVE_PEER, RECEIVE_OFFSET = int(Row.RECEIVE_PEER), int(Row.RECEIVE_OFFSET)
@@ -37,6 +38,8 @@ WORK, WORK_BYTES = int(State.WORK), int(State.WORK_BYTES)
 KERNEL, ITEM_BYTES, PARTS = int(State.KERNEL), int(State.ITEM_BYTES), int(State.PARTS)
 PARAMETER, HEADER, ABORT = int(State.PARAMETER), int(State.HEADER), int(State.ABORT)
 DEADLINE_NS, SLICE_NS = int(State.DEADLINE_NS), int(State.SLICE_NS)
+READY, UNTIL = int(State.READY), int(State.UNTIL)
+STOPS_IDLE, YIELDS = int(State.STOPS_IDLE), int(State.YIELDS)
 BEGUN, LINKS, N_LINKS = int(State.BEGUN), int(State.LINKS), int(State.N_LINKS)
 POLL_FDS, OPEN, IDLE_TURNS = int(State.POLL_FDS), int(State.OPEN), int(State.IDLE)
 FIRST_SEND, FIRST_RECEIVE = int(State.FIRST_SEND), int(State.FIRST_RECEIVE)

@@ -14,7 +14,15 @@ SCRATCH_BYTES = 256 << 10
 
 
 class Row(IntEnum):
-    """Of a schedule: what one row says. Offsets and sizes are bytes of the working buffer."""
+    """Of a schedule: what one row says. Offsets and sizes are bytes of the working buffer.
+
+    Attributes
+    ----------
+    FIRST, END : int
+        The rows of its section, from the first to before the last: no other row's steps matter.
+    GATE : int
+        How much must be ready (`State.READY`) for it to send, or to write.
+    """
 
     STEP = 0
     SEND_PEER = 1
@@ -26,6 +34,9 @@ class Row(IntEnum):
     REDUCES = 7
     THEIRS_FIRST = 8
     FORWARDS = 9
+    FIRST = 10
+    END = 11
+    GATE = 12
 
 
 ROW_WORDS = len(Row)
@@ -96,6 +107,14 @@ class State(IntEnum):
         What the kernel counts, of one item: 2 for complex numbers.
     ABORT : int
         Address of the abort word; 0: there is none.
+    READY : int
+        Rows whose gate is higher wait.
+    UNTIL : int
+        A slice is over when all rows below this one have sent and received.
+    STOPS_IDLE : int
+        Whether a slice is over when nothing moves.
+    YIELDS : int
+        How often the processor is given away before the loop sleeps.
     BEGUN : int
         0: the rows have not been looked at.
     OPEN : int
@@ -123,24 +142,28 @@ class State(IntEnum):
     ABORT = 13
     DEADLINE_NS = 14
     SLICE_NS = 15
-    BEGUN = 16
-    LINKS = 17
-    N_LINKS = 18
-    POLL_FDS = 19
-    OPEN = 20
-    FIRST_SEND = 21
-    FIRST_RECEIVE = 22
-    IDLE = 23
-    LINK = 24
-    ERRNO = 25
-    CLOCK = 26
-    MESSAGE = 28
-    VECTORS = 35
-    DESTINATION = 39
-    OPERANDS = 40
+    READY = 16
+    UNTIL = 17
+    STOPS_IDLE = 18
+    YIELDS = 19
+    BEGUN = 20
+    LINKS = 21
+    N_LINKS = 22
+    POLL_FDS = 23
+    OPEN = 24
+    FIRST_SEND = 25
+    FIRST_RECEIVE = 26
+    IDLE = 27
+    LINK = 28
+    ERRNO = 29
+    CLOCK = 30
+    MESSAGE = 32
+    VECTORS = 39
+    DESTINATION = 43
+    OPERANDS = 44
 
 
-STATE_WORDS = 42
+STATE_WORDS = 46
 
 
 class StreamStatus(IntEnum):
@@ -167,3 +190,4 @@ class Fault(IntEnum):
     RANGE = 3
     ITEMS = 4
     FORWARDS = 5
+    SECTION = 6

@@ -5,6 +5,10 @@ one working buffer over a link, receives one over a link, or does both. On every
 come in the order of the rows, unframed, behind one header for each direction that a call uses. All
 of a step is done at the same time; steps overlap as far as the data allow:
 
+- Rows are of one section or of several, one behind the other. No two sections have a byte in
+  common, and no row waits for one of another section, but for its turn on its link. Where several
+  pieces of an array become ready one after the other, each is a section: ``gate`` says how many
+  must be.
 - A send of step s begins when all receives of earlier steps are there, and reduced. With
   ``forwards`` it begins sooner, and goes as far as the last row before that receives exactly the
   same range has come; no row between the two may receive a part of that range.
@@ -51,6 +55,7 @@ from gpucoll.transport.tcp.stream_words import (
 )
 
 __all__ = [
+    "ALL",
     "NO_DEADLINE",
     "Outcome",
     "Reduction",
@@ -61,7 +66,12 @@ __all__ = [
 ]
 
 NO_DEADLINE = 2**63 - 1
+ALL = 2**62
+"""Of pieces that are ready: as many as there may be."""
 SLICE_NS = 20_000_000
+_FEW_BYTES = 1 << 20
+"""A call of at most so much yields a while before it sleeps: its time is that of its steps."""
+_YIELDS = 100
 _LINE_BYTES = 64
 _LINK_BYTES = SCRATCH_BYTES + 2 * _LINE_BYTES
 _AGAIN = int(StreamStatus.AGAIN)
@@ -71,6 +81,7 @@ _FAULTS = {
     Fault.RANGE: "its range is not in the working buffer",
     Fault.ITEMS: "it reduces, but has no kernel or no whole number of items",
     Fault.FORWARDS: "it forwards what no row before receives, or what a later one changes",
+    Fault.SECTION: "it is not among the rows of its section, or they are not of one mind",
 }
 
 
@@ -173,7 +184,7 @@ class Streams:
         Parameters
         ----------
         rows : ndarray
-            int64, shape (n, 10), C-contiguous: the columns of `Row`.
+            int64, shape (n, 13), C-contiguous: the columns of `Row`.
         work_address, work_bytes : int
             The working buffer.
         header : (int, int, int)
@@ -207,9 +218,7 @@ class Streams:
             abort_address=abort_address,
             slice_ns=slice_ns,
         )
-        while (status := self._proceed()) == _AGAIN:
-            pass
-        return _DONE if status == 0 else self._outcome(status)
+        return self.finish()
 
     def begin(
         self,
@@ -222,8 +231,15 @@ class Streams:
         deadline_ns: int = NO_DEADLINE,
         abort_address: int = 0,
         slice_ns: int = SLICE_NS,
+        ready: int = ALL,
     ) -> None:
-        """Take a schedule, as `run` does; nothing moves before `proceed`."""
+        """Take a schedule, as `run` does; nothing moves before `proceed`, or `finish`.
+
+        Parameters
+        ----------
+        ready : int
+            Rows whose gate is higher wait, until `let` says more.
+        """
         n_rows = len(rows)
         is_table = rows.dtype == np.int64 and rows.flags.c_contiguous
         if not is_table or rows.shape != (n_rows, ROW_WORDS):
@@ -246,12 +262,40 @@ class Streams:
             abort_address,
             deadline_ns,
             slice_ns,
+            ready,
+            ALL,
+            0,
+            _YIELDS if work_bytes <= _FEW_BYTES else 0,
             0,
         )
 
     def proceed(self) -> Outcome:
         """Go on with what was begun for one slice; `AGAIN` where it is not over."""
         return self._outcome(self._proceed())
+
+    def let(self, ready: int) -> Outcome:
+        """Say how many pieces are ready now, and move what can move without waiting."""
+        self._state[State.READY] = ready
+        self._state[State.STOPS_IDLE] = 1
+        try:
+            return self.proceed()
+        finally:
+            self._state[State.STOPS_IDLE] = 0
+
+    def finish(self, until: int = ALL) -> Outcome:
+        """Go on to the end.
+
+        Parameters
+        ----------
+        until : int
+            Or until all rows below this one have sent and received: then the outcome is `AGAIN`,
+            unless those were all.
+        """
+        self._state[State.UNTIL] = until
+        while (status := self._proceed()) == _AGAIN:
+            if self._state[State.FIRST_SEND : State.FIRST_RECEIVE + 1].min() >= until:
+                break
+        return _DONE if status == 0 else self._outcome(status)
 
     def _proceed(self) -> int:
         return int(self._run(self._address))

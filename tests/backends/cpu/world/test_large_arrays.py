@@ -11,8 +11,7 @@ from tests.backends.cpu.test_movements import counted
 from tests.collective_cases import COLLECTIVES, COUNTED, ROOTED, SCANS, Case, check, draw
 
 from gpucoll import ReduceOp
-from gpucoll.backends.cpu.world import large_reductions
-from gpucoll.backends.cpu.world.sizes import LARGE_BYTES
+from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, PIECE_BYTES, PIECES
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab", "abca", "aabcb"]
 """Also ranks that are not host by host, and hosts with one, two and three ranks."""
@@ -89,6 +88,14 @@ def sizes_around(comm, limits):
             expected = comm.world_size * np.arange(size // 4) + sum(range(comm.world_size))
             copied = comm.broadcast(x.copy(), root=1)
             found.append((total == expected).all() and (copied == np.arange(size // 4) + 1).all())
+            x = np.resize(x, x.size // comm.world_size * comm.world_size)
+            block = comm.reduce_scatter(x, op="sum")
+            begin = comm.rank * block.size
+            found.append((block == comm.all_reduce(x, op="sum")[begin : begin + block.size]).all())
+            gathered = comm.all_gather(block)
+            found.append((gathered.ravel()[begin : begin + block.size] == block).all())
+            reduced = comm.reduce(x, op="sum", root=comm.world_size - 1)
+            found.append(reduced is None or (reduced.ravel() == gathered.ravel()).all())
     return found
 
 
@@ -97,8 +104,8 @@ def test_sizes_at_which_the_way_changes(hosts, placed):
     limits = [
         LARGE_BYTES // len(placed) // 4 * 4,
         LARGE_BYTES,
-        large_reductions.DOUBLING_BYTES,
-        large_reductions.TREE_BYTES,
+        *(2048 * len(placed), 32 * 1024 * len(placed)),
+        *(PIECE_BYTES, 2 * PIECE_BYTES, 3 * PIECE_BYTES, PIECES * PIECE_BYTES),
     ]
 
     for found in hosts.call(placed, sizes_around, limits):
