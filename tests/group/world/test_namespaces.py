@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -118,9 +119,8 @@ def test_ranks_in_namespaces_are_on_hosts_of_their_own(hosts, rank_server, names
 def lose(comm, ready, is_calling):
     """Return when this rank was told of the loss, and how."""
     comm.barrier()
-    if comm.rank == 0:
-        with open(ready, "w"):
-            pass
+    with open(f"{ready}{comm.rank}", "w"):  # of all: others may be in the barrier still
+        pass
     try:
         while is_calling:
             comm.all_reduce(np.ones(1000))
@@ -148,7 +148,7 @@ def test_a_host_that_is_cut_off(hosts, rank_server, namespaces, tmp_path, placed
             environment=ENVIRONMENT,
         )
         try:
-            until(ready.exists)
+            until(lambda: all(Path(f"{ready}{rank}").exists() for rank in range(len(placed))))
             start = time.monotonic()
             namespaces.cut_off(cut)
             replies = pool.results()
