@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucoll import config
 from gpucoll.backends.choice import KINDS, Found, obstacle
-from gpucoll.backends.nccl import finding
+from gpucoll.backends.nccl import finding, network
 from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.devices import device_count, open_device
 from gpucoll.errors import BackendUnavailableError, DeadlineError
@@ -77,6 +77,8 @@ def connect(
     BackendUnavailableError
         They cannot be connected: the same on every rank.
     """
+    if interface := group.interface:
+        network.choose_interface(interface)
     found = look(backend, number, group)
     mine: dict[str, Any] = {_FOUND_KEY: found}
     if group.rank == 0 and not found.problem:

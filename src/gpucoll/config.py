@@ -115,7 +115,7 @@ RCCL_LIBRARY: Final = "GPUCOLL_RCCL_LIBRARY"
 GPU_KIND: Final = "GPUCOLL_GPU_KIND"
 """``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
 
-# --- of vendors' libraries: read, to say what they lead to; never set ---------------------------
+# --- of vendors' libraries: read, to say what they lead to; only NCCL_SOCKET_IFNAME is ever set ---
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
 NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"
@@ -136,6 +136,12 @@ _NUMBA_CODE: Final = (
 """What other machine code is made for (the first one in tests only)."""
 NCCL_TOPO_FILE: Final = "NCCL_TOPO_FILE"
 """A topology in NCCL's XML, which the vendor's library reads instead of sysfs."""
+NCCL_SOCKET_IFNAME: Final = "NCCL_SOCKET_IFNAME"
+"""The interface by which NCCL and RCCL go to other hosts; set where the user has not."""
+NCCL_IB_HCA: Final = "NCCL_IB_HCA"
+"""The RDMA devices that they use."""
+NCCL_CONF_FILE: Final = "NCCL_CONF_FILE"
+"""A file in which they look for variables that are not set."""
 
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0

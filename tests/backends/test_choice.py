@@ -40,8 +40,8 @@ def test_choose(wish, seen, host, gpu, reason):
     assert choice.host.reason
 
 
-def found(uuid, version=(2, 27, 3), problem="", may_share=False):
-    return Found(problem, "cuda:0", f"GPU-{uuid}", "H200", version, may_share)
+def found(uuid, version=(2, 27, 3), problem="", may_share=False, host=0):
+    return Found(problem, "cuda:0", f"GPU-{uuid}", "H200", version, may_share, host)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +61,8 @@ def found(uuid, version=(2, 27, 3), problem="", may_share=False):
             "different versions of NCCL (2.27.3 on rank 0, 2.28.9 on rank 1)",
         ),
         ("nccl", [found(1), found(2), found(1)], "ranks 0, 2 share one GPU (H200, GPU-1), which"),
+        ("rccl", [found(1), found(2), found(1, host=1), found(2, host=1)], ""),
+        ("rccl", [found(1), found(1, host=1), found(1, host=1)], "ranks 1, 2 share one GPU"),
         ("nccl", [found(1), found(1)], "NCCL 2.30.0 and later have an experimental way"),
         ("nccl", [found(1, (2, 30, 4))] * 2, "or try NCCL_MULTI_RANK_GPU_ENABLE=1"),
         ("nccl", [found(1, (2, 30, 4), may_share=True)] * 2, ""),

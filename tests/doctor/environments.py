@@ -77,6 +77,13 @@ LAPTOP = {
         "kernel_release": "6.8.0-50-generic",
         "has_dma_buf_options": None,
     },
+    "gpu_network": {
+        "interface": "eth0",
+        "socket_ifname": "=eth0",
+        "socket_ifname_source": "gpucoll",
+        "ib_hca": None,
+        "ib_hca_source": None,
+    },
     "self_test": {"passed": True, "elapsed_s": 0.8, "single_copy": True, "problem": None},
 }
 """A machine without GPUs, on which all is well."""

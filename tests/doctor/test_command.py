@@ -13,6 +13,7 @@ import pytest
 from tests.doctor.environments import laptop
 
 from gpucoll.doctor import cli
+from gpucoll.doctor.examination import SECTIONS
 from gpucoll.doctor.facts import SCHEMA, Report
 from gpucoll.version import __version__
 
@@ -77,8 +78,7 @@ class TestJson:
 
     def test_every_section_was_answered(self, as_json):
         _, report = as_json
-        names = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "topology")
-        assert [name for name in names if report[name] is None] == []
+        assert [name for name in SECTIONS if report[name] is None] == []
 
     def test_host_arrays_are_served_by_the_cpu_backend(self, as_json):
         _, report = as_json

@@ -10,7 +10,7 @@ import pytest
 from tests.doubles import run_python
 from tests.topology.machines import write
 
-from gpucoll.doctor import host, libraries
+from gpucoll.doctor import host, libraries, network
 from gpucoll.doctor.gpus import kernel_module, toolkit
 from gpucoll.doctor.host import cpu_list
 
@@ -228,3 +228,29 @@ class TestLibraries:
         found = libraries.look("NCCL", wheel["path"])
         assert found["problem"] is None
         assert (found["version"] or "").startswith("2.")
+
+
+class TestGpuNetwork:
+    def test_what_gpucoll_would_set(self, tmp_path, monkeypatch):
+        monkeypatch.delenv("NCCL_SOCKET_IFNAME", raising=False)
+        monkeypatch.setenv("GPUCOLL_INTERFACES", "lo")
+        monkeypatch.setenv("HOME", str(tmp_path))
+        assert network.gpu_network(tmp_path) == {
+            "interface": "lo",
+            "socket_ifname": "=lo",
+            "socket_ifname_source": "gpucoll",
+            "ib_hca": None,
+            "ib_hca_source": None,
+        }
+
+    def test_what_the_user_says_stands(self, tmp_path, monkeypatch):
+        monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
+        monkeypatch.setenv("GPUCOLL_INTERFACES", "nothing9")
+        write(tmp_path / "etc/nccl.conf", "NCCL_IB_HCA=mlx5_1")
+        assert network.gpu_network(tmp_path) == {
+            "interface": None,
+            "socket_ifname": "ib0",
+            "socket_ifname_source": "the environment",
+            "ib_hca": "mlx5_1",
+            "ib_hca_source": "/etc/nccl.conf",
+        }

@@ -120,3 +120,19 @@ def test_verdicts():
     assert render(environment.report()).endswith("it was not tried.\n")
     environment["memory"]["shared_memory_problem"] = "no shared memory"
     assert render(environment.report()).endswith("The CPU path does not work.\n")
+
+
+def test_what_the_user_says_of_the_gpus_network():
+    environment = nvidia()
+    environment["gpu_network"].update(
+        socket_ifname="ib0",
+        socket_ifname_source="/etc/nccl.conf",
+        ib_hca="mlx5_3",
+        ib_hca_source="the environment",
+    )
+    text = " ".join(render(environment.report()).split())
+    assert "NCCL_SOCKET_IFNAME=ib0 of /etc/nccl.conf stands; the hosts are linked by eth0" in text
+    assert "NCCL_IB_HCA=mlx5_3 of the environment stands" in text
+    environment["gpu_network"].update(interface=None, socket_ifname=None, ib_hca=None)
+    text = " ".join(render(environment.report()).split())
+    assert "the library chooses its interface; the hosts are linked by no interface" in text

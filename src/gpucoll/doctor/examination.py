@@ -20,9 +20,11 @@ from gpucoll.version import __version__
 
 __all__ = ["Limits", "examine", "report_of"]
 
-FIRST = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "nvlinks")
+FIRST = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "nvlinks", "gpu_network")
 """Probes that need nothing of others."""
-SECTIONS = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "topology")
+SECTIONS = (
+    "cpus", "memory", "kernels", "packages", "gpus", "libraries", "topology", "gpu_network"
+)  # fmt: skip
 """Probes whose answer is the section of the same name."""
 
 COMPILE_S = 150.0
@@ -98,6 +100,7 @@ def report_of(answers: dict[str, Answer]) -> Report:
         gpus=gpus,
         libraries=found["libraries"],
         topology=topology,
+        gpu_network=found["gpu_network"],
         gpu_direct_rdma=gpu_direct(topology, gpus["devices"] if gpus else []) if topology else [],
         self_test=test,
         auto=choices(works, gpus, found["libraries"]),

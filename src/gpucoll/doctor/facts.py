@@ -148,6 +148,16 @@ class Topology(TypedDict):
     has_dma_buf_options: bool | None
 
 
+class GpuNetwork(TypedDict):
+    """By which interface and NICs the vendor's library goes to other hosts."""
+
+    interface: str | None
+    socket_ifname: str | None
+    socket_ifname_source: str | None
+    ib_hca: str | None
+    ib_hca_source: str | None
+
+
 class GpuDirect(TypedDict):
     """Whether a NIC can reach a GPU's memory."""
 
@@ -213,6 +223,7 @@ class Report(TypedDict):
     gpus: Gpus | None
     libraries: list[LibraryFound] | None
     topology: Topology | None
+    gpu_network: GpuNetwork | None
     gpu_direct_rdma: list[GpuDirect]
     self_test: SelfTest | None
     auto: list[Choice]

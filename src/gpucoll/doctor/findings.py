@@ -221,6 +221,8 @@ def _topology(report: Report) -> Iterator[Line]:
         gpus = "one GPU" if hidden == 1 else f"{hidden} GPUs"
         yield Line(NOTE, "other GPUs", f"{gpus} of this machine that this process may not use")
     yield from _gpu_direct(report, names)
+    if names:
+        yield from _gpu_network(report)
 
 
 def gpu_names(report: Report) -> dict[int, str]:
@@ -252,6 +254,26 @@ def _gpu_direct(report: Report, names: Mapping[int, str]) -> Iterator[Line]:
     for (mark, text), alike in by_text.items():
         who = "" if len(alike) == len(names) else f"{', '.join(alike)}: "
         yield Line(mark, "GPUDirect RDMA", f"{who}{text}")
+
+
+def _gpu_network(report: Report) -> Iterator[Line]:
+    """Yield how the vendor's library goes to other hosts."""
+    network = report["gpu_network"]
+    if network is None:
+        return
+    value, source = network["socket_ifname"], network["socket_ifname_source"]
+    linked = f"the hosts are linked by {network['interface'] or 'no interface that is there'}"
+    if value is None:
+        yield Line(NOTE, "between hosts", f"the library chooses its interface; {linked}")
+    elif source == "gpucoll":
+        text = f"gpucoll sets NCCL_SOCKET_IFNAME={value}, the interface that links the hosts"
+        yield Line(OK, "between hosts", text)
+    else:
+        text = f"NCCL_SOCKET_IFNAME={value} of {source} stands; {linked}"
+        yield Line(OK, "between hosts", text)
+    if network["ib_hca"] is not None:
+        text = f"NCCL_IB_HCA={network['ib_hca']} of {network['ib_hca_source']} stands"
+        yield Line(OK, "RDMA devices", text)
 
 
 def _auto(report: Report) -> Iterator[Line]:

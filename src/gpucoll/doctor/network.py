@@ -3,21 +3,32 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from gpucoll import config
-from gpucoll.doctor.facts import GpuDirect, GpuFound, GpuPlace, NicPlace, Topology
+from gpucoll.doctor.facts import (
+    GpuDirect,
+    GpuFound,
+    GpuNetwork,
+    GpuPlace,
+    NicPlace,
+    Topology,
+)
 from gpucoll.doctor.host import cpu_list
+from gpucoll.errors import ArgumentError
 from gpucoll.topology.cpus import FILE_SYSTEM
 from gpucoll.topology.distances import Distance, distance, gpu_label, nearest_nics
+from gpucoll.topology.gpu_network import exactly, setting_of
+from gpucoll.topology.interfaces import interface_of, own_address
 from gpucoll.topology.machine import Gpu, Machine, Nic
 from gpucoll.topology.nccl_xml import read_xml
 from gpucoll.topology.rdma import GpuFacts, KernelFacts, gpu_direct_rdma, read_kernel_facts
 from gpucoll.topology.sysfs import read_machine
 
-__all__ = ["gpu_direct", "topology"]
+__all__ = ["gpu_direct", "gpu_network", "topology"]
 
 
 def topology(nvlinks: str, root: Path = FILE_SYSTEM) -> Topology:
@@ -116,3 +127,27 @@ def gpu_direct(found: Topology, devices: list[GpuFound]) -> list[GpuDirect]:
             )
         )
     return verdicts
+
+
+def gpu_network(root: Path = FILE_SYSTEM) -> GpuNetwork:
+    """Return how NCCL or RCCL would go to other hosts, in a communicator that starts from here.
+
+    Parameters
+    ----------
+    root : Path
+        The file system whose ``/etc`` is read.
+    """
+    try:
+        interface: str | None = interface_of(own_address()).name
+    except ArgumentError:  # GPUCOLL_INTERFACES names what is not there
+        interface = None
+    sockets = setting_of(config.NCCL_SOCKET_IFNAME, os.environ, root)
+    adapters = setting_of(config.NCCL_IB_HCA, os.environ, root)
+    chosen = exactly(interface) if interface else None
+    return GpuNetwork(
+        interface=interface,
+        socket_ifname=chosen if sockets is None else sockets.value,
+        socket_ifname_source=(chosen and "gpucoll") if sockets is None else sockets.source,
+        ib_hca=None if adapters is None else adapters.value,
+        ib_hca_source=None if adapters is None else adapters.source,
+    )

@@ -24,6 +24,7 @@ PROBES = MappingProxyType(
         "library": "gpucoll.doctor.libraries:look",
         "nvlinks": "gpucoll.doctor.nvlinks:nvlinks",
         "topology": "gpucoll.doctor.network:topology",
+        "gpu_network": "gpucoll.doctor.network:gpu_network",
         "self_test": "gpucoll.doctor.self_test:self_test",
     }
 )

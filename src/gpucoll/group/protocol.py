@@ -159,6 +159,10 @@ class Group(Protocol):
         """The number of this rank's host."""
 
     @property
+    def interface(self) -> str:
+        """The network interface that links this host to the others; empty: there is one host."""
+
+    @property
     def failure(self) -> GpucollError | None:
         """Why it is broken."""
 

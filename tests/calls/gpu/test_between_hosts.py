@@ -17,12 +17,15 @@ import pytest
 from tests.calls.gpu import test_connecting as connecting
 from tests.calls.gpu import test_failures as alone
 from tests.calls.gpu import test_messages as messages
+from tests.calls.gpu import test_repeated_calls as repeated
+from tests.calls.gpu import test_windows as windows
 from tests.calls.gpu.cases import run_cases
 from tests.calls.gpu.failing import counted, ones
 from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
 from tests.faults.test_ends import SOON_S, errors, until
 from tests.ranks import Ended
+from tests.topology.machines import write_xml
 
 from gpucoll.errors import (
     AbortedError,
@@ -31,6 +34,7 @@ from gpucoll.errors import (
     MismatchError,
     PeerLostError,
 )
+from gpucoll.testing.session import environment
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]
 BOTH = pytest.mark.parametrize("gpus_on_hosts", ["nccl", "rccl"], indirect=True)
@@ -40,7 +44,7 @@ BOTH = pytest.mark.parametrize("gpus_on_hosts", ["nccl", "rccl"], indirect=True)
 @pytest.mark.parametrize("placed", SHAPES)
 def test_every_collective(gpus_on_hosts, placed):
     size = len(placed)
-    cases = [case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, size, 7, 5)]
+    cases = [case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, size, size)]
     assert gpus_on_hosts.call(placed, run_cases, cases) == [len(cases)] * size
 
 
@@ -56,6 +60,23 @@ def test_a_mismatch_names_the_odd_rank_on_every_rank(gpus_on_hosts, placed, kind
         assert re.search(r"rank 1 called \w+\(.*ranks 0, 2 called all_reduce\(", text), text
         assert f"This is rank {rank} of 3. Outputs are undefined" in text
         assert "The communicator was aborted: close it" in text
+
+
+def call_by_parity(rank):
+    def calls(comm, kit):
+        comm.all_reduce(ones(kit, 8 + comm.rank % 2))
+        comm.check()
+
+    return counted(rank, calls)
+
+
+@pytest.mark.parametrize("placed", ["aabb", "abab", "abbb"])
+def test_ranks_that_differ_on_each_host(gpus_on_hosts, placed):
+    for error in errors(gpus_on_hosts.replies(placed, call_by_parity)):
+        assert isinstance(error, MismatchError), error
+        for ranks, size in (("0, 2", 8), ("1, 3", 9)):
+            called = f"all_reduce(op=sum, float32, shape ({size},))"
+            assert f"ranks {ranks} called {called}" in str(error)
 
 
 @pytest.mark.parametrize("name", ["broadcast", "reduce", "gather", "scatter"])
@@ -136,7 +157,7 @@ def stop(rank):
     return counted(rank, calls, timeout_s=0.5)
 
 
-@pytest.mark.parametrize("placed", ["aba", "aab"])
+@pytest.mark.parametrize("placed", ["aba", "aab", "abb"])
 def test_a_stopped_rank_is_late_and_not_lost(gpus_on_hosts, rank_server, placed):
     with rank_server.fork(3) as pool:
         gpus_on_hosts.start(pool, placed, stop)
@@ -147,7 +168,8 @@ def test_a_stopped_rank_is_late_and_not_lost(gpus_on_hosts, rank_server, placed)
     for error in found:
         assert isinstance(error, DeadlineError), error
     for error in found[:2]:
-        assert re.search("rank 1 (had not made this call|on .* did not answer)", str(error)), error
+        late = "ranks? 1(, 2)? (had not made this call|on .* did not answer)"
+        assert re.search(late, str(error)), error
 
 
 @pytest.mark.parametrize("placed", ["aba", "aab", "abc"])
@@ -267,6 +289,28 @@ def test_messages_come_in_order(gpus_on_hosts):
     gpus_on_hosts.call("ab", messages.in_order)
 
 
+@pytest.mark.parametrize("placed", ["aab", "abc"])
+def test_a_group_of_host_and_gpu_arrays(gpus_on_hosts, placed):
+    assert gpus_on_hosts.call(placed, messages.grouped) == [[3.0] * 3] * 3
+
+
+@pytest.mark.parametrize("placed", ["aba", "abc"])
+def test_lists(gpus_on_hosts, placed):
+    gpus_on_hosts.call(placed, messages.lists)
+
+
+@pytest.mark.parametrize("placed", ["aba", "abc"])
+def test_calls_again_in_one_compiled_step(gpus_on_hosts, placed):
+    for results in gpus_on_hosts.call(placed, repeated.repeat_every_kind):
+        assert results == [True] * len(results)
+        assert results
+
+
+@pytest.mark.parametrize("placed", ["aba", "abc"])
+def test_symmetric_windows(gpus_on_hosts, placed):
+    assert gpus_on_hosts.call_ranks(placed, windows.use_windows, 2) == [(2, {6.0}, 0)] * 3
+
+
 @pytest.mark.parametrize("placed", ["aabbb", "ababa", "abcab"])
 @pytest.mark.parametrize("is_connected", [True, False])
 def test_split_and_duplicate(gpus_on_hosts, placed, is_connected):
@@ -381,3 +425,58 @@ def close_while_others_wait(rank):
 @pytest.mark.parametrize("placed", ["abb", "abab", "abcabc"])
 def test_close_while_others_wait(gpus_on_hosts, placed):
     assert gpus_on_hosts.call_ranks(placed, close_while_others_wait) == [None] * len(placed)
+
+
+# --- the network ----------------------------------------------------------------------------------
+
+
+def tell_network(rank, user):
+    """Return what describe says before and after the GPUs connect, and the library's variables."""
+    with environment(user), rank.init() as comm:
+        before = dict(comm.describe().facts)
+        comm.all_reduce(ones(rank.kit))
+        after = dict(comm.describe().facts)
+        with comm.split(rank.rank % 2) as part:  # each on one host
+            alone = dict(part.describe().facts)
+        assert "GPU network" not in {**before, **alone}
+        assert before["GPU arrays"].endswith("to be connected at the first call on GPU arrays")
+        assert after["hosts"].count(";") == 1
+        told = os.environ["NCCL_SOCKET_IFNAME"], after["GPU network"], after["NIC of the GPU"]
+        return told, alone["GPU arrays"]
+
+
+MACHINE = "node 0 0-3\n  bridge 10\n" + "".join(
+    f"    switch 1{place}\n      gpu {0x1B + place:x}\n      nic 2{place} mlx5_{place}\n"
+    for place in range(4)
+)
+"""Where the GPUs of the double sit: each on a switch with a NIC."""
+
+
+def test_the_library_uses_the_interface_that_links_the_hosts(gpus_on_hosts, rank_server, tmp_path):
+    file = write_xml(tmp_path / "topology.xml", MACHINE, "nvidia")
+    with rank_server.fork(4) as pool:
+        gpus_on_hosts.start(pool, "abab", tell_network, {"NCCL_TOPO_FILE": str(file)})
+        found = pool.results()
+
+    for (value, network, nic), arrays in found:
+        assert value == "=lo"
+        assert network == (
+            "NCCL_SOCKET_IFNAME==lo, set by gpucoll: the interface that links the hosts"
+        )
+        assert re.match(r"mlx5_\d \(.*\), PIX from the GPU: the nearest; NCCL_IB_HCA=mlx5_", nic)
+        assert arrays.startswith("backend nccl: ")
+    assert len({nic for (_, _, nic), _ in found}) == 4
+
+
+def test_what_the_user_says_of_the_network_stands(gpus_on_hosts, rank_server):
+    user = {"NCCL_SOCKET_IFNAME": "^docker", "NCCL_IB_HCA": "mlx5_7"}
+    with rank_server.fork(4) as pool:
+        gpus_on_hosts.start(pool, "abab", tell_network, user)
+        found = pool.results()
+
+    for (value, network, nic), _ in found:
+        assert value == "^docker"
+        assert network == (
+            "NCCL_SOCKET_IFNAME=^docker of the environment stands; the hosts are linked by lo"
+        )
+        assert nic.endswith("; NCCL_IB_HCA=mlx5_7 of the environment stands")

@@ -60,8 +60,8 @@ class Namespaces:
                     ip(kind, "del", name)
 
 
-@pytest.fixture(scope="module")
-def namespaces():
+def made_namespaces():
+    """Yield three of them, for a fixture."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("network namespaces need root and iproute2's ip")
     made = Namespaces(3)
@@ -73,6 +73,11 @@ def namespaces():
         pytest.skip(f"no network namespaces can be made here: {output.decode().strip()}")
     yield made
     made.remove()
+
+
+@pytest.fixture(scope="module")
+def namespaces():
+    yield from made_namespaces()
 
 
 def enter(name):

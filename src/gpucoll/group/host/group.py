@@ -246,6 +246,11 @@ class HostGroup:
         return 0
 
     @property
+    def interface(self) -> str:
+        """The network interface that links this host to the others; empty: there is one host."""
+        return ""
+
+    @property
     def path(self) -> int:
         """The `Path` that this rank's last call took."""
         return int(self.context[Context.PATH])

@@ -2,9 +2,9 @@
 
 The ranks of a host post into their own rings, as on one host alone, and compare those by the same
 compiled loop. Behind them the segment has a ring for each other host: its leader tells what all of
-its ranks have called alike, this host's leader writes it there (`Mirror`). So what a rank compares
-is its own call with those of the ranks here and of the other hosts, whoever is late or differs; and
-a ring is full as long as some host has not compared its oldest call.
+its ranks have called, this host's leader writes it there (`Mirror`). So what a rank compares is its
+own call with those of the ranks here and of the other hosts, whoever is late or differs; and a ring
+is full as long as some host has not compared its oldest call.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class WorldEnqueuedCalls(EnqueuedCalls):
         """Have the leader look, where that helps the others to go on."""
         sequence, compared = self.sequence, self.compared
         told_sequence, told_compared = self._told
-        quarter = self._members.tuning.enqueued_records // 4
+        quarter = _quarter(self._members)
         if sequence != told_sequence or difference(compared, told_compared) >= quarter:
             self._told = sequence, compared
             self._ring()
@@ -168,7 +168,7 @@ class Mirror:
                 return False
             first, calls = self.told, self._new_calls()
             compared, failed = self._compared(), self._failed()
-            quarter = self._members.tuning.enqueued_records // 4
+            quarter = _quarter(self._members)
             n_compared = difference(compared, self._told_compared)
             if not calls and failed == self._told_failed and n_compared < quarter:
                 return False
@@ -178,18 +178,14 @@ class Mirror:
             return True
 
     def _new_calls(self) -> list[bytes]:
-        """Return the calls that all ranks here have posted alike, in order.
-
-        Where they differ there is none: the ranks find that out themselves.
-        """
+        """Return the calls that all ranks here have posted, in order."""
         members = self._members
         found: list[bytes] = []
         places = range(members.world_size)
         while len(found) < members.tuning.enqueued_records:
             sequence = self.told + 1 & _LOW
             headers = {members.enqueued_header(place, sequence) for place in places}
-            header = headers.pop()
-            if headers or header & _LOW != sequence:
+            if any(header & _LOW != sequence for header in headers):
                 break
             with members.held():
                 records = [members.enqueued_words(place, sequence) for place in places]
@@ -197,7 +193,9 @@ class Mirror:
                     _wrapped(sum(int(record[field]) for record in records))
                     for field in (Record.SENT, Record.RECEIVED)
                 )
-            found.append(_CALL.pack(header >> 32 & _LOW, sent, received))
+            if len(headers) > 1:  # they differ here already: it can be right nowhere
+                sent = _wrapped(received + 1)
+            found.append(_CALL.pack(headers.pop() >> 32 & _LOW, sent, received))
             self.told = sequence
         return found
 
@@ -254,6 +252,11 @@ class Mirror:
                 self._waiting[host].append((sequence, function))
                 return
         function()
+
+
+def _quarter(members: Members) -> int:
+    """Return after how many calls that were compared it is told, where there is nothing else."""
+    return max(members.tuning.enqueued_records // 4, 1)
 
 
 def _wrapped(value: int) -> int:

@@ -138,6 +138,11 @@ class WorldGroup:
         return self.host.rank
 
     @property
+    def interface(self) -> str:
+        """The network interface that links this host to the others."""
+        return interface_of(self._address).name
+
+    @property
     def was_told(self) -> bool:
         """Whether that was raised to somebody."""
         return self.host.was_told
