@@ -99,6 +99,13 @@ SECRET: Final = "GPUCOLL_SECRET"
 """The secret that all ranks of a job over TCP share, 16 bytes at least."""
 SECRET_FILE: Final = "GPUCOLL_SECRET_FILE"
 """A file that holds it instead, of this user's or root's, that nobody else can read."""
+TLS_CERT: Final = "GPUCOLL_TLS_CERT"
+"""A file with this rank's certificate, PEM, and those between it and the CA's: with it all TCP is
+encrypted by TLS 1.3. All three of these are set, on every rank, or none."""
+TLS_KEY: Final = "GPUCOLL_TLS_KEY"
+"""A file with its private key, of this user's or root's, that nobody else can read."""
+TLS_CA: Final = "GPUCOLL_TLS_CA"
+"""A file with the certificate of the CA by which the other ranks' certificates are signed."""
 CACHE_DIR: Final = "GPUCOLL_CACHE_DIR"
 """Where compiled kernels are kept (``$XDG_CACHE_HOME/gpucoll`` or ``~/.cache/gpucoll``). They are
 code: it must be a folder of this user's that nobody else can write to."""

@@ -7,12 +7,16 @@ import socket
 import threading
 
 import pytest
+from tests.certificates import Authority
 
 from gpucoll.doctor import cli, reach
 from gpucoll.errors import AuthenticationError, RendezvousError
+from gpucoll.rendezvous.addresses import join_address
+from gpucoll.transport.tcp.credentials import job_tls
 
 SECRET = "0123456789abcdef"
 LIMIT_S = 20.0
+FAMILIES = (socket.AF_INET, socket.AF_INET6)
 
 
 @pytest.fixture
@@ -23,16 +27,19 @@ def lines(monkeypatch):
 
 
 @pytest.fixture
-def listening(lines):
+def listening(lines, request):
     """The address at which a thread answers once, and what it has said."""
     said: queue.Queue[tuple[str, str, str]] = queue.Queue()
 
     def answer() -> None:
         reach.listen(address, lambda *line: said.put(line), LIMIT_S, once=True)
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    host = getattr(request, "param", "127.0.0.1")
+    try:
+        with socket.create_server((host, 0), family=FAMILIES[":" in host]) as free:
+            address = join_address(host, free.getsockname()[1])
+    except OSError:
+        pytest.skip(f"this host has no {host}")
     thread = threading.Thread(target=answer)
     thread.start()
     state, name, text = said.get(timeout=LIMIT_S)
@@ -43,6 +50,7 @@ def listening(lines):
     assert not thread.is_alive()
 
 
+@pytest.mark.parametrize("listening", ["127.0.0.1", "::1"], indirect=True)
 def test_what_it_says(lines, listening):
     address, said = listening
     reach.reach(address, lambda *line: lines.append(line), LIMIT_S)
@@ -53,6 +61,35 @@ def test_what_it_says(lines, listening):
     state, _, text = said.get(timeout=LIMIT_S)
     assert state == "ok"
     assert "asked, and sent" in text
+
+
+@pytest.fixture
+def certificates(tmp_path, monkeypatch):
+    for name, path in Authority(tmp_path / "ca").environment().items():
+        monkeypatch.setenv(name, path)
+
+
+def test_by_tls(certificates, lines, listening):
+    address, said = listening
+    reach.reach(address, lambda *line: lines.append(line), LIMIT_S)
+
+    assert "inside of TLS 1.3: it has the same secret" in lines[2][2]
+    assert lines[-1][:2] == ("ok", "rate")
+    state, _, text = said.get(timeout=LIMIT_S)
+    assert (state, "asked, and sent" in text) == ("ok", True), text
+
+
+def test_by_tls_where_the_other_has_none(lines, listening, certificates, monkeypatch):
+    """Whichever of the two it is that has certificates."""
+    address, said = listening
+    found = iter([job_tls("one")])
+    monkeypatch.setattr(reach, "job_tls", lambda _: next(found, None))
+    with pytest.raises(reach.UnreachableError, match="GPUCOLL_TLS_CERT"):
+        reach.reach(address, lambda *line: lines.append(line), LIMIT_S)
+
+    state, _, text = said.get(timeout=LIMIT_S)
+    assert state == "bad"
+    assert "GPUCOLL_TLS_CERT" in text
 
 
 def test_another_secret(lines, listening, monkeypatch):
@@ -77,7 +114,11 @@ def test_nobody_there(lines):
 
 @pytest.mark.parametrize(
     ("address", "text"),
-    [("nowhere", "no HOST:PORT"), ("no-such-host.invalid:99", "does not resolve")],
+    [
+        ("nowhere", "no HOST:PORT"),
+        ("no-such-host.invalid:99", "does not resolve"),
+        ("[fe80::1%lo]:99", "link-local address of IPv6"),
+    ],
 )
 def test_no_address(lines, address, text):
     with pytest.raises(reach.UnreachableError, match=text):

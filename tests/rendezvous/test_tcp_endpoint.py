@@ -9,9 +9,11 @@ import time
 
 import pytest
 
+from gpucoll.errors import RendezvousError
 from gpucoll.rendezvous import tcp
 from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.tcp import TcpEndpoint
+from gpucoll.transport.tcp.credentials import Credentials
 
 SECRET = b"0123456789abcdef"
 
@@ -37,7 +39,9 @@ def silent_address():
 
 
 def test_no_answer_is_asked_for_in_short_steps(silent_address, monkeypatch):
-    endpoint = TcpEndpoint(HandedPoint(silent_address, SECRET), SECRET, "a", "rank 1 of 2")
+    endpoint = TcpEndpoint(
+        HandedPoint(silent_address, Credentials(SECRET, None)), SECRET, "a", "rank 1 of 2"
+    )
     start = time.monotonic()
     for _ in range(3):
         assert endpoint.connect(100, 0) is None
@@ -52,11 +56,19 @@ def test_no_answer_is_asked_for_in_short_steps(silent_address, monkeypatch):
     assert endpoint._connecting is None
 
 
+@pytest.mark.parametrize("host", ["fe80::1%lo", "fe80::1"])
+def test_a_link_local_address(host):
+    with pytest.raises(RendezvousError, match=r"link-local address of IPv6.*such as fd00::1"):
+        tcp.listen_at(host, 0, "rank 0 of 2 cannot listen")
+
+
 def test_nobody_there():
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
-        endpoint = TcpEndpoint(HandedPoint(address, SECRET), SECRET, "a", "rank 1 of 2")
+        endpoint = TcpEndpoint(
+            HandedPoint(address, Credentials(SECRET, None)), SECRET, "a", "rank 1 of 2"
+        )
         assert endpoint.connect(100, 0) is None
     assert "nobody listens there" in endpoint.trouble()
     endpoint.close()

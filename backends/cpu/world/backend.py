@@ -41,7 +41,7 @@ class WorldCpuCall:
         self._phases = phases
         collective = phases.request.collective
         steps = (REDUCTIONS | MOVEMENTS)[collective]
-        if is_large(phases.request, phases.group.hosts):
+        if is_large(phases.request, phases.group.hosts, phases.group.is_encrypted):
             steps = (LARGE_REDUCTIONS | LARGE_MOVEMENTS).get(collective, steps)
         self._steps = steps
 
@@ -139,9 +139,10 @@ class WorldCpuBackend:
             for name, fact in self._host.describe().items()
             if name not in PROMISES and name != "messages"
         }
+        guarded = "encrypted" if self._group.is_encrypted else "plain"
         between = (
             f"through the first rank of each; all ranks' data together with the call up to "
-            f"{LARGE_BYTES} bytes, more by schedules, over plain TCP connections"
+            f"{LARGE_BYTES} bytes, more by schedules, over {guarded} TCP connections"
         )
         return {"between hosts": between, **inside, **PROMISES}
 

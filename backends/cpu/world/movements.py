@@ -118,7 +118,8 @@ def _all_to_all(run: Run) -> None:
     n_ranks = run.group.world_size
     sizes = block_sizes(run, mine.size)
     everyone = _all_sizes(run, sizes)
-    is_large = sum(map(sum, everyone)) > LARGE_BYTES and not is_sealed(run.request)
+    is_sealed_call = is_sealed(run.request, run.group.is_encrypted)
+    is_large = sum(map(sum, everyone)) > LARGE_BYTES and not is_sealed_call
     if run.request.receive_counts is not None and is_large:
         all_to_all(run, everyone)
         return

@@ -33,22 +33,24 @@ _OBJECTS: Final = (
 )
 
 
-def is_sealed(request: Request) -> bool:
+def is_sealed(request: Request, is_encrypted: bool) -> bool:
     """Return whether it must go over the links, whatever its size: it will be unpickled.
 
-    What is changed on the way is noticed there, and nowhere else.
+    What is changed on the way is noticed there and, without TLS, nowhere else.
     """
-    return request.part_of is not None and request.part_of.collective in _OBJECTS
+    return (
+        not is_encrypted and request.part_of is not None and request.part_of.collective in _OBJECTS
+    )
 
 
-def is_large(request: Request, hosts: Hosts) -> bool:
+def is_large(request: Request, hosts: Hosts, is_encrypted: bool) -> bool:
     """Return whether a call is too large for every leader to get all; alike on all ranks.
 
     Not where inputs are to be combined in rank order and ranks are not host by host, nor where
     sizes differ between ranks.
     """
     op, data, world_size = request.op, request.data, hosts.world_size
-    if is_sealed(request):
+    if is_sealed(request, is_encrypted):
         return False
     if op is not None and not op.commutative and not hosts.is_in_order:
         return False

@@ -16,8 +16,9 @@ from typing import Any, Final
 from gpucoll.errors import AuthenticationError, GpucollError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.rendezvous.tcp import TROUBLES, listen_at
-from gpucoll.topology.interfaces import interface_of, numeric_addresses
+from gpucoll.topology.interfaces import check_not_link_local, interface_of, numeric_addresses
 from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.credentials import Credentials, job_tls
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.secret import job_secret, missing_secret_error
 from gpucoll.transport.tcp.socket_options import tune_socket
@@ -26,6 +27,7 @@ __all__ = ["UnreachableError", "listen", "reach"]
 
 Say = Callable[[str, str, str], None]
 """``(state, name, text)``: a line of the report."""
+_WHO: Final = "gpucoll-doctor"
 _PURPOSE: Final = encode_purpose("doctor")
 _MOST_BYTES: Final = 4096
 _PINGS: Final = 50
@@ -44,9 +46,11 @@ class _Talk:
     def __init__(self, end: socket.socket, role: Role, timeout_s: float) -> None:
         secret = job_secret()
         if secret is None:
-            raise missing_secret_error("gpucoll-doctor")
+            raise missing_secret_error(_WHO)
+        credentials = Credentials(secret, job_tls(_WHO))
+        self.is_encrypted = credentials.tls is not None
         self._timeout_s = timeout_s
-        self.connection = SealedConnection(end, secret, role, _PURPOSE, _MOST_BYTES)
+        self.connection = SealedConnection(end, credentials, role, _PURPOSE, _MOST_BYTES)
 
     def send(self, **content: Any) -> None:
         """Send a message."""
@@ -57,6 +61,15 @@ class _Talk:
         """Return the next message."""
         content: dict[str, Any] = json.loads(self._until(self.connection.receive))
         return content
+
+    def receive_unsealed(self) -> bytes:
+        """Return what has come of what is not sealed; nothing where the other end has closed."""
+        found: bytes = self._until(lambda: self.connection.receive_unsealed(len(_PIECE)))
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.connection.close()
 
     def _until(self, step: Callable[[], Any]) -> Any:
         stop = time.monotonic() + self._timeout_s
@@ -84,7 +97,8 @@ def listen(address: str, say: Say, timeout_s: float, *, once: bool = False) -> N
         It cannot listen there, or has no secret.
     """
     if job_secret() is None:
-        raise missing_secret_error("gpucoll-doctor")
+        raise missing_secret_error(_WHO)
+    job_tls(_WHO)
     host, port = _split(address)
     listener = listen_at(_resolved(host), port, "gpucoll-doctor cannot listen")
     with listener:
@@ -100,18 +114,15 @@ def listen(address: str, say: Say, timeout_s: float, *, once: bool = False) -> N
 
 def _answer(end: socket.socket, peer: str, say: Say, timeout_s: float) -> None:
     try:
-        talk = _Talk(end, Role.ACCEPTS, timeout_s)
-        while (asked := talk.receive()).get("what") != "rate":
-            talk.send(now=time.time(), host=socket.gethostname())
-        talk.send(go=True)  # what comes after it is not sealed
-        plain = talk.connection.detach()
-        plain.setblocking(True)
-        plain.settimeout(timeout_s)
-        n_bytes = 0
-        while part := plain.recv(len(_PIECE)):
-            n_bytes += len(part)
+        with contextlib.closing(_Talk(end, Role.ACCEPTS, timeout_s)) as talk:
+            while (asked := talk.receive()).get("what") != "rate":
+                talk.send(now=time.time(), host=socket.gethostname())
+            talk.send(go=True)  # what comes after it is not sealed
+            n_bytes = 0
+            while part := talk.receive_unsealed():
+                n_bytes += len(part)
         say("ok", peer, f"asked, and sent {n_bytes / 1e6:.0f} MB in {asked['seconds']:g} s")
-    except (OSError, AuthenticationError, ValueError) as error:
+    except (OSError, GpucollError, ValueError) as error:
         say("bad", peer, str(error))
 
 
@@ -144,7 +155,9 @@ def _split(address: str) -> tuple[str, int]:
 
 def _resolved(host: str) -> str:
     try:
-        return numeric_addresses(host)[0]
+        address = numeric_addresses(host)[0]
+        check_not_link_local(address)
+        return address
     except OSError as error:
         raise RendezvousError(
             f"{host!r} does not resolve on {socket.gethostname()} ({error.strerror}): give its "
@@ -175,40 +188,45 @@ def _connected(place: tuple[str, int], say: Say, timeout_s: float) -> Iterator[s
 
 
 def _ask(end: socket.socket, say: Say, timeout_s: float) -> None:
-    start = time.monotonic()
+    peer = join_address(*end.getpeername()[:2])
     try:
-        talk = _Talk(end, Role.CONNECTS, timeout_s)
-        trips, other, offset_s = [], "", 0.0
-        for _ in range(_PINGS):
-            begun, clock = time.monotonic(), time.time()
-            talk.send(what="ping")
-            answer = talk.receive()
-            trips.append(time.monotonic() - begun)
-            if not other:
-                other = str(answer["host"])
-                took_ms = 1000 * (time.monotonic() - start)
-                say("ok", "handshake", f"with {other} in {took_ms:.2f} ms: it has the same secret")
-            offset_s = float(answer["now"]) - clock - trips[-1] / 2
-        say("ok", "round trip", f"{1e6 * median(trips):.0f} us, the median of {_PINGS}")
-        is_late = abs(offset_s) > _LATE_CLOCK_S
-        say(
-            "warn" if is_late else "ok",
-            "clocks",
-            f"{other}'s is {abs(offset_s):.3f} s {'ahead' if offset_s > 0 else 'behind'}"
-            + (": logs of both will not fit together (gpucoll itself does not mind)" * is_late),
-        )
-        talk.send(what="rate", seconds=_RATE_S)
-        talk.receive()
-        say(
-            "ok",
-            "rate",
-            f"{_rate(talk.connection.detach(), timeout_s) * 8 / 1e9:.2f} Gbit/s, one way",
-        )
+        with contextlib.closing(_Talk(end, Role.CONNECTS, timeout_s)) as talk:
+            _ask_all(talk, say, timeout_s)
     except (OSError, AuthenticationError, ValueError, KeyError) as error:
-        place = (
-            join_address(*end.getpeername()[:2]) if isinstance(error, AuthenticationError) else ""
-        )
+        place = peer if isinstance(error, AuthenticationError) else ""
         raise UnreachableError(f"{place} {error}".strip()) from None
+
+
+def _ask_all(talk: _Talk, say: Say, timeout_s: float) -> None:
+    start = time.monotonic()
+    trips, other, offset_s = [], "", 0.0
+    for _ in range(_PINGS):
+        begun, clock = time.monotonic(), time.time()
+        talk.send(what="ping")
+        answer = talk.receive()
+        trips.append(time.monotonic() - begun)
+        if not other:
+            other = str(answer["host"])
+            took_ms = 1000 * (time.monotonic() - start)
+            inside = " inside of TLS 1.3" if talk.is_encrypted else ""
+            say(
+                "ok",
+                "handshake",
+                f"with {other} in {took_ms:.2f} ms{inside}: it has the same secret",
+            )
+        offset_s = float(answer["now"]) - clock - trips[-1] / 2
+    say("ok", "round trip", f"{1e6 * median(trips):.0f} us, the median of {_PINGS}")
+    is_late = abs(offset_s) > _LATE_CLOCK_S
+    say(
+        "warn" if is_late else "ok",
+        "clocks",
+        f"{other}'s is {abs(offset_s):.3f} s {'ahead' if offset_s > 0 else 'behind'}"
+        + (": logs of both will not fit together (gpucoll itself does not mind)" * is_late),
+    )
+    talk.send(what="rate", seconds=_RATE_S)
+    talk.receive()
+    rate = _rate(talk.connection.detach(), timeout_s)
+    say("ok", "rate", f"{rate * 8 / 1e9:.2f} Gbit/s, one way")
 
 
 def _rate(plain: socket.socket, timeout_s: float) -> float:

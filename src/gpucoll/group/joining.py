@@ -95,7 +95,7 @@ def join(
             hosts,
             joined.names,
             bell_fd,
-            joined.secret,
+            joined.credentials,
             joined.address,
         )
     except BaseException:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 
 from gpucoll.rendezvous.addresses import split_address
+from gpucoll.transport.tcp.credentials import Credentials
 
 
 class HandedPoint:
@@ -14,7 +15,7 @@ class HandedPoint:
     ----------
     address : str
         Rank 0's, as ``host:port``.
-    secret : bytes
+    credentials : Credentials
         The communicator's.
     listener : socket, optional
         Rank 0's, which listens there; belongs to whoever takes it.
@@ -22,11 +23,13 @@ class HandedPoint:
 
     trouble = ""
 
-    def __init__(self, address: str, secret: bytes, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self, address: str, credentials: Credentials, listener: socket.socket | None = None
+    ) -> None:
         self.text = f"tcp://{address}"
         self.listener = listener
         self._address = address
-        self._secret = secret
+        self.credentials = credentials
 
     def numbered(self, number: int) -> HandedPoint:
         """Return this: each meeting has a port of its own."""
@@ -52,4 +55,4 @@ class HandedPoint:
 
     def secret(self) -> bytes:
         """Return the communicator's secret."""
-        return self._secret
+        return self.credentials.secret

@@ -17,9 +17,10 @@ from gpucoll.rendezvous.endpoint import TurnedAwayError
 from gpucoll.rendezvous.frames import INTRODUCTION_BYTES
 from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.meeting_points import MeetingPoint
-from gpucoll.topology.interfaces import own_address
-from gpucoll.transport.tcp.connection import ClosedEarlyError, SealedConnection
-from gpucoll.transport.tcp.handshake import Role, encode_purpose
+from gpucoll.topology.interfaces import check_not_link_local, own_address
+from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.credentials import Credentials, job_tls
+from gpucoll.transport.tcp.handshake import ClosedEarlyError, Role, encode_purpose
 from gpucoll.transport.tcp.secret import missing_secret_error
 from gpucoll.transport.tcp.socket_options import tune_socket
 
@@ -106,6 +107,11 @@ class TcpEndpoint:
         Of the meeting: all ranks of it say the same, and nobody of another one.
     who : str
         This rank, for messages.
+
+    Raises
+    ------
+    ArgumentError
+        Certificates are set, and cannot serve.
     """
 
     def __init__(self, point: MeetingPoint, secret: bytes | None, what: str, who: str) -> None:
@@ -113,6 +119,9 @@ class TcpEndpoint:
         self._secret = secret
         self._purpose = encode_purpose("meeting", what)
         self._who = who
+        self._tls = job_tls(who)
+        if self._tls is None and isinstance(point, HandedPoint):
+            self._tls = point.credentials.tls  # whatever has become of the variables since
         self._trouble = ""
         self._is_published = False
         self._connecting: tuple[str, socket.socket, float] | None = None
@@ -125,6 +134,11 @@ class TcpEndpoint:
         if secret is None:
             raise missing_secret_error(self._who)
         return secret
+
+    @property
+    def credentials(self) -> Credentials:
+        """By what the ranks of the job know each other; AuthenticationError: there is no secret."""
+        return Credentials(self.secret, self._tls)
 
     def listen(self, who: str) -> socket.socket:
         """Return rank 0's listening socket, and say where it is."""
@@ -154,7 +168,7 @@ class TcpEndpoint:
             raise AuthenticationError("somebody connected and left") from None
 
     def _connection(self, end: socket.socket, role: Role, most_bytes: int) -> SealedConnection:
-        return SealedConnection(end, self.secret, role, self._purpose, most_bytes + 8)
+        return SealedConnection(end, self.credentials, role, self._purpose, most_bytes + 8)
 
     def connect(self, most_bytes: int, most_fds: int) -> TcpConnection | None:
         """Return a connection to rank 0."""
@@ -233,8 +247,9 @@ def listen_at(host: str, port: int, what: str, backlog: int = 64) -> socket.sock
     Raises
     ------
     RendezvousError
-        It cannot; `what` begins the sentence.
+        It cannot; `what` begins the sentence. Or it is a link-local address of IPv6.
     """
+    check_not_link_local(host)
     listener = socket.socket(_family(host), socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -7,7 +7,7 @@ import os
 from gpucoll import config
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 
-__all__ = ["host_id"]
+__all__ = ["host_id", "network_id"]
 
 _NAMESPACES = ("net", "uts")
 
@@ -22,8 +22,20 @@ def host_id() -> str:
     """
     if named := config.variable(config.HOST_ID):
         return named
+    return "/".join([_kernel(), *map(_namespace, _NAMESPACES)])
+
+
+def network_id() -> str:
+    """Return which kernel and network namespace this is, whatever ``GPUCOLL_HOST_ID`` says.
+
+    Ranks for which this differs cannot meet at an abstract Unix socket, and so share no memory.
+    """
+    return f"{_kernel()}/{_namespace('net')}"
+
+
+def _kernel() -> str:
     boot = read_text(FILE_SYSTEM / "proc/sys/kernel/random/boot_id").strip()
-    return "/".join([boot or os.uname().nodename, *map(_namespace, _NAMESPACES)])
+    return boot or os.uname().nodename
 
 
 def _namespace(kind: str) -> str:

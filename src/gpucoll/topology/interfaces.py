@@ -14,6 +14,7 @@ from gpucoll.topology.interface_table import addresses_by_interface, interface_n
 __all__ = [
     "Interface",
     "addresses_of",
+    "check_not_link_local",
     "chosen_addresses",
     "default_address",
     "interface_of",
@@ -197,6 +198,17 @@ def reachable_addresses(host: str) -> list[str]:
 def is_loopback(address: str) -> bool:
     """Return whether a numeric address is one of the loopback's."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def check_not_link_local(address: str) -> None:
+    """Raise RendezvousError for an address that means something on one link of one host only."""
+    if ipaddress.ip_address(address.partition("%")[0]).is_link_local and ":" in address:
+        raise RendezvousError(
+            f"{address} is a link-local address of IPv6, which other hosts cannot use as it stands "
+            f"(each needs the name of an interface of its own beside it): give the hosts "
+            f"others, such as fd00::1, or IPv4's, and name those by {config.MEET} and "
+            f"{config.INTERFACES}; {_there()}"
+        )
 
 
 def means_loopback(host: str) -> bool:

@@ -113,6 +113,24 @@ def test_a_missing_rank(hosts, missing, rank_server):
         assert f"rank {missing}" in str(error), error
 
 
+@pytest.mark.parametrize("who", [1, 2, 3])
+def test_a_host_id_that_was_copied(hosts, who):
+    """A rank is on another machine, or in another network namespace, than it says."""
+
+    def be_elsewhere(seat):
+        with pytest.MonkeyPatch.context() as patch:
+            if seat.rank == who:
+                patch.setattr(world_joining, "network_id", lambda: "another kernel")
+            return meet(seat)
+
+    other = {1: 0, 2: 0, 3: 2}[who]
+    for error in refused(hosts, "aabb" if who != 2 else "aaab", be_elsewhere):
+        assert isinstance(error, RendezvousError), error
+        assert f"rank {other} (on " in str(error)
+        assert f"rank {who} (on " in str(error)
+        assert f"give {config.HOST_ID} another value on each host" in str(error)
+
+
 def test_another_version(hosts):
     def be_newer(seat):
         with pytest.MonkeyPatch.context() as patch:

@@ -5,21 +5,28 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
 import shutil
+import socket
+import struct
 import subprocess
+import threading
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.certificates import Authority
 from tests.faults.test_ends import is_broken, until
+from tests.hosts import SECRET
 
 from gpucoll import config
-from gpucoll.errors import PeerLostError
+from gpucoll.errors import PeerLostError, RendezvousError
 
 USER_TIMEOUT_S = 5.0
 ENVIRONMENT = {config.HOST_ID: "", config.INTERFACES: "eth0"}
 CLONE_NEWNET = 0x40000000
+ALL_PROTOCOLS, SOL_PACKET, PACKET_STATISTICS, SO_RCVBUFFORCE = 3, 263, 6, 33
 
 
 def ip(*words):
@@ -33,12 +40,12 @@ class Namespaces:
         word = f"{os.getpid() % 100_000}"
         self.bridge = f"gct{word}"
         self.names = [f"gct{word}h{place}" for place in range(count)]
-        self._ends = [f"gct{word}v{place}" for place in range(count)]
+        self.ends = [f"gct{word}v{place}" for place in range(count)]
 
     def make(self):
         ip("link", "add", self.bridge, "type", "bridge")
         ip("link", "set", self.bridge, "up")
-        for place, (name, end) in enumerate(zip(self.names, self._ends, strict=True)):
+        for place, (name, end) in enumerate(zip(self.names, self.ends, strict=True)):
             ip("netns", "add", name)
             ip("link", "add", end, "type", "veth", "peer", "name", "eth0", "netns", name)
             ip("link", "set", end, "master", self.bridge)
@@ -46,6 +53,8 @@ class Namespaces:
             ip("-n", name, "link", "set", "lo", "up")
             ip("-n", name, "addr", "add", f"10.78.0.{place + 1}/24", "dev", "eth0")
             ip("-n", name, "link", "set", "eth0", "up")
+            with contextlib.suppress(subprocess.SubprocessError):  # a kernel without IPv6
+                ip("-n", name, "addr", "add", f"fd78::{place + 1}/64", "dev", "eth0", "nodad")
 
     def cut_off(self, place):
         ip("-n", self.names[place], "link", "set", "eth0", "down")
@@ -54,7 +63,7 @@ class Namespaces:
         ip("-n", self.names[place], "link", "set", "eth0", "up")
 
     def remove(self):
-        for kind, names in (("netns", self.names), ("link", [*self._ends, self.bridge])):
+        for kind, names in (("netns", self.names), ("link", [*self.ends, self.bridge])):
             for name in names:
                 with contextlib.suppress(subprocess.SubprocessError):
                     ip(kind, "del", name)
@@ -119,6 +128,143 @@ def test_ranks_in_namespaces_are_on_hosts_of_their_own(hosts, rank_server, names
         assert "ranks 0, 1" in placed
         assert "ranks 2, 3" in placed
         assert "10.78.0.3: rank 4" in placed
+
+
+def meet_in(seat, names):
+    enter(names[seat.rank])
+    with pytest.raises(RendezvousError) as caught:
+        seat.init(meet_s=5.0)
+    return str(caught.value)
+
+
+def test_one_host_id_on_several_hosts(hosts, rank_server, namespaces):
+    """As where a file with the variable is copied from one machine to another."""
+    with rank_server.fork(3) as pool:
+        hosts.start(
+            pool,
+            "aaa",
+            meet_in,
+            namespaces.names,
+            gives="seat",
+            environment={config.HOST_ID: "node1", config.INTERFACES: "eth0"},
+        )
+        replies = pool.results()
+
+    for text in replies:
+        assert "are on one host by what they say, 'node1'" in text
+        assert "rank 0 (on " in text
+        assert "rank 1 (on " in text
+        assert f"give {config.HOST_ID} another value on each host, or unset it" in text
+
+
+# --- what is on the network -----------------------------------------------------------------------
+
+MARK = b"\x5aA payload that nobody else would send.\xa5"
+
+
+class Capture:
+    """All packets of an interface, by a raw socket, while in the block."""
+
+    def __init__(self, interface):
+        self._end = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(ALL_PROTOCOLS))
+        self._end.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 256 << 20)
+        self._end.bind((interface, 0))
+        self._stop = os.eventfd(0)
+        self._packets = []
+        self._thread = threading.Thread(target=self._take)
+
+    def _take(self):
+        poll = select.poll()
+        for fd in (self._end.fileno(), self._stop):
+            poll.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poll.poll()}
+            if self._end.fileno() in ready:
+                self._packets.append(self._end.recv(1 << 17))
+            elif ready:
+                return
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        os.eventfd_write(self._stop, 1)
+        self._thread.join()
+        counts = self._end.getsockopt(SOL_PACKET, PACKET_STATISTICS, 8)
+        self._end.close()
+        os.close(self._stop)
+        _, n_dropped = struct.unpack("II", counts)
+        assert n_dropped == 0, "packets were not captured"
+
+    def holds(self, data):
+        return any(data in packet for packet in self._packets)
+
+
+def send_marks(comm):
+    """Send the mark as an array that rides with a call, as a large one, and as objects."""
+    marks = np.frombuffer(MARK, np.uint8)
+    comm.broadcast(marks.copy(), root=0)
+    comm.all_gather(np.tile(marks, 30_000))
+    comm.all_reduce(
+        np.tile(marks, 3_000) if comm.rank == 0 else np.zeros(3_000 * len(MARK), np.uint8)
+    )
+    comm.broadcast_object({"text": MARK}, root=0)
+    comm.all_gather_object([MARK] * 5_000)
+    with comm.split(0) as part:
+        part.broadcast_object(MARK, root=1)
+    return dict(comm.describe().facts)["links"]
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_what_a_capture_holds(hosts, rank_server, namespaces, tmp_path, is_encrypted):
+    """Without TLS the payload, which shows that it captures; with it nothing; never the secret."""
+    certificates = Authority(tmp_path / "ca").environment() if is_encrypted else {}
+    key = Path(certificates.get(config.TLS_KEY, os.devnull)).read_bytes()
+    with rank_server.fork(3) as pool, Capture(namespaces.ends[0]) as capture:
+        hosts.start(
+            pool,
+            "abc",
+            on_namespaces,
+            namespaces.names,
+            send_marks,
+            gives="seat",
+            meet="tcp://10.78.0.1:29500",
+            environment={**ENVIRONMENT, **certificates},
+        )
+        links = pool.results()[0]
+
+    assert ("encrypted by TLS 1.3" in links) == is_encrypted
+    secret = SECRET.encode()
+    assert capture.holds(b"gpucoll\0") != is_encrypted
+    assert capture.holds(MARK) != is_encrypted
+    assert not capture.holds(secret)
+    assert not capture.holds(secret[:12])
+    assert not capture.holds(secret.hex().encode())
+    assert not any(len(line) > 20 and capture.holds(line) for line in key.splitlines()[1:-1])
+
+
+@pytest.mark.parametrize("is_encrypted", [False, True])
+def test_over_ipv6(hosts, rank_server, namespaces, tmp_path, is_encrypted):
+    if not os.path.exists("/proc/net/if_inet6"):
+        pytest.skip("this kernel has no IPv6")
+    certificates = Authority(tmp_path / "ca").environment() if is_encrypted else {}
+    with rank_server.fork(3) as pool:
+        hosts.start(
+            pool,
+            "abc",
+            on_namespaces,
+            namespaces.names,
+            work,
+            gives="seat",
+            meet="tcp://[fd78::1]:29500",
+            environment={config.HOST_ID: "", config.INTERFACES: "", **certificates},
+        )
+        replies = pool.results()
+
+    for totals, placed in replies:
+        assert totals[:5] == [3] * 5
+        assert "fd78::3: rank 2" in placed, placed
 
 
 def lose(comm, ready, is_calling):

@@ -269,9 +269,18 @@ def test_nonces_swapped_on_the_way():
 
 
 @BOTH
-@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0", b"gpucolL", b"\x16\x03\x01"])
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b"\0", b"gpucolL", b"\x17\x03\x01"])
 def test_no_gpucoll(make, data):
     assert f"is no gpucoll, or another version: it sent {data[:8]!r}" in refusal(make(), data)
+
+
+@BOTH
+def test_tls_where_this_end_has_no_certificates(make):
+    """One byte alone decides it: nobody is kept waiting."""
+    for data, text in ((b"\x16", "speaks TLS"), (b"\x15\3\3\0\2\2F", "answers in TLS")):
+        said = refusal(make(), data)
+        assert f"{text}, but this rank has no certificates" in said
+        assert "GPUCOLL_TLS_CERT" in said
 
 
 @BOTH

@@ -1,7 +1,8 @@
-"""A leader's connections for large arrays: plain TCP, beside the links, opened when first needed.
+"""A leader's connections for large arrays: beside the links, opened when first needed.
 
-Each is authenticated by the handshake, for this group and for nothing else, and then carries bytes
-as they are: what goes over it is not encrypted, and nothing but TCP's checksum guards it. A call
+Each is authenticated by the handshake, for this group and for nothing else. Then it is TLS, where
+the job has certificates; else it carries bytes as they are: what goes over it is not encrypted, and
+nothing but TCP's checksum guards it. A call
 that does not end well leaves connections in the middle of their bytes: all are closed, which the
 other leaders notice at once.
 
@@ -21,9 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gpucoll.errors import AuthenticationError
 from gpucoll.group.world.connecting import Connecting
 from gpucoll.group.world.schedules import Links, Schedule, Table, partners, table_of
 from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import encode_purpose
 from gpucoll.transport.tcp.streams import Outcome, Reduction, Streams, StreamStatus
 
@@ -63,8 +66,8 @@ class Bulk:
     lanes : sequence of Lane
         As many connections to each host; all leaders have the same number of them. Listeners belong
         to this from here on.
-    secret : bytes
-        By which leaders know each other.
+    credentials : Credentials
+        By which leaders know each other; with certificates all of it is encrypted.
     group : str
         What the group is called; nobody else knows it.
     """
@@ -74,13 +77,13 @@ class Bulk:
         here: int,
         names: tuple[str, ...],
         lanes: Sequence[Lane],
-        secret: bytes,
+        credentials: Credentials,
         group: str,
     ) -> None:
         self._here = here
         self._names = names
         self._lanes = tuple(lanes)
-        self._secret = secret
+        self._credentials = credentials
         self._purpose = encode_purpose("bulk", group)
         self._ends: dict[tuple[int, int], socket.socket] = {}
         """By host and lane, in the order in which they were opened, which numbers the links."""
@@ -118,7 +121,7 @@ class Bulk:
             outcome = self._open(number, missing, look, deadline)
             if outcome.status != StreamStatus.DONE:
                 return outcome
-        self._streams = Streams([end.fileno() for end in self._ends.values()])
+        self._streams = self._made_streams()
         numbers = {end: number for number, end in enumerate(self._ends)}
         self._links = tuple(
             tuple(numbers.get((host, lane), -1) for host in range(len(self._names)))
@@ -134,32 +137,52 @@ class Bulk:
         addresses = {host: lane.addresses[host] for host in hosts}
         own_address = lane.listener.getsockname()[0] if len(self._lanes) > 1 else ""
         task = Connecting(
-            self._here, self._names, addresses, self._secret, self._purpose, own_address
+            self._here, self._names, addresses, self._credentials, self._purpose, own_address
         )
         with self._closing():
             made = task.connect(lane.listener, look, deadline)
         try:
             for host, connection in sorted(made.items()):
                 self._ends[host, number] = self._begun(host, connection, look)
-        except OSError as error:
+        except (OSError, AuthenticationError) as error:
             self._close_all(made)
-            return Outcome(StreamStatus.GONE, host, error.errno or 0)
+            return Outcome(StreamStatus.GONE, host, getattr(error, "errno", 0) or 0)
         except BaseException:
             self._close_all(made)
             raise
         return _DONE
 
+    def _made_streams(self) -> Streams:
+        """Return what runs schedules over what is open."""
+        if self._credentials.tls is not None:
+            # Nothing of this is loaded where there is no TLS.
+            from gpucoll.transport.tcp.secure_streams import secure_streams
+
+            return secure_streams(list(self._ends.values()))
+        return Streams([end.fileno() for end in self._ends.values()])
+
+    def describe(self) -> str:
+        """Return what guards large arrays."""
+        if self._credentials.tls is None:
+            return "authenticated when they are opened"
+        from gpucoll.transport.tcp.secure_streams import SecureStreams
+
+        if self._streams is None:
+            return "encrypted by TLS 1.3 as well"
+        by = "OpenSSL" if isinstance(self._streams, SecureStreams) else "the kernel"
+        return f"encrypted by TLS 1.3, by {by}"
+
     def _begun(
         self, host: int, connection: SealedConnection, look: Callable[[], None]
     ) -> socket.socket:
-        """Go over to plain bytes, so that none of them is taken for the introduction's."""
+        """Go over to unsealed bytes, so that none of them is taken for the introduction's."""
         end = connection.detach()
         # A leader that takes nothing for long is not lost, but late: the links know the difference.
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
         if host > self._here:
-            end.send(_BEGIN, socket.MSG_NOSIGNAL)  # a new connection has room for it
+            connection.send_unsealed(_BEGIN)  # a new connection has room for it
         else:
-            _await_byte(end, look)
+            _await_byte(connection, look)
         return end
 
     def _close_all(self, made: dict[int, SealedConnection]) -> None:
@@ -257,13 +280,14 @@ class Bulk:
             lane.listener.close()
 
 
-def _await_byte(end: socket.socket, look: Callable[[], None]) -> None:
+def _await_byte(connection: SealedConnection, look: Callable[[], None]) -> None:
     """Take the one byte that the other leader sends before anything else."""
     poll = select.poll()
-    poll.register(end, select.POLLIN)
-    while not poll.poll(_SLICE_MS):
+    poll.register(connection, select.POLLIN)
+    while (came := connection.receive_unsealed(1)) is None:
+        poll.poll(_SLICE_MS)
         look()
-    if end.recv(1) != _BEGIN:
+    if came != _BEGIN:
         raise ConnectionError("the other end is gone")
 
 

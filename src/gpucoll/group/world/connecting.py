@@ -14,6 +14,7 @@ from gpucoll import config
 from gpucoll.errors import AuthenticationError, RendezvousDeadlineError
 from gpucoll.group.world.links import Links
 from gpucoll.transport.tcp.connection import SealedConnection, spelled
+from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.socket_options import tune_socket
 
@@ -42,8 +43,10 @@ class Connecting:
         What errors call the hosts.
     addresses : mapping of int to (str, int)
         By neighbour, where its leader listens.
-    secret, purpose : bytes
+    credentials : Credentials
         By which leaders know each other.
+    purpose : bytes
+        What the connections are for.
     own_address : str
         Of the interface to connect from; empty: the one that leads there.
     """
@@ -53,14 +56,14 @@ class Connecting:
         here: int,
         names: tuple[str, ...],
         addresses: Mapping[int, Any],
-        secret: bytes,
+        credentials: Credentials,
         purpose: bytes,
         own_address: str = "",
     ) -> None:
         self._here = here
         self._names = names
         self._addresses = addresses
-        self._secret = secret
+        self._credentials = credentials
         self._purpose = purpose
         self._own_address = own_address
         self._made: dict[int, SealedConnection] = {}
@@ -73,6 +76,8 @@ class Connecting:
         """By host: connected, and not answered."""
         self._next_try = dict.fromkeys((host for host in addresses if host > here), 0.0)
         self._trouble: dict[int, str] = {}
+        self._turned_away = ""
+        """Who has come last and may not, and why."""
 
     def run(
         self,
@@ -199,7 +204,7 @@ class Connecting:
         self._next_try[host] = time.monotonic() + _AGAIN_S
 
     def _connection(self, end: socket.socket, role: Role) -> SealedConnection:
-        return SealedConnection(end, self._secret, role, self._purpose, MOST_BYTES)
+        return SealedConnection(end, self._credentials, role, self._purpose, MOST_BYTES)
 
     # --- others come ------------------------------------------------------------------------------
 
@@ -229,7 +234,8 @@ class Connecting:
             if host >= self._here or host not in self._addresses or host in self._made:
                 raise ValueError("a host that is not expected")
             connection.send(b"welcome")
-        except (OSError, AuthenticationError, ValueError):
+        except (OSError, AuthenticationError, ValueError) as error:
+            self._turned_away = f" Turned away: {connection.peer} {error}."
             self._coming.pop(fd).close()
             return
         del self._coming[fd]
@@ -247,5 +253,5 @@ class Connecting:
         return RendezvousDeadlineError(
             f"the ranks have met, but {self._names[self._here]} has no connection with "
             f"{', '.join(found)}: does a firewall between the hosts allow TCP between ranks, and "
-            f"is that the right interface ({config.INTERFACES})?"
+            f"is that the right interface ({config.INTERFACES})?{self._turned_away}"
         )

@@ -47,6 +47,7 @@ from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import interface_of
 from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.wording import list_ranks, rank_of
 
 _SHOWN = 8
@@ -74,7 +75,7 @@ class WorldGroup:
         What errors call the hosts.
     bell_fd : int
         Wakes the leader's thread.
-    secret : bytes
+    credentials : Credentials
         By which parts of the group that meet anew know each other.
     address : str
         Of this host, on the interface that is used.
@@ -89,7 +90,7 @@ class WorldGroup:
         hosts: Hosts,
         names: tuple[str, ...],
         bell_fd: int,
-        secret: bytes,
+        credentials: Credentials,
         address: str,
     ) -> None:
         self.host = host
@@ -105,7 +106,7 @@ class WorldGroup:
         """Between the ranks of this host."""
         self._board = board
         self._bell_fd = bell_fd
-        self._secret = secret
+        self._credentials = credentials
         self._address = address
         self._number = 0
         self._completed = 0
@@ -120,6 +121,11 @@ class WorldGroup:
         host.error_elsewhere = self._error_elsewhere
         if links is not None:
             links.serve(self, host.members.life_fds())
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether all that goes between hosts is: alike on all ranks."""
+        return self._credentials.tls is not None
 
     # --- as the protocol has it -------------------------------------------------------------------
 
@@ -310,7 +316,7 @@ class WorldGroup:
         place = list(ranks).index(self.rank)
         if not spans:
             return Job(place, len(ranks), token, call)
-        point = HandedPoint(addresses[ranks[0]].decode(), self._secret, listener)
+        point = HandedPoint(addresses[ranks[0]].decode(), self._credentials, listener)
         return Job(place, len(ranks), token, call, meet=point, title=token)
 
     def describe(self) -> Mapping[str, str]:
@@ -323,10 +329,13 @@ class WorldGroup:
         links = f"none here: rank {leader} leads this host"
         if self.links is not None:
             interface = interface_of(self._address)
+            guarded = "authenticated, not encrypted"
+            if self.is_encrypted:
+                guarded = "authenticated, encrypted by TLS 1.3"
             links = (
-                f"TCP, authenticated, not encrypted, from {interface.name} (MTU {interface.mtu}) "
-                f"to {self.links.describe()}; large arrays over further connections, authenticated "
-                "when they are opened"
+                f"TCP, {guarded}, from {interface.name} (MTU {interface.mtu}) to "
+                f"{self.links.describe()}; large arrays over further connections, "
+                f"{self.bulk.describe() if self.bulk is not None else guarded}"
             )
         return {"hosts": placed, "links": links, **self.host.describe()}
 

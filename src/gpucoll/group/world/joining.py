@@ -13,6 +13,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
+from gpucoll import config
+from gpucoll.errors import RendezvousError
 from gpucoll.group.host.joining import join
 from gpucoll.group.host.members import Members
 from gpucoll.group.world import board, connecting, lanes
@@ -22,13 +24,16 @@ from gpucoll.group.world.links import Links
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
 from gpucoll.rendezvous.tcp import TcpEndpoint, listen_at
-from gpucoll.topology.host_identity import host_id
+from gpucoll.topology.host_identity import host_id, network_id
 from gpucoll.transport.shared.layout import Tuning
+from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.secret import job_secret
 from gpucoll.version import __version__
 
 PROTOCOL = 1
 """Of what leaders tell each other."""
+_LINKS_SHARE = 0.9
+"""Of the time to meet: leaders give up a little sooner than rank 0, which knows less of links."""
 
 
 @dataclass
@@ -49,7 +54,7 @@ class Joined:
         For large arrays, likewise.
     introductions : list of dict
         By rank.
-    secret : bytes
+    credentials : Credentials
         By which they know each other, as will parts of them that meet anew.
     address : str
         Of this host, on the interface that is used.
@@ -61,7 +66,7 @@ class Joined:
     links: Links | None
     bulk: Bulk | None
     introductions: list[dict[str, Any]]
-    secret: bytes
+    credentials: Credentials
     address: str
 
     def leave(self) -> None:
@@ -143,6 +148,7 @@ def _introduction(
         "rank": job.rank,
         "pid": os.getpid(),
         "host": host_id(),
+        "network": network_id(),
         "name": socket.gethostname()[:64],
         "address": [address, port],
         "lanes": lanes.places_of(further),
@@ -163,7 +169,7 @@ def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
     if kinds != [str, int]:
         raise ValueError("without an address")
     lanes.check_places(introduction.get("lanes"))
-    for name in ("host", "name"):
+    for name in ("host", "network", "name"):
         if type(introduction.get(name)) is not str:
             raise ValueError(f"without its {name}")
     for name, ours in facts.items():
@@ -172,7 +178,26 @@ def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
 
 
 def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
-    """Return, on rank 0, what the group is called: nobody can have guessed it."""
+    """Return, on rank 0, what the group is called: nobody can have guessed it.
+
+    Raises
+    ------
+    RendezvousError
+        Ranks say that they share a host, and cannot: all ranks are told.
+    """
+    first: dict[str, dict[str, Any]] = {}
+    for introduction in introductions:
+        other = first.setdefault(introduction["host"], introduction)
+        if other["network"] != introduction["network"]:
+            found = " and ".join(
+                f"rank {each['rank']} (on {each['name']} at {each['address'][0]})"
+                for each in (other, introduction)
+            )
+            raise RendezvousError(
+                f"{found} are on one host by what they say, {introduction['host'][:80]!r}, but on "
+                "different machines or in different network namespaces, so they share no memory: "
+                f"give {config.HOST_ID} another value on each host, or unset it"
+            )
     return {"group": secrets.token_hex(16)}, []
 
 
@@ -199,7 +224,7 @@ def _settle(
     same: dict[str, Any],
 ) -> Joined:
     """Meet the ranks of this host, and connect its leader to other hosts."""
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + _LINKS_SHARE * timeout_s
     introductions, group = meeting.introductions, str(meeting.decision["group"])
     hosts = Hosts.of([introduction["host"] for introduction in introductions])
     rank = meeting.job.rank
@@ -226,15 +251,16 @@ def _settle(
     )
     address = str(listener.getsockname()[0])
     names = _names(introductions, hosts)
-    joined = Joined(members, hosts, names, None, None, introductions, endpoint.secret, address)
+    credentials = endpoint.credentials
+    joined = Joined(members, hosts, names, None, None, introductions, credentials, address)
     try:
         if spans and local.rank == 0:
             leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
             own = lanes.lanes_of(listener, further, leaders)
-            joined.bulk = Bulk(here, names, own, endpoint.secret, group)
+            joined.bulk = Bulk(here, names, own, credentials, group)
             addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
             purpose = connecting.purpose_of(group)
-            task = connecting.Connecting(here, joined.names, addresses, endpoint.secret, purpose)
+            task = connecting.Connecting(here, joined.names, addresses, credentials, purpose)
             joined.links = task.run(listener, members.further_fds[1], meeting.look, deadline)
     except BaseException:
         joined.leave()

@@ -1,5 +1,7 @@
 """A TCP connection between two processes of a job: the handshake, then sealed messages.
 
+Where the job has certificates, all of it is inside of TLS.
+
 Nothing here waits: whoever has several connections serves them all, and no other end can hold it.
 """
 
@@ -8,16 +10,18 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from typing import TYPE_CHECKING
 
 from gpucoll.errors import AuthenticationError
-from gpucoll.transport.tcp.handshake import Handshake, Role
+from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.transport.tcp.handshake import ClosedEarlyError, Handshake, Role
+from gpucoll.transport.tcp.one_sided_tls import is_tls_greeting, send_alert
 from gpucoll.transport.tcp.sealed import Opening, Seal
 
+if TYPE_CHECKING:
+    from gpucoll.transport.tcp.tls_socket import TlsSocket
+
 _AT_ONCE_BYTES = 1 << 18
-
-
-class ClosedEarlyError(AuthenticationError):
-    """The other end closed the connection before it was known who it is."""
 
 
 def spelled(address: tuple[str, int] | tuple[str, int, int, int]) -> str:
@@ -33,7 +37,7 @@ class SealedConnection:
     ----------
     end : socket
         Connected, or about to be; belongs to this from here on.
-    secret : bytes
+    credentials : Credentials
         The job's.
     role : Role
         Which end this is.
@@ -44,20 +48,47 @@ class SealedConnection:
     """
 
     def __init__(
-        self, end: socket.socket, secret: bytes, role: Role, purpose: bytes, most_bytes: int
+        self,
+        end: socket.socket,
+        credentials: Credentials,
+        role: Role,
+        purpose: bytes,
+        most_bytes: int,
     ) -> None:
         end.setblocking(False)
-        self._end = end
         self.peer = spelled(end.getpeername())
         """Where the other end is."""
+        self._end: socket.socket | TlsSocket = end
+        self._securing: TlsSocket | None = None
+        """While TLS is not there yet."""
         self._most_bytes = most_bytes
-        self._handshake = Handshake(secret, role, purpose)
+        self._begins_with = credentials.secret, role, purpose
         self._waiting: deque[bytes] = deque()
         """Messages that are to be sent once the other end has shown who it is."""
-        self._sending = bytearray(self._handshake.start())
+        self._sending = bytearray()
         self._seal: Seal | None = None
         self._opening: Opening | None = None
         self._received: deque[bytes] = deque()
+        if credentials.tls is None:
+            self._begin_handshake(b"")
+        else:
+            self._end = self._securing = credentials.tls.socket(end, role)
+
+    def _begin_handshake(self, binding: bytes) -> None:
+        """Show each other who they are, over what the connection is for and the TLS below."""
+        secret, role, purpose = self._begins_with
+        self._handshake = Handshake(secret, role, purpose + binding)
+        self._sending += self._handshake.start()
+
+    def _is_secured(self) -> bool:
+        """Go on with TLS, where there is some; return whether it is there."""
+        if self._securing is None:
+            return True
+        if not self._securing.proceed():
+            return False
+        self._begin_handshake(self._securing.binding())
+        self._securing = None
+        return True
 
     def fileno(self) -> int:
         """Return the socket's descriptor."""
@@ -71,11 +102,13 @@ class SealedConnection:
     @property
     def is_sending(self) -> bool:
         """Whether something is still to be sent."""
-        return bool(self._sending or self._waiting)
+        return bool(self._sending or self._waiting or self._securing)
 
     @property
     def events(self) -> int:
         """What to poll for while it `is_sending`."""
+        if self._securing is not None:
+            return self._securing.wants
         return select.POLLOUT if self._sending else select.POLLIN
 
     @property
@@ -101,7 +134,14 @@ class SealedConnection:
         AuthenticationError
             It may not take part.
         """
-        self._write()
+        if not self._is_secured():
+            return
+        try:
+            self._write()
+        except OSError:
+            if self._seal is None:
+                self._take()  # it may have said why
+            raise
         if self._seal is None and self._waiting:
             self._take()
 
@@ -115,6 +155,8 @@ class SealedConnection:
         AuthenticationError
             It may not take part, or a message was not as it was sent.
         """
+        if not self._is_secured():
+            return None
         while not self._received:
             if not self._take():
                 return None
@@ -142,7 +184,12 @@ class SealedConnection:
         if self._opening is not None:
             self._received += self._opening.take(data)
             return True
-        self._sending += self._handshake.take(data)
+        try:
+            self._sending += self._handshake.take(data)
+        except AuthenticationError:
+            if is_tls_greeting(data) and isinstance(self._end, socket.socket):
+                send_alert(self._end)
+            raise
         if self._handshake.is_done:
             self._begin()
         self._write()
@@ -154,16 +201,29 @@ class SealedConnection:
         self._opening = Opening(self._handshake.receive_key, self._most_bytes)
         while self._waiting:
             self._sending += self._seal.seal(self._waiting.popleft())
+        if getattr(self._end, "n_pending", 0):  # no poll would tell of it
+            self._received += self._opening.take(self._end.recv(_AT_ONCE_BYTES))
 
     def close(self) -> None:
         """Close the socket."""
         self._end.close()
 
+    def send_unsealed(self, data: bytes) -> None:
+        """Send a few bytes as they are, of which the other end knows that they come now."""
+        self._end.send(data, socket.MSG_NOSIGNAL)
+
+    def receive_unsealed(self, n_bytes: int) -> bytes | None:
+        """Return what the other end sends by `send_unsealed`; nothing where it is gone."""
+        try:
+            return self._end.recv(n_bytes)
+        except BlockingIOError:
+            return None
+
     def detach(self) -> socket.socket:
-        """Return the socket, over which anything may go from here on.
+        """Return the socket, over which anything may go from here on: with TLS, an `SSLSocket`.
 
         Only after a message has said so to the other end, and before anything else has come.
         """
         if self._received or (self._opening is not None and self._opening.holds_part):
             raise AuthenticationError("sent more than was asked for")
-        return self._end
+        return self._end if isinstance(self._end, socket.socket) else self._end.detach()

@@ -24,6 +24,7 @@ from typing import Final
 from gpucoll import config
 from gpucoll.errors import AuthenticationError, StateError
 from gpucoll.transport.tcp.hkdf import DIGEST_BYTES, expand, extract, mac
+from gpucoll.transport.tcp.one_sided_tls import spoke_tls
 from gpucoll.transport.tcp.secret import check_secret
 
 MAGIC: Final = b"gpucoll\0"
@@ -39,6 +40,10 @@ HANDSHAKE_BYTES: Final = HELLO_BYTES + PROOF_BYTES
 """What either end sends in all: nobody who has proved nothing makes the other one keep more."""
 
 _SECRETS: Final = f"{config.SECRET} or {config.SECRET_FILE} must give every rank the same secret"
+
+
+class ClosedEarlyError(AuthenticationError):
+    """The other end closed the connection before it was known who it is."""
 
 
 class Role(enum.Enum):
@@ -198,6 +203,8 @@ class Handshake:
     def _check_head(self) -> None:
         """Raise as soon as what there is of a hello is not one: a stranger may send no more."""
         held = bytes(self._held[: _HEAD.size])
+        if why := spoke_tls(held):
+            raise self._fail(why)
         if not MAGIC.startswith(held[: len(MAGIC)]):
             raise self._fail(
                 f"is no gpucoll, or another version: it sent {held[: len(MAGIC)]!r} where "

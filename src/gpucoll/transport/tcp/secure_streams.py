@@ -24,8 +24,9 @@ from gpucoll.transport.tcp.stream_words import (
     StreamStatus,
 )
 from gpucoll.transport.tcp.streams import Streams
+from gpucoll.transport.tcp.tls_socket import is_in_kernel
 
-__all__ = ["SecureStreams"]
+__all__ = ["SecureStreams", "secure_streams"]
 
 YIELDS = 20
 _AGAIN = int(StreamStatus.AGAIN)
@@ -124,3 +125,16 @@ class SecureStreams(Streams):
             if link.wants:
                 poll.register(link.connection, link.wants)
         poll.poll(-(-duration_ns // 1_000_000))
+
+
+def secure_streams(connections: Sequence[Any]) -> Streams:
+    """Return what runs schedules over TLS connections: compiled where the kernel encrypts them all.
+
+    Parameters
+    ----------
+    connections : sequence of ssl.SSLSocket
+        See `SecureStreams`.
+    """
+    if connections and all(is_in_kernel(connection) for connection in connections):
+        return Streams([connection.fileno() for connection in connections])
+    return SecureStreams(connections)
