@@ -39,7 +39,12 @@ MODULES = (
     "gpucoll.backends.cpu.host.movements",
 )
 """Every module with compiled loops; see `gpucoll.kernels.cpu.cache.N_ELSEWHERE`."""
-MODULES_WHEN_USED = ("gpucoll.transport.tcp.stream_loop", "gpucoll.transport.tcp.stream_plan")
+MODULES_WHEN_USED = (
+    "gpucoll.transport.tcp.stream_loop",
+    "gpucoll.transport.tcp.stream_plan",
+    "gpucoll.transport.tcp.exchange",
+    "gpucoll.transport.tcp.small_calls",
+)
 """Those that most programs do not need: not compiled here (`gpucoll.kernels.cpu.kept_loops`)."""
 
 _NAME = "gpucoll.backends.precompile"

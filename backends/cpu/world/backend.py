@@ -18,7 +18,8 @@ from gpucoll.backends.cpu.world.no_messages import NoMessages
 from gpucoll.backends.cpu.world.phases import Phases, Signature
 from gpucoll.backends.cpu.world.reductions import REDUCTIONS
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_large
-from gpucoll.backends.protocol import HostBackend, HostMessages, Request
+from gpucoll.backends.cpu.world.small import SmallCall, SmallEntries, may_be_small
+from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.words import Status
@@ -34,8 +35,30 @@ PROMISES = {
 """What this backend promises (SEMANTICS, rounding and reproducibility)."""
 
 
+class SmallFirst:
+    """A prepared call that goes the way of small ones, unless it turns out not to be one."""
+
+    def __init__(self, small: SmallCall, prepare: Callable[[], WorldCpuCall]) -> None:
+        self._small = small
+        self._prepare = prepare
+        self._large: WorldCpuCall | None = None
+        self.run_once = small.run_once
+
+    def run(self, timeout_s: float | None = None) -> None:
+        """Do it; raise what went wrong."""
+        if self._large is None:
+            if self._small.run(timeout_s):
+                return
+            self._large = self._prepare()
+        self._large.run(timeout_s)
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Return 0: what is started is run by a thread of Python's."""
+        return 0
+
+
 class WorldCpuCall:
-    """A prepared call of all hosts."""
+    """A prepared call of all hosts, in phases of Python's."""
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
@@ -72,13 +95,24 @@ class WorldCpuBackend:
         self._group = group
         self._host = CpuBackend(group.host)
         self.last_status: Callable[[], int] = _not_run
+        self._entries: SmallEntries | None = None
         self._blocks = BlockMaker(group.rank, group.world_size)
         self.messages: HostMessages = NoMessages(group)
         self._signatures: dict[object, Signature] = {}
         """What calls were like, the oldest first; none of them keeps anybody's array alive."""
+        if group.exchanges is not None:
+            self._entries = SmallEntries(group, group.exchanges, self._blocks)
+            self.last_status = group.host.last_status
 
-    def prepare(self, request: Request) -> WorldCpuCall:
+    def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
+        exchanges = self._group.exchanges
+        if exchanges is None or not may_be_small(request):
+            return self._in_phases(request)
+        small = SmallCall(self._group, exchanges, self._blocks.of(request), request)
+        return SmallFirst(small, lambda: self._in_phases(request))
+
+    def _in_phases(self, request: Request) -> WorldCpuCall:
         signature = self._signature_of(request)
         return WorldCpuCall(Phases(self._group, self._host, signature, request))
 
@@ -114,15 +148,17 @@ class WorldCpuBackend:
         return Signature(self._blocks.of(request), request, self._host, n_here)
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
-        """Return an entry that serves nothing: all calls go through Python."""
-        return _serve_nothing
+        """Return the compiled entry of a collective."""
+        return _serve_nothing if self._entries is None else self._entries.entry(collective)
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
         """Return one that starts nothing."""
-        return _serve_nothing
+        return _serve_nothing if self._entries is None else self._entries.serve_nothing
 
     def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
-        """Do nothing: no entry serves anything."""
+        """Make the compiled entry serve arrays of this kind with these arguments from now on."""
+        if self._entries is not None:
+            self._entries.learn(collective, kind, op, root)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""
@@ -141,8 +177,8 @@ class WorldCpuBackend:
         }
         guarded = "encrypted" if self._group.is_encrypted else "plain"
         between = (
-            f"through the first rank of each; all ranks' data together with the call up to "
-            f"{LARGE_BYTES} bytes, more by schedules, over {guarded} TCP connections"
+            f"through the first rank of each; up to {LARGE_BYTES} bytes of all ranks together in "
+            f"one exchange, more by schedules, over {guarded} TCP connections"
         )
         return {"between hosts": between, **inside, **PROMISES}
 

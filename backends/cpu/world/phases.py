@@ -135,30 +135,15 @@ class Run:
 
     def input(self) -> Bytes:
         """Return the bytes of this rank's input, one after the other; empty where it has none."""
-        request = self.request
-        if request.parts:
-            return joined([bytes_of(source) for source, _ in request.parts])
-        if request.sources:
-            return joined([bytes_of(source) for source in request.sources])
-        return bytes_of(request.source) if request.source is not None else np.empty(0, np.uint8)
+        return input_of(self.request)
 
     def output(self) -> Bytes:
         """Return where this rank's output goes: its own bytes, or others for `put`."""
-        request = self.request
-        if request.parts:
-            return np.empty(sum(source.size_bytes for source, _ in request.parts), np.uint8)
-        if request.destinations:
-            return np.empty(sum(each.size_bytes for each in request.destinations), np.uint8)
-        return bytes_of(request.destination) if request.destination else np.empty(0, np.uint8)
+        return output_of(self.request)
 
     def put(self, output: Bytes) -> None:
         """Bring the bytes of `output` to where the user has them."""
-        request = self.request
-        buffers = [landing for _, landing in request.parts] or list(request.destinations)
-        for buffer, part in zip(
-            buffers, cut(output, [buffer.size_bytes for buffer in buffers]), strict=True
-        ):
-            bytes_of(buffer)[:] = part
+        put_into(self.request, output)
 
     # --- inside this host -------------------------------------------------------------------------
 
@@ -257,7 +242,8 @@ class Run:
     def between(self, make: Callable[[], bytes] | None = None) -> list[bytes]:
         """Exchange the leaders' bytes, then see to it that all ranks here know how that went.
 
-        Returns, on the leader, what each host's leader gave.
+        Without `make` they only find out whether all make the same call. Returns, on the leader,
+        what each host's leader gave.
         """
         if not self._has_gathered and len(self.here) > 1:
             # No other host is told of a call before the leader knows that all here make it.
@@ -265,12 +251,13 @@ class Run:
         found: list[bytes] = []
         word: bytes | MismatchError | None = None
         if self.leads:
-            assert make is not None
-            make_part = make
 
             def step() -> bytes:
                 phases = self._phases
-                found.extend(self.call.exchange(make_part(), phases.digest, phases.described))
+                if make is None:
+                    self.call.agree(phases.digest, phases.described)
+                else:
+                    found.extend(self.call.exchange(make(), phases.digest, phases.described))
                 return b""
 
             word = self.call.tried(step)
@@ -283,7 +270,7 @@ class Run:
         """See to it that all ranks make the same call, before anything of it is done."""
         if len(self.here) > 1:
             self._phases.agreement.run(self._limit_s())
-        self.between(lambda: b"")
+        self.between()
 
     def transfer(
         self,
@@ -356,6 +343,36 @@ class Moving:
         """Wait for so many sections."""
         if self._transfer is not None:
             self._transfer.finish_sections(count)
+
+
+# --- a rank's arrays as bytes --------------------------------------------------------------------
+
+
+def input_of(request: Request) -> Bytes:
+    """Return the bytes of a rank's input, one after the other; empty where it has none."""
+    if request.parts:
+        return joined([bytes_of(source) for source, _ in request.parts])
+    if request.sources:
+        return joined([bytes_of(source) for source in request.sources])
+    return bytes_of(request.source) if request.source is not None else np.empty(0, np.uint8)
+
+
+def output_of(request: Request) -> Bytes:
+    """Return where a rank's output goes: its own bytes, or others for `put_into`."""
+    if request.parts:
+        return np.empty(sum(source.size_bytes for source, _ in request.parts), np.uint8)
+    if request.destinations:
+        return np.empty(sum(each.size_bytes for each in request.destinations), np.uint8)
+    return bytes_of(request.destination) if request.destination else np.empty(0, np.uint8)
+
+
+def put_into(request: Request, output: Bytes) -> None:
+    """Bring the bytes of an output to where the user has them."""
+    buffers = [landing for _, landing in request.parts] or list(request.destinations)
+    for buffer, part in zip(
+        buffers, cut(output, [buffer.size_bytes for buffer in buffers]), strict=True
+    ):
+        bytes_of(buffer)[:] = part
 
 
 # --- bytes --------------------------------------------------------------------------------------

@@ -10,11 +10,12 @@ import numpy as np
 
 from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
 from gpucoll.backends.protocol import Request
+from gpucoll.group.world.exchanges import MOST_BYTES
 from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.schedules import Section
 from gpucoll.types import Collective
 
-LARGE_BYTES: Final = 32 << 10
+LARGE_BYTES: Final = MOST_BYTES
 """So much of all ranks' data together rides with the exchange that begins each call."""
 INT_BYTES: Final = 8
 """A reduction of so much may be of Python's ints: each rank combines all of them, exactly."""

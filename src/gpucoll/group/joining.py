@@ -92,6 +92,7 @@ def join(
             board,
             joined.links,
             joined.bulk,
+            joined.connections,
             hosts,
             joined.names,
             bell_fd,

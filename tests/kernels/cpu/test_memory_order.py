@@ -122,6 +122,7 @@ ENTRIES = {
     "backends.cpu.host.reductions.reduction_loop": ".*XO.*",
     "backends.cpu.host.reductions.reduction_post": "XO",
     "backends.cpu.host.reductions.reduction_finish": ".*XO.*",
+    "transport.tcp.small_calls.small_call": ".*XO.*",
     "entries.pending.serve_started": "A.*XO.*XO.*OX",  # CURRENT; then the announcement, STOP
     "entries.pending.ask_thread": "XOX",
     "entries.pending.wake_thread": "OX",
@@ -156,6 +157,8 @@ UNORDERED = (
     "backends.cpu.host.message_step.message_release",
     "transport.tcp.stream_plan.plan_streams",
     "transport.tcp.stream_loop.run_streams",
+    "transport.tcp.exchange.begin",
+    "transport.tcp.exchange.proceed",
 )
 """Entries that leave it to the loops they call, by address, or touch private memory alone."""
 

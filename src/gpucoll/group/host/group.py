@@ -104,6 +104,10 @@ class HostGroup:
         self.context[Context.TIMEOUT_NS] = int(min(timeout_s, 1e9) * 1e9)
         self.context[Context.SLICE_NS] = int(max(min(SLICE_S, timeout_s), LEAST_SLICE_S) * 1e9)
 
+    def reset_timeout(self) -> None:
+        """Give calls the communicator's own deadline again."""
+        self._set_timeout(self.timeout_s)
+
     # --- running calls ---------------------------------------------------------------------------
 
     def bind(self, call: CallBlock) -> None:

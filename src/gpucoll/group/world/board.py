@@ -97,6 +97,10 @@ class Board:
         """Say that a rank of this host has begun its call of this number."""
         ordering.store(self._at(_CALLS + place * LINE_BYTES), number)
 
+    def entered_address(self, place: int) -> int:
+        """Return where that number lies, for compiled code."""
+        return self._at(_CALLS + place * LINE_BYTES)
+
     def entered(self, place: int) -> int:
         """Return the number of the last call that a rank of this host has begun."""
         return ordering.load(self._at(_CALLS + place * LINE_BYTES))
@@ -113,6 +117,11 @@ class Board:
     def has_closed_ranks(self) -> bool:
         """Return whether `closed_after` says anything of any rank."""
         return ordering.load(self._at(_N_CLOSED)) != 0
+
+    @property
+    def n_closed_address(self) -> int:
+        """Where compiled code looks for that."""
+        return self._at(_N_CLOSED)
 
     def closed_after(self, rank: int) -> int | None:
         """Return the last call of a rank that has closed; None: it has not."""

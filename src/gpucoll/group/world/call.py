@@ -19,14 +19,17 @@ from gpucoll.errors import (
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.exchanges import Exchanges
 from gpucoll.group.world.failures import BROKEN
 from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.links import Links
 from gpucoll.group.world.parts import Part, check_agreement
 from gpucoll.group.world.schedules import Schedule
 from gpucoll.transport.shared.layout import EVENT_ABORT
+from gpucoll.transport.tcp import exchange_words
+from gpucoll.transport.tcp.exchange_words import PartKind
 from gpucoll.transport.tcp.streams import ALL, Outcome, Reduction, StreamStatus
-from gpucoll.types import Collective
+from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
 _WELL, _BADLY = b"\0", b"\1"
@@ -34,6 +37,12 @@ _LEAST_S = 0.001
 _LONGER_S = 1.0
 _TELLING_S = 1.0
 """How long, after a connection has ended, whoever knows why has for saying it."""
+_STATUS = {
+    exchange_words.Outcome.GONE: StreamStatus.GONE,
+    exchange_words.Outcome.ABORTED: StreamStatus.ABORTED,
+    exchange_words.Outcome.DEADLINE: StreamStatus.DEADLINE,
+    exchange_words.Outcome.GARBLED: StreamStatus.MISMATCH,
+}
 
 
 class Caller(Protocol):
@@ -49,6 +58,8 @@ class Caller(Protocol):
         What errors call the hosts.
     links, bulk
         Of a leader; None elsewhere.
+    exchanges : Exchanges or None
+        What small calls stand on, where they do not go over the links.
     channel : ControlChannel
         Between the ranks of this host.
     rank, world_size, here : int
@@ -60,6 +71,7 @@ class Caller(Protocol):
     names: tuple[str, ...]
     links: Links | None
     bulk: Bulk | None
+    exchanges: Exchanges | None
     channel: ControlChannel
     rank: int
     world_size: int
@@ -139,6 +151,7 @@ class WorldCall:
         self.timeout_s = group.timeout_s if timeout_s is None else timeout_s
         self._deadline = time.monotonic() + self.timeout_s
         self._has_exchanged = False
+        self._has_announced = False
         self._round = 0
 
     @property
@@ -158,6 +171,13 @@ class WorldCall:
             return step()
         except MismatchError as error:
             return error
+
+    def agree(self, digest: int, described: str) -> None:
+        """Find out, before anything is done, that all leaders make the same call.
+
+        As `exchange`, without anybody's bytes.
+        """
+        self._exchange(Part(digest, described, "", b""), PartKind.NOTHING)
 
     def exchange(self, part: bytes, digest: int, described: str) -> list[bytes]:
         """Give every leader's bytes to every leader; return them by host.
@@ -186,16 +206,57 @@ class WorldCall:
             with contextlib.suppress(GpucollError):  # the first error is the one to raise
                 self._exchange(Part(0, self.name, str(error), b""))
 
-    def _exchange(self, part: Part) -> list[bytes]:
+    def _exchange(self, part: Part, kind: PartKind = PartKind.FURTHER) -> list[bytes]:
         group = self._group
         assert group.links is not None
         self._has_exchanged = True
+        if group.exchanges is not None and not self._has_announced:
+            self._has_announced = True
+            if self._is_agreed(group.exchanges, part.digest, kind):
+                return [b""] * group.hosts.count
         self._round += 1
         key = self._number, self._round
         encoded = group.links.exchange(key, part.encode(), self._look)
         parts = [Part.decode(data) for data in encoded]
         check_agreement(parts, group.hosts, rank_of(group.rank, group.world_size))
         return [part.data for part in parts]
+
+    def _is_agreed(self, exchanges: Exchanges, digest: int, kind: PartKind) -> bool:
+        """Return whether all leaders make the same call, and nothing more is to be exchanged."""
+        self.open_exchanges(exchanges)
+        outcome = exchanges.announce(digest, kind, self._look)
+        if outcome in _STATUS:
+            self._raise_for_exchange(exchanges, outcome)
+        return outcome == exchange_words.Outcome.AGREED
+
+    def open_exchanges(self, exchanges: Exchanges) -> None:
+        """Open the leader's connections for small calls, where that has not been done."""
+        # Nobody is lost whom the links still reach: who does not come is late.
+        ended = exchanges.open(self._look, self._deadline + _LONGER_S)
+        if ended is not None:
+            self._raise_for(Outcome(StreamStatus.GONE, *ended))
+
+    def _raise_for_exchange(
+        self, exchanges: Exchanges, outcome: exchange_words.Outcome
+    ) -> NoReturn:
+        """Raise what has ended an exchange of small parts."""
+        link, errno = exchanges.ended_with
+        self._raise_for(Outcome(_STATUS[outcome], link, errno, exchanges.header))
+
+    def end_small_call(self, exchanges: Exchanges) -> NoReturn:
+        """Raise what has ended this call in compiled code, on every rank of the host."""
+        outcome = exchanges.outcome
+        if outcome in _STATUS:
+            self._raise_for_exchange(exchanges, outcome)
+        self._has_announced = True
+        word: bytes | MismatchError | None = None
+        if self.leads:
+            part = Part(exchanges.digest, self.name, "", b"")
+            word = self.tried(lambda: b"".join(self._exchange(part)))
+        self.deliver(Collective.BARRIER, NO_ROOT, word)
+        raise AbortedError(
+            f"{self._who}: the hosts differ in how much they bring to {self.name}. {BROKEN}"
+        )
 
     def begin_transfer(
         self,
@@ -257,7 +318,7 @@ class WorldCall:
             group.links.wait(lambda: group.is_aborted, _TELLING_S)
         group.raise_if_aborted()
         if outcome.status == StreamStatus.DEADLINE:
-            raise group.late_error(self._number, self.timeout_s)
+            self._raise_late()
         host = outcome.link
         if outcome.status == StreamStatus.GONE:
             reason = os.strerror(outcome.errno) if outcome.errno else "the other end is gone"
@@ -276,16 +337,21 @@ class WorldCall:
         """As `_look`, but who waits knows better why it is late."""
         self._group.raise_if_aborted()
         if time.monotonic() > self._deadline + _LONGER_S:
-            raise self._group.late_error(self._number, self.timeout_s)
+            self._raise_late()
+
+    def _raise_late(self) -> NoReturn:
+        """Raise for hosts that did not come."""
+        group = self._group
+        error = group.late_error(self._number, self.timeout_s)
+        group.raise_if_aborted()  # who gave up meanwhile, beside the late rank, knows more
+        raise error
 
     def _look(self) -> None:
         """Raise where waiting for other hosts can lead to nothing."""
         group = self._group
         group.raise_if_aborted()
         if time.monotonic() > self._deadline:
-            error = group.late_error(self._number, self.timeout_s)
-            group.raise_if_aborted()  # who gave up meanwhile, beside the late rank, knows more
-            raise error
+            self._raise_late()
 
     def deliver(
         self, collective: Collective, root: int, payload: bytes | MismatchError | None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from gpucoll.errors import MismatchError
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.group.world.messages import pack, unpack
+from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import NO_ROOT, Collective, digest_of
 
@@ -18,13 +21,20 @@ class WorldChannel:
 
     def __init__(self, group: WorldGroup) -> None:
         self._group = group
-
-    def run_barrier(self) -> int:
-        """Return `Status.NOT_RUN`: asynchronous calls may be pending, behind which it belongs."""
-        return int(Status.NOT_RUN)
+        self.run_barrier: Callable[[], int] = _not_run
+        """A barrier that returns its `Status`; does not run while asynchronous calls are queued."""
+        self._run_queued: Callable[[], int] | None = None
+        if group.exchanges is not None:
+            self._barrier = CallBlock(Collective.BARRIER, group.exchanges.loop)
+            self._barrier.set_arrays((0,), 0, 0)
+            self.run_barrier = group.host.prepare(self._barrier)
+            self._run_queued = group.host.prepare(self._barrier, queued=True)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         """Return when every rank has arrived."""
+        run = self._run_queued
+        if run is not None and self._group.run_small(run, self._barrier, timeout_s):
+            return
         self.all_gather_bytes(b"", Collective.BARRIER, timeout_s=timeout_s)
 
     def all_gather_bytes(
@@ -46,3 +56,8 @@ class WorldChannel:
                 found = call.tried(lambda: pack(call.exchange(pack(mine), digest, name)))
             by_host = unpack(call.deliver(collective, root, found))
             return group.hosts.in_rank_order(unpack(parts) for parts in by_host)
+
+
+def _not_run() -> int:
+    """Leave it to Python: asynchronous calls may be pending, behind which it belongs."""
+    return int(Status.NOT_RUN)

@@ -28,6 +28,7 @@ from gpucoll.errors import (
 from gpucoll.group.host import diagnosis
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
+from gpucoll.group.host.records import describe_block, describe_call
 from gpucoll.group.host.whereabouts import Whereabouts
 from gpucoll.group.protocol import EnqueuedCalls, StartedCalls
 from gpucoll.group.survivors import Agreement
@@ -35,6 +36,7 @@ from gpucoll.group.world import gpu_calls
 from gpucoll.group.world.board import Board, Failure
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.call import WorldCall
+from gpucoll.group.world.exchanges import Connections, Exchanges
 from gpucoll.group.world.failures import BROKEN, error_of, failure_of
 from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.inquiry import said_by
@@ -46,8 +48,11 @@ from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import interface_of
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import EVENT_ABORT, Abort
+from gpucoll.transport.shared.words import Context, State, Status
 from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.transport.tcp.exchange_words import Outcome, Word
 from gpucoll.wording import list_ranks, rank_of
 
 _SHOWN = 8
@@ -69,6 +74,8 @@ class WorldGroup:
         To the other hosts, where this rank leads.
     bulk : Bulk or None
         For large arrays, likewise.
+    connections : Connections or None
+        For small ones, likewise.
     hosts : Hosts
         Who is where.
     names : tuple of str
@@ -87,6 +94,7 @@ class WorldGroup:
         board: Board,
         links: Links | None,
         bulk: Bulk | None,
+        connections: Connections | None,
         hosts: Hosts,
         names: tuple[str, ...],
         bell_fd: int,
@@ -108,9 +116,25 @@ class WorldGroup:
         self._bell_fd = bell_fd
         self._credentials = credentials
         self._address = address
-        self._number = 0
-        self._completed = 0
+        self.exchanges: Exchanges | None = None
+        """What compiled small calls stand on; None: everything small goes over the links."""
+        if not self.is_encrypted:
+            self.exchanges = Exchanges(
+                hosts,
+                self.rank,
+                connections,
+                entered=board.entered_address(host.rank),
+                n_closed=board.n_closed_address,
+                abort=host.members.at(EVENT_ABORT),
+                bell_fd=bell_fd,
+            )
+            host.context[Context.HOSTS] = self.exchanges.address
+        self._n_calls = 0
+        self._n_completed = 0
         self._calling = ""
+        self._is_in_small_call = False
+        self._block: CallBlock | None = None
+        """Of the small call that Python has begun."""
         self._raised: GpucollError | None = None
         """What has broken this rank's call: only that call knows how long it has waited."""
         self._answers: dict[int, dict[str, str]] = {}
@@ -137,6 +161,7 @@ class WorldGroup:
     @timeout_s.setter
     def timeout_s(self, timeout_s: float) -> None:
         self.host.timeout_s = timeout_s
+        self.host.reset_timeout()
 
     @property
     def local_rank(self) -> int:
@@ -184,7 +209,7 @@ class WorldGroup:
     @property
     def is_running(self) -> bool:
         """Whether a call is running at this moment, in some thread of Python's."""
-        return bool(self._calling) or self.host.is_running
+        return bool(self._calling) or self._is_in_small_call or self.host.is_running
 
     @property
     def is_aborted(self) -> bool:
@@ -199,7 +224,7 @@ class WorldGroup:
     @property
     def completed(self) -> int:
         """The number of the last collective that this rank has completed."""
-        return self._completed
+        return self._n_completed if self.exchanges is None else self.exchanges.completed
 
     def agreement(self, timeout_s: float) -> Agreement:
         """Return this rank's part in agreeing who goes on after losses."""
@@ -226,8 +251,19 @@ class WorldGroup:
             raise
 
     def raise_for(self, status: int) -> None:
-        """Raise what a compiled loop's status means."""
-        self.host.raise_for(status)
+        """Raise what a compiled loop's status means; return where the call is left to Python."""
+        if status in (Status.NO_ROOM, Status.NOT_RUN) or self.exchanges is None:
+            self.host.raise_for(status)
+            return
+        if status == Status.NOT_YET and self.exchanges.outcome == Outcome.NONE:
+            self.host.reset_timeout()
+            return
+        timeout_s = int(self.host.context[Context.TIMEOUT_NS]) / 1e9
+        with self._small_call(timeout_s):
+            if status != Status.NOT_YET:
+                self.host.raise_for(status)
+            self.host.reset_timeout()
+            self._call_now(timeout_s).end_small_call(self.exchanges)
 
     def ended_ranks(self) -> list[int]:
         """Return the ranks of this host whose process has ended."""
@@ -350,6 +386,8 @@ class WorldGroup:
         with held_signals():  # an interrupt in the middle would leave some of it
             if self.bulk is not None:
                 self.bulk.close()
+            if self.exchanges is not None:
+                self.exchanges.close()
             if self.links is not None:
                 self.look()
                 self._tell_closed(self.host.rank, self._number)
@@ -379,14 +417,13 @@ class WorldGroup:
         What is raised in it by any rank of this host ends it on all hosts.
         """
         self.check_usable(timeout_s)
-        self._number += 1
-        made = WorldCall(self, self._number, name, timeout_s)
+        made = WorldCall(self, self._take_number(), name, timeout_s)
         self._board.enter(self.host.rank, self._number)
         self._calling = name
         try:
             self._check_closed(self._number)
             yield made
-            self._completed = self._number
+            self._note_completed()
         except MismatchError as error:
             made.fail(error)
             raise
@@ -396,12 +433,106 @@ class WorldGroup:
         finally:
             self._calling = ""
 
+    @property
+    def _number(self) -> int:
+        """Number of the last call."""
+        return self._n_calls if self.exchanges is None else self.exchanges.number
+
+    def _take_number(self) -> int:
+        if self.exchanges is None:
+            self._n_calls += 1
+        else:
+            self.exchanges.number += 1
+        return self._number
+
+    def _note_completed(self) -> None:
+        if self.exchanges is None:
+            self._n_completed = self._number
+        else:
+            self.exchanges.completed = self._number
+
+    def run_small(
+        self, run: Callable[[], int], block: CallBlock, timeout_s: float | None = None
+    ) -> bool:
+        """Run a prepared small call; return False where it goes another way, and has not begun.
+
+        Parameters
+        ----------
+        run : callable
+            Runs the block, whose loop is that of `exchanges`; returns its `Status`.
+        block : CallBlock
+            The call.
+        timeout_s : float, optional
+            Its deadline.
+        """
+        exchanges = self.exchanges
+        assert exchanges is not None
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self.check_usable(timeout_s)
+        self._block = block
+        with self._small_call(timeout_s):
+            self._check_closed(self._number + 1)
+            if self.links is not None and not exchanges.is_open:
+                call = self._call_now(timeout_s, 1)
+                self._board.enter(self.host.rank, self._number + 1)
+                try:
+                    call.open_exchanges(exchanges)
+                except BaseException:
+                    self._take_number()  # this rank had come to the call
+                    raise
+            exchanges.words[Word.MAY_RUN] = 1
+            try:
+                status = self.host.run_prepared(run, timeout_s, goes_on=(Status.NOT_YET,))
+            finally:
+                exchanges.words[Word.MAY_RUN] = 0
+            if status == Status.NOT_YET and exchanges.outcome != Outcome.NONE:
+                self._call_now(timeout_s).end_small_call(exchanges)
+        return status == Status.OK
+
+    def _call_now(self, timeout_s: float, ahead: int = 0) -> WorldCall:
+        """Return the call that compiled code has made, or is about to make."""
+        self._calling = self._called
+        return WorldCall(self, self._number + ahead, self._calling, timeout_s)
+
+    @contextlib.contextmanager
+    def _small_call(self, timeout_s: float) -> Iterator[None]:
+        """See to it, within the block, that what is raised there ends the call on all hosts."""
+        assert self.exchanges is not None
+        self._is_in_small_call = True
+        try:
+            yield
+        except MismatchError as error:
+            if self.exchanges.outcome == Outcome.NONE:  # the ranks of this host do not agree
+                self._call_now(timeout_s).fail(error)
+            raise
+        except BaseException as error:
+            self._calling = self._called
+            self._break_off(error)
+            raise
+        finally:
+            self._is_in_small_call = False
+            self._block = None
+            self._calling = ""
+
+    @property
+    def _called(self) -> str:
+        """What this rank is calling, or has called last, as its user wrote it."""
+        if self._calling:
+            return self._calling
+        if self._block is not None:
+            return describe_block(self._block)
+        host = self.host
+        sequence = int(host.context[Context.SEQUENCE])
+        return describe_call(host.members, host.rank, sequence) or "its first collective"
+
     def _break_off(self, error: BaseException) -> None:
         """Give the group up for what has ended a call here: all other ranks wait for this one."""
         if isinstance(error, GpucollError):
             self._raised = error
         if self.bulk is not None:
             self.bulk.close_connections()
+        if self.exchanges is not None:
+            self.exchanges.close_connections()
         if not self.is_aborted:
             if isinstance(error, GpucollError):
                 self.write(failure_of(error, self.rank))
@@ -440,7 +571,9 @@ class WorldGroup:
 
     @property
     def _where(self) -> str:
-        return f"in {self._calling}" if self._calling else "between two calls"
+        if self._calling or int(self.host.context[Context.STATE]) == State.BUSY:
+            return f"in {self._called}"
+        return "between two calls"
 
     def _host_name(self, rank: int) -> str:
         return self.names[self.hosts.host_of(rank)]

@@ -19,6 +19,7 @@ from gpucoll.group.host.joining import join
 from gpucoll.group.host.members import Members
 from gpucoll.group.world import board, connecting, lanes
 from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.exchanges import Connections
 from gpucoll.group.world.hosts import Hosts, neighbours
 from gpucoll.group.world.links import Links
 from gpucoll.rendezvous.job import Job
@@ -52,6 +53,8 @@ class Joined:
         To the other hosts, where this rank leads its own.
     bulk : Bulk or None
         For large arrays, likewise.
+    connections : Connections or None
+        For small ones, likewise.
     introductions : list of dict
         By rank.
     credentials : Credentials
@@ -65,6 +68,7 @@ class Joined:
     names: tuple[str, ...]
     links: Links | None
     bulk: Bulk | None
+    connections: Connections | None
     introductions: list[dict[str, Any]]
     credentials: Credentials
     address: str
@@ -75,6 +79,8 @@ class Joined:
             self.links.drop()
         if self.bulk is not None:
             self.bulk.close()
+        if self.connections is not None:
+            self.connections.close()
         for fd in self.members.further_fds:
             os.close(fd)
         self.members.leave()
@@ -252,13 +258,17 @@ def _settle(
     address = str(listener.getsockname()[0])
     names = _names(introductions, hosts)
     credentials = endpoint.credentials
-    joined = Joined(members, hosts, names, None, None, introductions, credentials, address)
+    joined = Joined(members, hosts, names, None, None, None, introductions, credentials, address)
     try:
         if spans and local.rank == 0:
             leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
             own = lanes.lanes_of(listener, further, leaders)
             joined.bulk = Bulk(here, names, own, credentials, group)
             addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
+            if credentials.tls is None:
+                joined.connections = Connections(
+                    here, names, addresses, credentials, group, listener.dup()
+                )
             purpose = connecting.purpose_of(group)
             task = connecting.Connecting(here, joined.names, addresses, credentials, purpose)
             joined.links = task.run(listener, members.further_fds[1], meeting.look, deadline)

@@ -103,6 +103,8 @@ class Context(IntEnum):
     POST_BYTES = 65  # of data behind an envelope
     EAGER_BYTES = 66
     MESSAGE_ROWS = 70  # address of two rows: of a blocking call
+    # Ranks on several hosts.
+    HOSTS = 90  # address of the words of `transport.tcp.exchange_words`; 0: all are on this host
     # Calls on GPU arrays.
     ENQUEUED_LINES = 110
     ENQUEUED = 111  # address of the calls' records

@@ -1,0 +1,135 @@
+"""Small collectives between hosts: call blocks for the compiled loop, and its entries.
+
+`gpucoll.transport.tcp.small_calls` runs them from beginning to end. What it leaves to Python goes
+the way of all other calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.arrays.array_kinds import ArrayKind
+from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.cpu.host.entry_tables import EntryTable
+from gpucoll.backends.cpu.world.phases import input_of, output_of, put_into
+from gpucoll.backends.cpu.world.sizes import is_sealed
+from gpucoll.backends.protocol import Request
+from gpucoll.group.world.exchanges import Exchanges
+from gpucoll.group.world.group import WorldGroup
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Call, Context, Status
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
+
+_TO_ROOT = (Collective.REDUCE, Collective.GATHER)
+
+
+def may_be_small(request: Request) -> bool:
+    """Return whether a call may go this way, if it is small; alike on all ranks."""
+    return request.receive_counts is None and not is_sealed(request)
+
+
+class SmallCall:
+    """A prepared call, on the way of small ones.
+
+    Parameters
+    ----------
+    group : WorldGroup
+        The ranks.
+    exchanges : Exchanges
+        Has the loop.
+    block : CallBlock
+        Of the call; belongs to this from here on.
+    request : Request
+        What is to be done.
+
+    Attributes
+    ----------
+    run_once : callable
+        Runs it, where nothing stands against that, and returns its `Status`.
+    """
+
+    def __init__(
+        self, group: WorldGroup, exchanges: Exchanges, block: CallBlock, request: Request
+    ) -> None:
+        self._group = group
+        self._block = block
+        self._request = request
+        set_loop(block, exchanges)
+        self._is_packed = bool(request.sources or request.destinations or request.parts)
+        self.run_once: Callable[[], int] = _not_run
+        if not self._is_packed:
+            self.run_once = group.host.prepare(block)
+        self._run_queued: Callable[[], int] | None = None
+
+    def run(self, timeout_s: float | None = None) -> bool:
+        """Do it, and return True; False: it goes another way. Raise what went wrong."""
+        if self._run_queued is None:
+            self._run_queued = self._group.host.prepare(self._block, queued=True)
+        if not self._is_packed:
+            return self._group.run_small(self._run_queued, self._block, timeout_s)
+        source, output = input_of(self._request), output_of(self._request)
+        words = self._block.words
+        words[Call.SOURCE], words[Call.DESTINATION] = source.ctypes.data, output.ctypes.data
+        if not self._group.run_small(self._run_queued, self._block, timeout_s):
+            return False
+        put_into(self._request, output)
+        return True
+
+
+class SmallEntries:
+    """The compiled entries of collectives of several hosts.
+
+    Parameters
+    ----------
+    group : WorldGroup
+        The ranks.
+    exchanges : Exchanges
+        Has the loop.
+    blocks : BlockMaker
+        Of this rank.
+    """
+
+    def __init__(self, group: WorldGroup, exchanges: Exchanges, blocks: BlockMaker) -> None:
+        self._group = group
+        self._exchanges = exchanges
+        self._blocks = blocks
+        self._tables: dict[Collective, EntryTable] = {}
+
+    def entry(self, collective: Collective) -> Callable[..., Any]:
+        """Return the entry of a collective, see `gpucoll.backends.protocol.HostBackend`."""
+        if collective == Collective.ALL_REDUCE_LIST:
+            return self.serve_nothing
+        if collective not in self._tables:
+            self._tables[collective] = EntryTable(self._group.host)
+        return self._tables[collective].call
+
+    def serve_nothing(self, *_: object) -> None:
+        """Leave a call to Python: nothing went wrong."""
+        self._group.host.context[Context.STATUS] = Status.NOT_RUN
+
+    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+        """Make the entry serve arrays of this kind with these arguments from now on."""
+        table = self._tables.get(collective)
+        # Entries take for the root who is of that number on its host: tensors' flags depend on it.
+        if table is None or (kind.tensor_table and collective in _TO_ROOT):
+            return
+
+        def make() -> CallBlock:
+            parsed = None if op is None else ReduceOp.parse(op)
+            place = NO_ROOT if root is None else root
+            block = self._blocks.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
+            set_loop(block, self._exchanges)
+            return block
+
+        table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
+
+
+def set_loop(block: CallBlock, exchanges: Exchanges) -> None:
+    """Let a call block be run by the loop of several hosts, and by nothing else."""
+    block.words[Call.LOOP] = exchanges.loop
+    block.words[Call.POST] = block.words[Call.FINISH] = 0
+
+
+def _not_run() -> int:
+    return int(Status.NOT_RUN)

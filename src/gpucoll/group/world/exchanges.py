@@ -1,0 +1,315 @@
+"""Small calls between hosts: the words that compiled code reads, and the leaders' connections.
+
+Leaders have, beside their links, a connection with each of the hosts to which they have those. It
+is authenticated by the handshake, for this group and for nothing else, and then carries bytes as
+they are (as those of `gpucoll.group.world.bulk`). All are opened at the first call. Who breaks the
+communicator closes them, which its neighbours notice at once.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.group.world.connecting import Connecting
+from gpucoll.group.world.hosts import Hosts, neighbours
+from gpucoll.transport.tcp import exchange, small_calls
+from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.transport.tcp.exchange_words import (
+    PART_WORDS,
+    STEP_WORDS,
+    WORDS,
+    Outcome,
+    PartKind,
+    Word,
+)
+from gpucoll.transport.tcp.handshake import encode_purpose
+
+MOST_BYTES: Final = 32 << 10
+"""Of all ranks' data together: more goes by schedules."""
+_BEGIN = b"\1"
+"""What the leader that has connected says last: only then may the other one send."""
+_SLICE_NS: Final = 20_000_000
+_SLICE_MS: Final = 20
+_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+class Connections:
+    """The connections of one leader.
+
+    Parameters
+    ----------
+    here : int
+        This host's number.
+    names : tuple of str
+        What errors call the hosts.
+    addresses : mapping of int to (str, int)
+        By neighbour, where its leader listens.
+    credentials : Credentials
+        By which leaders know each other.
+    group : str
+        What the group is called; nobody else knows it.
+    listener : socket
+        This leader's; belongs to this from here on.
+    """
+
+    def __init__(
+        self,
+        here: int,
+        names: tuple[str, ...],
+        addresses: Mapping[int, Any],
+        credentials: Credentials,
+        group: str,
+        listener: socket.socket,
+    ) -> None:
+        self._here = here
+        self._names = names
+        self._addresses = addresses
+        self._credentials = credentials
+        self._purpose = encode_purpose("exchange", group)
+        self._listener = listener
+        self._ends: dict[int, socket.socket] = {}
+        _all.add(self)
+
+    def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
+        """Open all; all leaders do. Return the host whose connection has ended again, and why.
+
+        Parameters
+        ----------
+        look : callable
+            Called while waiting, again and again; raises where nothing can come of it.
+        deadline : float
+            By the monotonic clock.
+
+        Raises
+        ------
+        RendezvousDeadlineError
+            A host could not be reached in time.
+        """
+        count = len(self._names)
+        task = Connecting(self._here, self._names, self._addresses, self._credentials, self._purpose)
+        made = task.connect(self._listener, look, deadline)
+        assert sorted(made) == neighbours(self._here, count)
+        try:
+            for host, connection in sorted(made.items()):
+                self._ends[host] = self._begun(host, connection, look)
+        except OSError as error:
+            self._close_all(made)
+            return host, error.errno or 0
+        except BaseException:
+            self._close_all(made)
+            raise
+        return None
+
+    def _close_all(self, made: dict[int, SealedConnection]) -> None:
+        for connection in made.values():
+            connection.close()
+        self.close_connections()
+
+    def _begun(
+        self, host: int, connection: SealedConnection, look: Callable[[], None]
+    ) -> socket.socket:
+        """Go over to plain bytes, so that none of them is taken for the introduction's."""
+        end = connection.detach()
+        # A leader that takes nothing for long is not lost, but late: the links know the difference.
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        if host > self._here:
+            end.send(_BEGIN, socket.MSG_NOSIGNAL)  # a new connection has room for it
+            return end
+        poll = select.poll()
+        poll.register(end, select.POLLIN)
+        while not poll.poll(_SLICE_MS):
+            look()
+        if end.recv(1) != _BEGIN:
+            raise ConnectionError("the other end is gone")
+        return end
+
+    def steps(self) -> list[list[int]]:
+        """Return the rows of an exchange's steps, see `gpucoll.transport.tcp.exchange_words`."""
+        count, distance, rows = len(self._names), 1, []
+        while distance < count:
+            after, before = (self._here + distance) % count, (self._here - distance) % count
+            fds = self._ends[after].fileno(), self._ends[before].fileno()
+            rows.append([*fds, min(distance, count - distance)])
+            distance *= 2
+        return rows
+
+    def close_connections(self) -> None:
+        """Close what is open."""
+        for end in self._ends.values():
+            end.close()
+        self._ends = {}
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.close_connections()
+        self._listener.close()
+
+
+class Exchanges:
+    """What one rank's compiled small calls read, and its leader's exchanges.
+
+    Parameters
+    ----------
+    hosts : Hosts
+        Who is where.
+    rank : int
+        This rank.
+    connections : Connections or None
+        Of a leader.
+    entered, n_closed, abort : int
+        Addresses of words of this host, see `gpucoll.transport.tcp.exchange_words.Word`.
+    bell_fd : int
+        Wakes this host's leader.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        rank: int,
+        connections: Connections | None,
+        entered: int,
+        n_closed: int,
+        abort: int,
+        bell_fd: int,
+    ) -> None:
+        self.connections = connections
+        self.hosts = hosts
+        count, world_size = hosts.count, hosts.world_size
+        capacity = MOST_BYTES + count * (8 * PART_WORDS + 8)
+        edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
+        self._tables = {
+            Word.EDGES: edges,
+            Word.ORDER: np.array(hosts.order, np.int64),
+            Word.PARTS: np.zeros(2 * count, np.int64),
+            Word.INPUTS: np.zeros(world_size + 1, np.int64),
+            Word.STEPS: np.zeros((count.bit_length(), STEP_WORDS), np.int64),
+        }
+        # Behind a word for the outcome; in whole lines, and of pages that only a call touches.
+        self._held = np.empty(16 + capacity // 8, np.int64)
+        self.words: npt.NDArray[np.int64] = np.zeros(WORDS, np.int64)
+        self.address: int = self.words.ctypes.data
+        for field, table in self._tables.items():
+            self.words[field] = table.ctypes.data
+        held = (self._held.ctypes.data + 8 + 63) & -64
+        for field, value in {
+            Word.HERE: hosts.host_of(rank),
+            Word.N_HOSTS: count,
+            Word.RANK: rank,
+            Word.WORLD_SIZE: world_size,
+            Word.MOST_BYTES: MOST_BYTES,
+            Word.ENTERED: entered,
+            Word.N_CLOSED: n_closed,
+            Word.BELL_FD: bell_fd,
+            Word.ABORT: abort,
+            Word.HELD: held,
+            Word.CAPACITY: capacity,
+        }.items():
+            self.words[field] = value
+        self.loop: int = small_calls.small_call.address
+        """Address of the compiled loop of every small call; 4 s where nobody has needed it here."""
+        self._begin = exchange.begin.ctypes
+        self._proceed = exchange.proceed.ctypes
+
+    @property
+    def number(self) -> int:
+        """Of the last call, alike on all ranks."""
+        return int(self.words[Word.NUMBER])
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self.words[Word.NUMBER] = number
+
+    @property
+    def completed(self) -> int:
+        """Of the last call that has ended well."""
+        return int(self.words[Word.COMPLETED])
+
+    @completed.setter
+    def completed(self, number: int) -> None:
+        self.words[Word.COMPLETED] = number
+
+    @property
+    def outcome(self) -> Outcome:
+        """How the exchange of the last compiled call ended."""
+        return Outcome(int(self.words[Word.OUTCOME]))
+
+    @property
+    def ended_with(self) -> tuple[int, int]:
+        """The host with which an exchange could not go on, and the kernel's number of why."""
+        return int(self.words[Word.LINK]), int(self.words[Word.ERRNO])
+
+    @property
+    def digest(self) -> int:
+        """Of the last call's signature."""
+        return int(self.words[Word.DIGEST])
+
+    @property
+    def header(self) -> tuple[int, ...]:
+        """The last header that came."""
+        return tuple(self.words[Word.CAME_HEADER : Word.CAME_HEADER + 4].tolist())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the leader's connections are."""
+        return bool(self.words[Word.IS_OPEN])
+
+    def open(self, look: Callable[[], None], deadline: float) -> tuple[int, int] | None:
+        """Open the leader's connections, where that has not been done; see `Connections.open`."""
+        assert self.connections is not None
+        if self.is_open:
+            return None
+        ended = self.connections.open(look, deadline)
+        if ended is not None:
+            return ended
+        rows = self.connections.steps()
+        self._tables[Word.STEPS][: len(rows)] = rows
+        self.words[Word.N_STEPS] = len(rows)
+        self.words[Word.IS_OPEN] = 1
+        return None
+
+    def announce(self, digest: int, kind: PartKind, look: Callable[[], None]) -> Outcome:
+        """Find out, on a leader, whether all hosts make the same call.
+
+        Parameters
+        ----------
+        digest : int
+            Of its signature.
+        kind : PartKind
+            `NOTHING`, or `FURTHER`, with which it never ends as `AGREED`.
+        look : callable
+            Called while waiting, again and again; raises where nothing can come of it.
+        """
+        self._begin(self.address, digest, int(kind))
+        while (outcome := self._proceed(self.address, _SLICE_NS)) == Outcome.AGAIN:
+            look()
+        return Outcome(outcome)
+
+    def close_connections(self) -> None:
+        """Close the leader's connections: nothing more will come of them."""
+        self.words[Word.IS_OPEN] = 0
+        if self.connections is not None:
+            self.connections.close_connections()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self.words[Word.IS_OPEN] = 0
+        if self.connections is not None:
+            self.connections.close()
+
+
+def _after_fork() -> None:
+    # A child that outlives its parent would keep the connections open, and the parent unmissed.
+    for connections in list(_all):
+        connections.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

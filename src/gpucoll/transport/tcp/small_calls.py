@@ -1,0 +1,456 @@
+"""A collective of several hosts on small arrays, as compiled code from its beginning to its end.
+
+The inputs of a host's ranks go to its leader through their slots, between the leaders by an
+exchange (`exchange`), and from each leader to its ranks in the same way. Then every rank has all
+inputs, and makes its own result of them, in rank order: to the same bits on all ranks, whoever is
+on which host. What is rare is left to Python: `Word.OUTCOME` says what it is.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.kept_loops import compiled_when_used
+from gpucoll.kernels.cpu.memory import call_copy, call_reduce, exchange64, get, load64, put
+from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.steps import (
+    DESTINATION,
+    DIGEST,
+    IDENTITY,
+    ITEM_BYTES,
+    KERNEL,
+    LARGEST_BYTES,
+    NOT_SHARED,
+    OK,
+    PARAMETER,
+    PART_BYTES,
+    ROOT,
+    SEQUENCE,
+    SIZE_BYTES,
+    SOURCE,
+    begin,
+    close_record,
+    make_ready,
+    payload_of,
+    post,
+    wait_all_arrived,
+    wait_arrived,
+)
+from gpucoll.transport.shared.words import Call, Context, Flow, Status
+from gpucoll.transport.tcp import exchange
+from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_until, now_ns
+from gpucoll.transport.tcp.exchange_words import Outcome, PartKind, Word
+
+_CONTEXT_HOSTS, _PLACE, _N_HERE = int(Context.HOSTS), int(Context.RANK), int(Context.WORLD_SIZE)
+_TIMEOUT_NS, _SLICE_NS = int(Context.TIMEOUT_NS), int(Context.SLICE_NS)
+_COPY, _ONE_SHOT_BYTES = int(Context.COPY_PLAIN), int(Context.ONE_SHOT_BYTES)
+_FLOW, _IS_SPREAD = int(Call.FLOW), int(Call.IS_SPREAD)
+_BLOCK_BYTES, _OFFSETS, _PIECES = int(Call.BLOCK_BYTES), int(Call.OFFSETS), int(Call.PIECES)
+_SCAN_KERNEL, _STRIDE = int(Call.SCAN_KERNEL), int(Call.PARAMETER_STRIDE)
+_FROM_ROOT, _TO_ROOT = int(Flow.FROM_ROOT), int(Flow.TO_ROOT)
+_SIGNAL, _NOT_YET = int(Status.SIGNAL), int(Status.NOT_YET)
+_INTERRUPTED = int(Abort.INTERRUPTED)
+_HERE, _N_HOSTS, _RANK = int(Word.HERE), int(Word.N_HOSTS), int(Word.RANK)
+_WORLD_SIZE, _EDGES, _ORDER = int(Word.WORLD_SIZE), int(Word.EDGES), int(Word.ORDER)
+_MOST_BYTES, _NUMBER, _ENTERED = int(Word.MOST_BYTES), int(Word.NUMBER), int(Word.ENTERED)
+_N_CLOSED, _MAY_RUN, _BELL_FD = int(Word.N_CLOSED), int(Word.MAY_RUN), int(Word.BELL_FD)
+_IS_OPEN, _HELD, _HELD_BYTES = int(Word.IS_OPEN), int(Word.HELD), int(Word.HELD_BYTES)
+_OUTCOME, _START_NS, _ONE = int(Word.OUTCOME), int(Word.START_NS), int(Word.ONE)
+_PARTS, _INPUTS, _COMPLETED = int(Word.PARTS), int(Word.INPUTS), int(Word.COMPLETED)
+_W_DIGEST, _W_KIND = int(Word.DIGEST), int(Word.KIND)
+_NONE, _AGREED, _AGAIN = int(Outcome.NONE), int(Outcome.AGREED), int(Outcome.AGAIN)
+_DEADLINE, _DATA = int(Outcome.DEADLINE), int(PartKind.DATA)
+LATER_NS = 1_000_000_000
+"""So much longer others wait for their leader, whose own error says more."""
+LEADER = 0
+
+_i64, _i32 = types.int64, types.int32
+_write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@inline
+def _input_bytes(words, call, rank):
+    """Return how many bytes a rank brings; alike on all ranks that make the same call."""
+    if get(call, _FLOW) == _FROM_ROOT:
+        return get(call, LARGEST_BYTES) if rank == get(call, ROOT) else 0
+    if get(call, _IS_SPREAD) != 0:
+        return get(call, LARGEST_BYTES)
+    if get(call, KERNEL) != 0:
+        return get(call, SIZE_BYTES)
+    offsets = get(call, _OFFSETS)
+    if offsets != 0:
+        return load64(offsets + 8 * (rank + 1)) - load64(offsets + 8 * rank)
+    return get(call, _BLOCK_BYTES)
+
+
+@inline
+def _bytes_of_host(words, call, host):
+    """Return how many bytes the ranks of a host bring together."""
+    total, edges, order = 0, get(words, _EDGES), get(words, _ORDER)
+    for place in range(get(edges, host), get(edges, host + 1)):
+        total += _input_bytes(words, call, get(order, place))
+    return total
+
+
+@inline
+def _note_sizes(words, call):
+    """Note how many bytes each host is to bring; return how many all parts have together."""
+    n_hosts, whole = get(words, _N_HOSTS), 0
+    for host in range(n_hosts):
+        size_bytes = _bytes_of_host(words, call, host)
+        put(get(words, _PARTS), n_hosts + host, size_bytes)
+        whole += exchange.PART_BYTES + exchange.whole_words(size_bytes)
+    return whole
+
+
+@inline
+def _data_bytes(words, call):
+    """Return the bytes of all ranks' inputs together."""
+    total = 0
+    for rank in range(get(words, _WORLD_SIZE)):
+        total += _input_bytes(words, call, rank)
+    return total
+
+
+@inline
+def _is_for_python(words, context, call):
+    """Return whether this call goes another way, or Python has to look at something first."""
+    if get(call, _PIECES) != 0 or _data_bytes(words, call) > get(words, _MOST_BYTES):
+        return True
+    if get(words, _MAY_RUN) == 0 and load64(get(words, _N_CLOSED)) != 0:
+        return True
+    return get(context, _PLACE) == LEADER and get(words, _IS_OPEN) == 0
+
+
+# --- inside a host --------------------------------------------------------------------------------
+
+
+@inline
+def _own_input(call):
+    """Return where this rank's input lies; a root may have it where its output goes."""
+    return get(call, SOURCE) if get(call, SOURCE) != 0 else get(call, DESTINATION)
+
+
+@inline
+def _piece(size_bytes, done, most_bytes):
+    """Return how many bytes of an input belong to the piece that begins there."""
+    return min(max(size_bytes - done, 0), most_bytes)
+
+
+@inline
+def _rank_at(words, place):
+    """Return the rank at a place of this host."""
+    edges = get(words, _EDGES)
+    return get(get(words, _ORDER), get(edges, get(words, _HERE)) + place)
+
+
+@inline
+def _take_pieces(words, context, call, done, most_bytes, largest_bytes):
+    """Put a piece of each input of this host where the leader's part has it."""
+    landing, copy = get(words, _HELD) + exchange.PART_BYTES, get(context, _COPY)
+    for place in range(get(context, _N_HERE)):
+        size_bytes = _input_bytes(words, call, _rank_at(words, place))
+        piece_bytes = _piece(size_bytes, done, most_bytes)
+        if piece_bytes > 0:
+            source = _own_input(call) + done
+            if place != LEADER:
+                source = payload_of(context, get(context, SEQUENCE), place, largest_bytes)
+            call_copy(copy, landing + done, source, piece_bytes, 0)
+        landing += size_bytes
+
+
+@inline
+def _gather_pieces(words, context, call, done, most_bytes, rest_bytes):
+    """Bring a piece of each input to the leader, of which none has more left than `rest_bytes`."""
+    status = begin(context, call)
+    if status != OK:
+        return status
+    place, largest_bytes = get(context, _PLACE), min(most_bytes, rest_bytes)
+    mine_bytes = _piece(_input_bytes(words, call, get(words, _RANK)), done, most_bytes)
+    if place != LEADER and mine_bytes > 0:
+        payload = payload_of(context, get(context, SEQUENCE), place, largest_bytes)
+        call_copy(get(context, _COPY), payload, _own_input(call) + done, mine_bytes, 0)
+    post(context, call, NOT_SHARED, NOT_SHARED)
+    if place == LEADER:
+        status = wait_all_arrived(context, call)
+        if status != OK:
+            return status
+        _take_pieces(words, context, call, done, most_bytes, largest_bytes)
+    close_record(context)
+    return OK
+
+
+@inline
+def _gather(words, context, call):
+    """Bring the inputs of this host's ranks to its leader, behind the header of its part."""
+    largest_bytes = done = 0
+    for place in range(get(context, _N_HERE)):
+        size_bytes = _input_bytes(words, call, _rank_at(words, place))
+        largest_bytes = max(largest_bytes, size_bytes)
+    if get(context, _N_HERE) == 1:
+        status = begin(context, call)
+        if status == OK:
+            _take_pieces(words, context, call, 0, largest_bytes, largest_bytes)
+            close_record(context)
+        return status
+    most_bytes = get(context, _ONE_SHOT_BYTES)
+    while True:
+        rest_bytes = largest_bytes - done
+        status = _gather_pieces(words, context, call, done, most_bytes, rest_bytes)
+        done += most_bytes
+        if status != OK or done >= largest_bytes:
+            return status
+
+
+@inline
+def _spread_piece(words, context, call, address, size_bytes):
+    """Bring a piece of what the leader has to all ranks of its host; return a status."""
+    status = begin(context, call)
+    if status != OK:
+        return status
+    sequence, copy = get(context, SEQUENCE), get(context, _COPY)
+    payload = payload_of(context, sequence, LEADER, size_bytes)
+    if get(context, _PLACE) == LEADER:
+        call_copy(copy, payload, address, size_bytes, 0)
+        post(context, call, NOT_SHARED, NOT_SHARED)
+    else:
+        post(context, call, NOT_SHARED, NOT_SHARED)
+        status = wait_arrived(context, call, LEADER)
+        if status != OK:
+            return status
+        call_copy(copy, address, payload, size_bytes, 0)
+    close_record(context)
+    return OK
+
+
+@inline
+def _spread(words, context, call, whole_bytes):
+    """Bring the outcome and all parts from the leader to the ranks of its host."""
+    start, done, status = get(words, _HELD) - 8, 0, OK
+    whole_bytes += 8
+    timeout_ns = get(context, _TIMEOUT_NS)
+    if get(context, _PLACE) != LEADER:
+        put(context, _TIMEOUT_NS, timeout_ns + LATER_NS)
+    while done < whole_bytes and status == OK:
+        size_bytes = min(get(context, _ONE_SHOT_BYTES), whole_bytes - done)
+        status = _spread_piece(words, context, call, start + done, size_bytes)
+        done += size_bytes
+    put(context, _TIMEOUT_NS, timeout_ns)
+    return status
+
+
+# --- between hosts --------------------------------------------------------------------------------
+
+
+@inline
+def _ring_bell(words):
+    """Have the leader's thread look what has happened on this host."""
+    put(words, _ONE, 1)
+    _write(np.int32(get(words, _BELL_FD)), words + 8 * _ONE, 8)
+
+
+@inline
+def _exchange(words, context, call):
+    """Exchange the hosts' parts; return OK, whatever the outcome, or SIGNAL."""
+    release_interpreter(context)
+    size_bytes = get(get(words, _PARTS), get(words, _N_HOSTS) + get(words, _HERE))
+    begin_exchange(words, get(call, DIGEST), _DATA, size_bytes)
+    deadline_ns = get(words, _START_NS) + get(context, _TIMEOUT_NS)
+    outcome = _AGAIN
+    while outcome == _AGAIN:
+        end_ns = min(now_ns(words) + get(context, _SLICE_NS), deadline_ns)
+        outcome = go_on_until(words, end_ns)
+        if outcome == _AGAIN:
+            if python_raised(context):
+                give_up(context, _INTERRUPTED, get(context, _PLACE))
+                return _SIGNAL
+            if now_ns(words) >= deadline_ns:
+                outcome = _DEADLINE
+    put(words, _OUTCOME, outcome)
+    return OK
+
+
+# --- results --------------------------------------------------------------------------------------
+
+
+@inline
+def _note_inputs(words, call):
+    """Note where each rank's input lies."""
+    edges, order, inputs = get(words, _EDGES), get(words, _ORDER), get(words, _INPUTS)
+    for host in range(get(words, _N_HOSTS)):
+        at = get(get(words, _PARTS), host)
+        for place in range(get(edges, host), get(edges, host + 1)):
+            rank = get(order, place)
+            put(inputs, rank, at)
+            at += _input_bytes(words, call, rank)
+
+
+@inline
+def _combine(words, call, n_ranks, size_bytes):
+    """Combine the inputs of the first ranks, in order."""
+    if size_bytes <= 0:
+        return
+    inputs = get(words, _INPUTS)
+    landing = inputs + 8 * get(words, _WORLD_SIZE)
+    put(landing, 0, get(call, DESTINATION))
+    parameter = get(call, PARAMETER) + get(call, _STRIDE) * (n_ranks - 1)
+    count = size_bytes // get(call, PART_BYTES)
+    call_reduce(get(call, KERNEL), landing, 1, inputs, n_ranks, count, parameter, 0)
+
+
+@inline
+def _fill_with_identity(context, call):
+    """Give the first rank of an exclusive scan what stands for no input at all."""
+    item_bytes, done = get(call, ITEM_BYTES), 0
+    while done < get(call, SIZE_BYTES):
+        landing = get(call, DESTINATION) + done
+        call_copy(get(context, _COPY), landing, get(call, IDENTITY), item_bytes, 0)
+        done += item_bytes
+
+
+@inline
+def _reduce(words, context, call):
+    """Give this rank its result of a reduction."""
+    rank, world_size = get(words, _RANK), get(words, _WORLD_SIZE)
+    if get(call, _SCAN_KERNEL) == 0:
+        if get(call, ROOT) < 0 or get(call, ROOT) == rank:
+            _combine(words, call, world_size, get(call, SIZE_BYTES))
+        return
+    n_ranks = rank if get(call, IDENTITY) != 0 else rank + 1
+    if n_ranks > 0:
+        _combine(words, call, n_ranks, get(call, SIZE_BYTES))
+    else:
+        _fill_with_identity(context, call)
+
+
+@inline
+def _block_start(call, rank):
+    """Return where in an input of one block for each rank that of a rank begins."""
+    if get(call, _OFFSETS) != 0:
+        return load64(get(call, _OFFSETS) + 8 * rank)
+    return get(call, _BLOCK_BYTES) * rank
+
+
+@inline
+def _reduce_blocks(words, context, call):
+    """Give this rank its block of all inputs, combined."""
+    rank, inputs = get(words, _RANK), get(words, _INPUTS)
+    start = _block_start(call, rank)
+    for other in range(get(words, _WORLD_SIZE)):
+        put(inputs, other, get(inputs, other) + start)
+    size_bytes = _block_start(call, rank + 1) - start
+    _combine(words, call, get(words, _WORLD_SIZE), size_bytes)
+
+
+@inline
+def _take_blocks(words, context, call):
+    """Give this rank its block of every input, or the whole of every input, in rank order."""
+    rank, inputs, copy = get(words, _RANK), get(words, _INPUTS), get(context, _COPY)
+    landing, is_spread = get(call, DESTINATION), get(call, _IS_SPREAD) != 0
+    if get(call, _FLOW) == _TO_ROOT and rank != get(call, ROOT):
+        return
+    for other in range(get(words, _WORLD_SIZE)):
+        start, size_bytes = 0, _input_bytes(words, call, other)
+        if is_spread:
+            start = _block_start(call, rank)
+            size_bytes = _block_start(call, rank + 1) - start
+        if size_bytes > 0:
+            call_copy(copy, landing, get(inputs, other) + start, size_bytes, 0)
+        landing += size_bytes
+
+
+@inline
+def _take_from_root(words, context, call):
+    """Give this rank the root's input, or its block of that."""
+    source, start = get(get(words, _INPUTS), get(call, ROOT)), 0
+    size_bytes = get(call, LARGEST_BYTES)
+    if get(call, _IS_SPREAD) != 0:
+        start = _block_start(call, get(words, _RANK))
+        size_bytes = _block_start(call, get(words, _RANK) + 1) - start
+    landing = get(call, DESTINATION)
+    if size_bytes > 0 and landing != 0:
+        call_copy(get(context, _COPY), landing, source + start, size_bytes, 0)
+
+
+@inline
+def _finish(words, context, call):
+    """Make this rank's result of all ranks' inputs."""
+    _note_inputs(words, call)
+    if get(call, KERNEL) != 0:
+        if get(call, _IS_SPREAD) != 0:
+            _reduce_blocks(words, context, call)
+        else:
+            _reduce(words, context, call)
+    elif get(call, _FLOW) == _FROM_ROOT:
+        _take_from_root(words, context, call)
+    else:
+        _take_blocks(words, context, call)
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+@inline
+def _run(words, context, call):
+    """Run a call that has begun; return a status."""
+    status = _gather(words, context, call)
+    if status != OK:
+        return status
+    leads, whole_bytes = get(context, _PLACE) == LEADER, 0
+    for host in range(get(words, _N_HOSTS)):
+        size_bytes = get(get(words, _PARTS), get(words, _N_HOSTS) + host)
+        whole_bytes += exchange.PART_BYTES + exchange.whole_words(size_bytes)
+    if leads:
+        status = _exchange(words, context, call)
+        outcome = get(words, _OUTCOME)
+        put(get(words, _HELD) - 8, 0, outcome)
+        differs = outcome == exchange.DIFFERS
+        if status != OK or not (outcome == _AGREED or differs):
+            return _NOT_YET if status == OK else status
+    if get(context, _N_HERE) > 1:
+        status = _spread(words, context, call, whole_bytes)
+        if status != OK:
+            return status
+    if not leads:
+        put(words, _OUTCOME, get(get(words, _HELD) - 8, 0))
+        put(words, _W_DIGEST, get(call, DIGEST))
+        if get(words, _OUTCOME) == _AGREED:
+            put(words, _W_KIND, _DATA)
+            put(words, _HELD_BYTES, whole_bytes)
+            find_parts(words)
+    if get(words, _OUTCOME) != _AGREED:
+        return _NOT_YET
+    _finish(words, context, call)
+    return OK
+
+
+@compiled_when_used(_i64(_i64, _i64))
+def small_call(context, call):
+    """Run one collective of all hosts as the call block says; return a status.
+
+    NOT_YET: it is Python's turn. Where `Word.OUTCOME` is `NONE`, nothing has happened yet.
+    """
+    words = get(context, _CONTEXT_HOSTS)
+    put(words, _OUTCOME, _NONE)
+    if _is_for_python(words, context, call):
+        return _NOT_YET
+    whole_bytes = _note_sizes(words, call) + 8
+    if get(context, _N_HERE) > 1:
+        size_bytes = min(whole_bytes, get(context, _ONE_SHOT_BYTES))
+        status = make_ready(context, size_bytes, size_bytes)
+        if status != OK:
+            return status
+    put(words, _NUMBER, get(words, _NUMBER) + 1)
+    exchange64(get(words, _ENTERED), get(words, _NUMBER))
+    put(words, _START_NS, now_ns(words))
+    status = _run(words, context, call)
+    if status == _SIGNAL:
+        _ring_bell(words)
+    elif status == OK:
+        put(words, _COMPLETED, get(words, _NUMBER))
+    return status
