@@ -8,8 +8,8 @@ from typing import Final
 
 import numpy as np
 
-from gpucoll.algorithms import pairwise
-from gpucoll.algorithms.choice import choose
+from gpucoll.algorithms import choice, pairwise
+from gpucoll.algorithms.table import Algorithm, named
 from gpucoll.backends.cpu.world.phases import LEADER, Bytes, Run, cut, joined
 from gpucoll.backends.cpu.world.sizes import (
     block_sizes,
@@ -18,7 +18,7 @@ from gpucoll.backends.cpu.world.sizes import (
     pieces_of,
     sections_of,
 )
-from gpucoll.group.world.schedules import Section, gather_directly, scatter_directly
+from gpucoll.group.world.schedules import Section
 from gpucoll.transport.tcp.streams import ALL
 from gpucoll.types import Collective
 
@@ -32,7 +32,7 @@ def _broadcast(run: Run) -> None:
     mine = run.input() if run.group.rank == root else output
     pieces = pieces_of(output.size, 1)
     moving = run.begin(
-        choose(Collective.BROADCAST, output.size, run.hosts.count).function,
+        choice.choose(Collective.BROADCAST, output.size, run.hosts.count).function,
         sections_of(pieces, 1, 1),
         output.ctypes.data,
         root=root,
@@ -61,7 +61,7 @@ def _all_gather(run: Run) -> None:
         work = output if run.hosts.is_in_order else np.empty(edges[-1], np.uint8)
     own = None if work is None else work[edges[here] : edges[here + 1]]
     run.gather_into(own, mine, [sizes[rank] for rank in run.here])
-    algorithm = choose(Collective.ALL_GATHER, edges[-1], count)
+    algorithm = choice.choose(Collective.ALL_GATHER, edges[-1], count)
     work = output if work is None else work
     moving = run.begin(algorithm.function, [Section.of(edges)], work.ctypes.data)
     moving.let(ALL)
@@ -106,17 +106,18 @@ def _gather(run: Run) -> None:
     sizes = block_sizes(run, mine.size * run.group.world_size)
     edges, here = host_edges(run, sizes), run.group.here
     is_here, is_root = root in run.here, run.group.rank == root
+    algorithm = choice.choose(Collective.GATHER, edges[-1], run.hosts.count)
     output = run.output() if is_root else _NOTHING
     own = work = None
     if run.leads:
-        if not is_here:
+        if not is_here and algorithm.name == "direct":  # others' blocks do not come through here
             edges = _own_edges(run, edges)
         is_place = is_root and run.hosts.is_in_order
         work = output if is_place else np.empty(edges[-1], np.uint8)
         own = work[edges[here] : edges[here + 1]]
     run.gather_into(own, mine, [sizes[rank] for rank in run.here])
     if work is not None:
-        run.transfer(gather_directly, edges, work, root=root)
+        run.transfer(algorithm.function, edges, work, root=root)
     if not is_here:
         return
     if run.here[0] == root:
@@ -145,12 +146,14 @@ def _scatter(run: Run) -> None:
         whole = joined(found)
     parts = None
     if run.leads:
+        algorithm = choice.choose(Collective.SCATTER, edges[-1], run.hosts.count)
         if root in run.here:
             work = in_host_order(run, whole, sizes)
         else:
-            edges = _own_edges(run, edges)
+            if algorithm.name == "direct":
+                edges = _own_edges(run, edges)
             work = np.empty(edges[-1], np.uint8)
-        run.transfer(scatter_directly, edges, work, root=root)
+        run.transfer(algorithm.function, edges, work, root=root)
         own = work[edges[here] : edges[here + 1]]
         parts = cut(own, [sizes[rank] for rank in run.here])
     run.scatter(parts, output, [sizes[rank] for rank in run.here])
@@ -167,7 +170,9 @@ def _whole_bytes(run: Run, mine: Bytes, output: Bytes) -> int:
 def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
     """Exchange blocks of these sizes, by sender and receiver, once all ranks have agreed."""
     mine, output = run.input(), run.output()
-    if run.hosts.count == run.group.world_size and not np.may_share_memory(mine, output):
+    algorithm = _choose_all_to_all(run, everyone)
+    is_straight = run.hosts.count == run.group.world_size and algorithm.name == "pairwise"
+    if is_straight and not np.may_share_memory(mine, output):
         _exchange_straight(run, mine, output, everyone)
         run.put(output)
         return
@@ -176,10 +181,23 @@ def all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> None:
     parts = None
     if run.leads:
         blocks = [cut(whole, sizes) for whole, sizes in zip(wholes, sent, strict=True)]
-        parts = _exchange(run, blocks, everyone)
+        parts = _exchange(run, algorithm, blocks, everyone)
     received = [sum(sizes[rank] for sizes in everyone) for rank in run.here]
     run.scatter(parts, output, received)
     run.put(output)
+
+
+def _choose_all_to_all(run: Run, everyone: Sequence[Sequence[int]]) -> Algorithm:
+    """Return the algorithm for blocks of these sizes: between hosts they may differ."""
+    ranks = run.hosts.ranks
+    sizes = {
+        sum(everyone[sender][receiver] for sender in senders for receiver in receivers)
+        for senders in ranks
+        for receivers in ranks
+    }
+    if len(sizes) > 1:
+        return named(Collective.ALL_TO_ALL, "pairwise")
+    return choice.choose(Collective.ALL_TO_ALL, sizes.pop() * len(ranks), len(ranks))
 
 
 def _exchange_straight(
@@ -201,7 +219,10 @@ def _exchange_straight(
 
 
 def _exchange(
-    run: Run, blocks: list[list[Bytes]], everyone: Sequence[Sequence[int]]
+    run: Run,
+    algorithm: Algorithm,
+    blocks: list[list[Bytes]],
+    everyone: Sequence[Sequence[int]],
 ) -> list[Bytes]:
     """Return what each rank here gets, from what each rank here sends to whom."""
     hosts, here, count = run.hosts, run.group.here, run.hosts.count
@@ -213,20 +234,27 @@ def _exchange(
         [everyone[sender][receiver] for sender in hosts.ranks[host] for receiver in run.here]
         for host in range(count)
     ]
-    edges = [0]
-    for pieces in leaving:
-        edges.append(edges[-1] + sum(piece.size for piece in pieces))
-    for sizes in coming:
-        edges.append(edges[-1] + sum(sizes))
+    numbering = algorithm.numbering
+    assert numbering is not None
+    outgoing = [numbering.outgoing(here, count, host) for host in range(count)]
+    incoming = [numbering.incoming(here, count, host) for host in range(count)]
+    of_blocks = [0] * (2 * count)  # those in which nothing begins or ends are as large as all
+    for host in range(count):
+        of_blocks[outgoing[host]] = sum(piece.size for piece in leaving[host])
+        of_blocks[incoming[host]] = sum(coming[host])
+    if algorithm.equal_blocks:
+        of_blocks = [max(of_blocks)] * (2 * count)
+    edges = [0, *itertools.accumulate(of_blocks)]
     work = np.empty(edges[-1], np.uint8)
+    places = cut(work, of_blocks)
     for host, pieces in enumerate(leaving):
-        np.concatenate([*pieces, _NOTHING], out=work[edges[host] : edges[host + 1]])
-    own = work[edges[here] : edges[here + 1]]
-    work[edges[count + here] : edges[count + here + 1]] = own
-    run.transfer(pairwise.all_to_all, edges, work)
+        np.concatenate([*pieces, _NOTHING], out=places[outgoing[host]])
+    if outgoing[here] != incoming[here]:
+        places[incoming[here]][:] = places[outgoing[here]]
+    run.transfer(algorithm.function, edges, work)
     came: dict[int, list[Bytes]] = {}
     for host, sizes in enumerate(coming):
-        pieces = cut(work[edges[count + host] : edges[count + host + 1]], sizes)
+        pieces = cut(places[incoming[host]], sizes)
         n_here = len(run.here)
         for place, sender in enumerate(hosts.ranks[host]):
             came[sender] = pieces[place * n_here : (place + 1) * n_here]

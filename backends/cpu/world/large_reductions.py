@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpucoll.algorithms.choice import choose
+from gpucoll.algorithms import choice
 from gpucoll.algorithms.table import Algorithm
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.cpu.world.phases import Bytes, Run, cut
@@ -86,7 +86,7 @@ class _Operation:
 
 
 def _choose(run: Run, collective: Collective, size_bytes: int, operation: _Operation) -> Algorithm:
-    return choose(collective, size_bytes, run.hosts.count, commutative=operation.commutes)
+    return choice.choose(collective, size_bytes, run.hosts.count, commutative=operation.commutes)
 
 
 def _all_reduce(run: Run) -> None:

@@ -87,8 +87,8 @@ RULES: Final[Mapping[Collective, Sequence[Rule]]] = {
         Rule("chain"),
         Rule("chain_in_sequence"),
     ),
-    Collective.GATHER: (Rule("binomial_tree"),),
-    Collective.SCATTER: (Rule("binomial_tree"),),
+    Collective.GATHER: (Rule("direct"), Rule("binomial_tree")),
+    Collective.SCATTER: (Rule("direct"), Rule("binomial_tree")),
     Collective.ALL_TO_ALL: (
         Rule("bruck", up_to_bytes_per_host=1 * KIB, from_hosts=4),
         Rule("pairwise"),

@@ -113,6 +113,16 @@ def tree_scatter(size: int) -> Cost:
     return Cost(_log(size), size - 1, _largest_half(size), _log(size))
 
 
+def direct_gather(size: int) -> Cost:
+    """Return the cost of a root that receives every other block once, each in a step."""
+    return Cost(size - 1, min(1, size - 1), size - 1, size - 1)
+
+
+def direct_scatter(size: int) -> Cost:
+    """Return the cost of a root that sends every other block once, each in a step."""
+    return Cost(size - 1, size - 1, min(1, size - 1), size - 1)
+
+
 def _largest_half(size: int) -> int:
     """Return the most blocks that a rank other than root 0 has below it, itself included."""
     if size == 1:

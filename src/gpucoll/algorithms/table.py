@@ -8,7 +8,7 @@ from enum import IntEnum
 from types import ModuleType
 from typing import Final
 
-from gpucoll.algorithms import bruck, chain, doubling, halving, pairwise, ring, trees
+from gpucoll.algorithms import bruck, chain, direct, doubling, halving, pairwise, ring, trees
 from gpucoll.algorithms import closed_forms as forms
 from gpucoll.algorithms.cost import Cost
 from gpucoll.algorithms.steps import Step
@@ -174,6 +174,8 @@ ALGORITHMS: Final[Sequence[Algorithm]] = (
         forms.chain_in_sequence,
         Order.SEQUENCE,
     ),
+    Algorithm(_C.GATHER, "direct", direct.gather, _each, forms.direct_gather),
+    Algorithm(_C.SCATTER, "direct", direct.scatter, _each, forms.direct_scatter),
     Algorithm(_C.GATHER, "binomial_tree", trees.gather, _each, forms.tree_gather),
     Algorithm(_C.SCATTER, "binomial_tree", trees.scatter, _each, forms.tree_scatter),
     Algorithm(

@@ -6,14 +6,12 @@ from collections import defaultdict
 
 import pytest
 
-from gpucoll.algorithms import chain, doubling, halving, pairwise, ring
+from gpucoll.algorithms import chain, direct, doubling, halving, pairwise, ring
 from gpucoll.group.world.schedules import (
     LANE_BYTES,
     Schedule,
     Section,
-    gather_directly,
     lane_of,
-    scatter_directly,
     table_of,
 )
 from gpucoll.transport.tcp.streams import Row
@@ -27,8 +25,8 @@ MAKES = [
     (halving.all_reduce, halving.blocks(COUNT), False),
     (chain.broadcast, 1, True),
     (pairwise.all_to_all, 2 * COUNT, False),
-    (gather_directly, COUNT, True),
-    (scatter_directly, COUNT, True),
+    (direct.gather, COUNT, True),
+    (direct.scatter, COUNT, True),
 ]
 
 

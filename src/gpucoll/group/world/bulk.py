@@ -161,17 +161,6 @@ class Bulk:
             return secure_streams(list(self._ends.values()))
         return Streams([end.fileno() for end in self._ends.values()])
 
-    def describe(self) -> str:
-        """Return what guards large arrays."""
-        if self._credentials.tls is None:
-            return "authenticated when they are opened"
-        from gpucoll.transport.tcp.secure_streams import SecureStreams
-
-        if self._streams is None:
-            return "encrypted by TLS 1.3 as well"
-        by = "OpenSSL" if isinstance(self._streams, SecureStreams) else "the kernel"
-        return f"encrypted by TLS 1.3, by {by}"
-
     def _begun(
         self, host: int, connection: SealedConnection, look: Callable[[], None]
     ) -> socket.socket:
@@ -266,6 +255,20 @@ class Bulk:
         if outcome.link >= 0:
             return outcome._replace(link=hosts[outcome.link])
         return outcome
+
+    def describe(self) -> str:
+        """Return what guards large arrays, and how many lanes there are, if there are several."""
+        guarded = "authenticated when they are opened"
+        if self._credentials.tls is not None:
+            from gpucoll.transport.tcp.secure_streams import SecureStreams
+
+            by = "" if self._streams is None else ", by the kernel"
+            by = ", by OpenSSL" if isinstance(self._streams, SecureStreams) else by
+            guarded = f"encrypted by TLS 1.3{by}"
+        if len(self._lanes) == 1:
+            return guarded
+        own = dict.fromkeys(lane.listener.getsockname()[0] for lane in self._lanes)
+        return f"{guarded}, {len(self._lanes)} to each host, from {', '.join(own)}"
 
     def close_connections(self) -> None:
         """Close what is open; the next schedule opens anew what it needs."""

@@ -95,7 +95,9 @@ class Connections:
             A host could not be reached in time.
         """
         count = len(self._names)
-        task = Connecting(self._here, self._names, self._addresses, self._credentials, self._purpose)
+        task = Connecting(
+            self._here, self._names, self._addresses, self._credentials, self._purpose
+        )
         made = task.connect(self._listener, look, deadline)
         assert sorted(made) == neighbours(self._here, count)
         try:

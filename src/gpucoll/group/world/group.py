@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -142,6 +143,7 @@ class WorldGroup:
         self._told_closed: set[int] = set()
         self._has_told_failure = False
         self._gpu_calls = gpu_calls.GpuCalls(self, board)
+        self._telling = threading.RLock()
         host.error_elsewhere = self._error_elsewhere
         if links is not None:
             links.serve(self, host.members.life_fds())
@@ -547,6 +549,7 @@ class WorldGroup:
         for rank in range(self.world_size):
             after = self._board.closed_after(rank)
             if after is not None and after < number and rank != self.rank:
+                self.raise_if_aborted()  # why it has closed may just have been told
                 raise self._lost_error(rank)
 
     def write(self, failure: Failure) -> None:
@@ -722,13 +725,14 @@ class WorldGroup:
     def look(self) -> None:
         """Tell the other hosts what has happened on this one."""
         self._gpu_calls.look()
-        if self.host.is_aborted and not self._has_told_failure:
-            self._has_told_failure = True
-            failure = self._board.failure() if self._is_elsewhere else None
-            if failure is None:
-                failure = failure_of(self._raised or self.host.abort_error(), self.rank)
-            assert self.links is not None
-            self.links.tell_all(Kind.FAILED, asdict(failure))
+        with self._telling:  # another thread that closes must not overtake it
+            if self.host.is_aborted and not self._has_told_failure:
+                self._has_told_failure = True
+                failure = self._board.failure() if self._is_elsewhere else None
+                if failure is None:
+                    failure = failure_of(self._raised or self.host.abort_error(), self.rank)
+                assert self.links is not None
+                self.links.tell_all(Kind.FAILED, asdict(failure))
         # Behind it: who was told of that, and closes, is not what the others have lost.
         for place in range(self.host.world_size):
             if place != self.host.rank and self.host.has_closed(place):

@@ -53,8 +53,8 @@ class Schedule(NamedTuple):
     Attributes
     ----------
     make : callable
-        A function of `gpucoll.algorithms`, or one of those here: ``(here, count)`` -> steps, with
-        the root's host as third argument where there is one.
+        A function of `gpucoll.algorithms`: ``(here, count)`` -> steps, with the root's host as
+        third argument where there is one.
     sections : tuple of Section
         It runs over each, over all of them at the same time.
     root : int or None
@@ -181,32 +181,3 @@ def lane_of(size: int, lane: int, n_lanes: int) -> tuple[int, int]:
     begin = units * lane // n_lanes * _LANE_UNIT
     end = units * (lane + 1) // n_lanes * _LANE_UNIT if lane + 1 < n_lanes else size
     return begin, end
-
-
-# --- straight between the root and each other host ------------------------------------------------
-
-
-def gather_directly(here: int, count: int, root: int) -> list[Step]:
-    """Give block h of each host h to the root, which takes all of them at the same time.
-
-    Cost: one step; each block sent once. A link between the root and every other host.
-    """
-    if here != root:
-        return [Step(send_to=root, send=_block(here))]
-    others = [host for host in range(count) if host != root]
-    return [Step(receive_from=host, receive=_block(host)) for host in others]
-
-
-def scatter_directly(here: int, count: int, root: int) -> list[Step]:
-    """Give block h of the root to each host h, to all of them at the same time.
-
-    Cost: one step; each block sent once. A link between the root and every other host.
-    """
-    if here != root:
-        return [Step(receive_from=root, receive=_block(here))]
-    others = [(root + distance) % count for distance in range(1, count)]
-    return [Step(send_to=host, send=_block(host)) for host in others]
-
-
-def _block(number: int) -> tuple[Span, ...]:
-    return (Span(number, 1),)

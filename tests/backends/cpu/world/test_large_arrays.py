@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from random import Random
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from tests.backends.cpu.test_movements import counted
 from tests.collective_cases import COLLECTIVES, COUNTED, ROOTED, SCANS, Case, check, draw
 
 from gpucoll import ReduceOp
+from gpucoll.algorithms import choice
+from gpucoll.algorithms.table import named
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, PIECE_BYTES, PIECES
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab", "abca", "aabcb"]
@@ -203,3 +206,23 @@ def many_kinds_of_calls(comm):
 
 def test_more_kinds_of_calls_than_are_remembered(hosts):
     assert hosts.call("ab", many_kinds_of_calls) == [True] * 2
+
+
+def exchange_blocks(comm, count):
+    x = np.arange(comm.world_size * count, dtype=np.int32) + 1000 * comm.rank
+    found = comm.all_to_all(x).reshape(comm.world_size, count)
+    mine = np.arange(comm.rank * count, (comm.rank + 1) * count)
+    return all((found[rank] == mine + 1000 * rank).all() for rank in range(comm.world_size))
+
+
+@pytest.mark.parametrize("name", ["bruck", "pairwise"])
+@pytest.mark.parametrize("placed", ["ab", "abcde", "aabbcc", "abcabc", "aabccc"])
+def test_all_to_all_by_each_algorithm(hosts, placed, name):
+    """Beside what rules say; hosts that differ in their ranks have one only."""
+    for found in hosts.call(placed, exchange_blocks_by, name, 3001):
+        assert found
+
+
+def exchange_blocks_by(comm, name, count):
+    with mock.patch.object(choice, "choose", lambda collective, *_: named(collective, name)):
+        return exchange_blocks(comm, count)
