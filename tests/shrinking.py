@@ -12,7 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
+from gpucoll.errors import (
+    AbortedError,
+    BackendUnavailableError,
+    DeadlineError,
+    PeerLostError,
+)
 
 LOSSES = (PeerLostError, DeadlineError, AbortedError)
 
@@ -21,6 +26,12 @@ def die():
     """End this process, at once and without a word."""
     os.kill(os.getpid(), signal.SIGKILL)
     signal.pause()
+
+
+def arrive(comm):
+    """Wait for the others, of whom the first to have come may be gone already."""
+    with contextlib.suppress(*LOSSES):
+        comm.barrier()
 
 
 def until_lost(comm, **given):
@@ -49,8 +60,10 @@ def use(comm):
     assert comm.all_to_all(np.arange(size)).tolist() == [rank] * size
     assert comm.all_reduce(np.ones(3), async_op=True).wait().tolist() == [size] * 3
     if size > 1:
-        arrived = comm.send_recv(np.full(2, rank), dest=(rank + 1) % size, source=(rank - 1) % size)
-        assert arrived.tolist() == [(rank - 1) % size] * 2
+        with contextlib.suppress(BackendUnavailableError):  # between hosts, where it has none
+            before, behind = (rank - 1) % size, (rank + 1) % size
+            arrived = comm.send_recv(np.full(2, rank), dest=behind, source=before)
+            assert arrived.tolist() == [before] * 2
     with comm.split(rank % 2) as part:
         assert part.all_reduce(1) == len(range(rank % 2, size, 2))
         assert part.epoch == comm.epoch
@@ -74,3 +87,59 @@ def until(condition, limit_s=15.0):
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.001)
+
+
+def lose_at_random(comm, seed, victims):
+    """Make random calls, in which one rank after another is killed; go on with the rest.
+
+    Each call adds up the numbers of the calls so far, so that what was repeated once too often, or
+    too little, shows. Returns what the ranks that are left have come to, and each `epoch`.
+    """
+    draw = np.random.default_rng(seed)
+    deadly = {victim: int(draw.integers(3, 30)) for victim in victims}
+    moments = {victim: float(draw.uniform(0, 0.01)) for victim in victims}
+    pid, first = os.getpid(), comm.rank
+    step, total, epochs, done = 0, 0, [], None
+    kept = [(comm.completed, step, total)]
+    while step < 40:
+        if deadly.get(first) == step:
+            threading.Timer(moments[first], os.kill, [pid, signal.SIGKILL]).start()
+        try:
+            if done is not None:
+                assert min(comm.all_gather_object(done)) == comm.resumed_from
+                assert len(set(comm.all_gather_object((step, total)))) == 1
+                done = None
+            if step == 39 and first in victims:
+                signal.pause()  # until it is killed
+            total += random_call(comm, seed, step)
+            step += 1
+            kept = [*kept[-20:], (comm.completed, step, total)]
+        except LOSSES:
+            done, old, comm = comm.completed, comm, comm.shrink()
+            assert old.is_closed
+            epochs.append(comm.epoch)
+            _, step, total = [state for state in kept if state[0] <= comm.resumed_from][-1]
+            kept = [(0, step, total)]
+    used = use(comm)
+    comm.close()
+    return total, len(used), epochs, left_over()
+
+
+def random_call(comm, seed, step):
+    """Make a call that gives every rank the number of the step, whoever is in it."""
+    draw = np.random.default_rng((seed, step))
+    size = int(draw.choice([1, 8, 700, 40_000, 300_000]))
+    kind = int(draw.integers(6))
+    x = np.full(size, step)
+    if kind == 0:
+        return int(comm.all_reduce(x, "max")[-1])
+    if kind == 1:
+        return int(comm.broadcast(x, root=comm.world_size - 1)[-1])
+    if kind == 2:
+        return int(comm.all_gather(x)[-1])
+    if kind == 3:
+        return int(comm.all_reduce(x, "min", async_op=True).wait()[-1])
+    if kind == 4:
+        return int(comm.all_gather_object({"step": step, "x": x})[-1]["step"])
+    comm.barrier()
+    return step

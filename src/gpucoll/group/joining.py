@@ -73,10 +73,12 @@ def join(
         members = join_host(job, policy.tune, meet_timeout_s, facts, same, watch)
         return _on_one_host(members, policy, timeout_s, members.introductions)
     # Nothing of this is loaded on one host.
+    from gpucoll.group.world.ballots import Ballots
     from gpucoll.group.world.board import Board
     from gpucoll.group.world.channel import WorldChannel
     from gpucoll.group.world.group import WorldGroup
     from gpucoll.group.world.joining import join_world
+    from gpucoll.group.world.reunion import MeetingPlaces
 
     joined = join_world(job, policy.tune, meet_timeout_s, facts, same, watch)
     members, hosts = joined.members, joined.hosts
@@ -84,9 +86,13 @@ def join(
         return _on_one_host(members, policy, timeout_s, joined.introductions)
     host = HostGroup(members, timeout_s, policy.waiting(members.introductions))
     try:
-        board_fd, bell_fd = members.further_fds
+        board_fd, bell_fd, listener_fd, ballots_fd = members.further_fds
         board = Board(board_fd, members.world_size, hosts.world_size)
         os.close(board_fd)
+        ballots = Ballots(ballots_fd, hosts.world_size)
+        os.close(ballots_fd)
+        leaders = [joined.introductions[ranks[0]]["address"] for ranks in hosts.ranks]
+        places = MeetingPlaces(joined.group, leaders, listener_fd, joined.credentials)
         group = WorldGroup(
             host,
             board,
@@ -98,6 +104,8 @@ def join(
             bell_fd,
             joined.credentials,
             joined.address,
+            places,
+            ballots,
         )
     except BaseException:
         host.close()

@@ -24,7 +24,6 @@ from gpucoll.errors import (
     GpucollError,
     MismatchError,
     PeerLostError,
-    StateError,
 )
 from gpucoll.group.host import diagnosis
 from gpucoll.group.host.channel import ControlChannel
@@ -34,6 +33,7 @@ from gpucoll.group.host.whereabouts import Whereabouts
 from gpucoll.group.protocol import EnqueuedCalls, StartedCalls
 from gpucoll.group.survivors import Agreement
 from gpucoll.group.world import gpu_calls
+from gpucoll.group.world.ballots import Ballots
 from gpucoll.group.world.board import Board, Failure
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.call import WorldCall
@@ -43,6 +43,7 @@ from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.inquiry import said_by
 from gpucoll.group.world.links import Links
 from gpucoll.group.world.messages import Kind, Message
+from gpucoll.group.world.reunion import MeetingPlaces
 from gpucoll.rendezvous.addresses import join_address
 from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.held_signals import held_signals
@@ -87,6 +88,10 @@ class WorldGroup:
         By which parts of the group that meet anew know each other.
     address : str
         Of this host, on the interface that is used.
+    places : MeetingPlaces
+        Where the hosts meet again after losses; belongs to this, as does the next.
+    ballots : Ballots
+        What this host's ranks promise others then.
     """
 
     def __init__(
@@ -101,6 +106,8 @@ class WorldGroup:
         bell_fd: int,
         credentials: Credentials,
         address: str,
+        places: MeetingPlaces,
+        ballots: Ballots,
     ) -> None:
         self.host = host
         self.hosts = hosts
@@ -117,6 +124,8 @@ class WorldGroup:
         self._bell_fd = bell_fd
         self._credentials = credentials
         self._address = address
+        self._places = places
+        self._ballots = ballots
         self.exchanges: Exchanges | None = None
         """What compiled small calls stand on; None: everything small goes over the links."""
         if not self.is_encrypted:
@@ -230,7 +239,9 @@ class WorldGroup:
 
     def agreement(self, timeout_s: float) -> Agreement:
         """Return this rank's part in agreeing who goes on after losses."""
-        raise StateError(f"{self._who}: shrink() of several hosts is not part of this version")
+        from gpucoll.group.world.shrinking import WorldAgreement
+
+        return WorldAgreement(self, self._places, self._ballots, self._address, timeout_s)
 
     def check_alive(self) -> None:
         """Raise where this rank has closed the communicator, or is a forked child."""
@@ -398,6 +409,8 @@ class WorldGroup:
                 self._board.enter(self.host.rank, self._number)
             self.host.close()
             self.ring()
+            self._places.close()
+            self._ballots.close()
             if not self.is_in_use:
                 self._board.close()
                 bell_fd, self._bell_fd = self._bell_fd, -1  # its number will be somebody else's

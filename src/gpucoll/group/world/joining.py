@@ -17,11 +17,12 @@ from gpucoll import config
 from gpucoll.errors import RendezvousError
 from gpucoll.group.host.joining import join
 from gpucoll.group.host.members import Members
-from gpucoll.group.world import board, connecting, lanes
+from gpucoll.group.world import ballots, board, connecting, lanes
 from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import Connections
 from gpucoll.group.world.hosts import Hosts, neighbours
 from gpucoll.group.world.links import Links
+from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
 from gpucoll.rendezvous.tcp import TcpEndpoint, listen_at
@@ -61,6 +62,8 @@ class Joined:
         By which they know each other, as will parts of them that meet anew.
     address : str
         Of this host, on the interface that is used.
+    group : str
+        What it is called; nobody else knows it.
     """
 
     members: Members
@@ -72,6 +75,7 @@ class Joined:
     introductions: list[dict[str, Any]]
     credentials: Credentials
     address: str
+    group: str
 
     def leave(self) -> None:
         """Let go of everything: another rank has failed to join."""
@@ -207,6 +211,18 @@ def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[i
     return {"group": secrets.token_hex(16)}, []
 
 
+def _make_further(n_here: int, hosts: Hosts, listener: socket.socket) -> list[int]:
+    """Return descriptors for all ranks of a host: of its board, bell, listener and ballots."""
+    made = board.create(n_here, hosts.world_size)
+    try:
+        made.append(os.dup(listener.fileno()))
+        made.append(ballots.create(hosts.world_size))
+    except BaseException:
+        frames.close_all(made)
+        raise
+    return made
+
+
 def _names(introductions: list[dict[str, Any]], hosts: Hosts) -> tuple[str, ...]:
     """Return what errors call the hosts: by name, or as much more as tells them apart."""
     leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
@@ -253,12 +269,14 @@ def _settle(
         facts,
         same,
         watch=_Meanwhile(meeting, ranks, watch),
-        make_further=lambda: board.create(len(ranks), hosts.world_size) if spans else [],
+        make_further=lambda: _make_further(len(ranks), hosts, listener) if spans else [],
     )
     address = str(listener.getsockname()[0])
     names = _names(introductions, hosts)
     credentials = endpoint.credentials
-    joined = Joined(members, hosts, names, None, None, None, introductions, credentials, address)
+    joined = Joined(
+        members, hosts, names, None, None, None, introductions, credentials, address, group
+    )
     try:
         if spans and local.rank == 0:
             leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
