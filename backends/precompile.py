@@ -40,6 +40,7 @@ MODULES = (
 )
 """Every module with compiled loops; see `gpucoll.kernels.cpu.cache.N_ELSEWHERE`."""
 MODULES_WHEN_USED = (
+    "gpucoll.backends.cpu.wires.loop",
     "gpucoll.transport.tcp.stream_loop",
     "gpucoll.transport.tcp.stream_plan",
     "gpucoll.transport.tcp.exchange",

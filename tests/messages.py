@@ -15,9 +15,20 @@ WAYS = ("private", "streamed", "shared")
 """Read by the receiver; through the mailbox, because no rank may read another's memory; arena."""
 
 
+def members_of(comm):
+    """Return what the ranks of this host share, on one host or on several."""
+    return getattr(comm._group, "host", comm._group).members
+
+
+def end_of(comm, rank):
+    """Return how the table of messages counts a rank."""
+    numbers = members_of(comm).job.numbers
+    return numbers.index(rank) if numbers else rank
+
+
 def eager_bytes(comm):
     """Return the largest size that a send does not wait with."""
-    return comm._group.members.layout.eager_bytes
+    return members_of(comm).layout.eager_bytes
 
 
 def sizes(comm):
@@ -30,7 +41,8 @@ def sizes(comm):
 def choose_way(comm, way):
     """Make `way` hold for arrays of `place`; collective."""
     if way == "streamed":
-        comm._group.members.status_words(comm.rank)[layout.STATUS_COPIES // 8] = 0
+        for rank in range(comm.world_size):
+            members_of(comm).status_words(end_of(comm, rank))[layout.STATUS_COPIES // 8] = 0
     comm.barrier()
 
 
@@ -59,8 +71,8 @@ def is_broken(comm):
 
 def posted(comm, receiver, sender):
     """Return how many messages a rank has begun to write for another, as long as they are few."""
-    members, place = comm._group.members, comm._group.members.layout
-    pair = receiver * comm.world_size + sender
+    members, place = members_of(comm), members_of(comm).layout
+    pair = end_of(comm, receiver) * comm.world_size + end_of(comm, sender)
     if not members.load(place.opened + 8 * pair):
         return 0
     mailbox = place.mailboxes + pair * place.mailbox_stride
@@ -90,4 +102,7 @@ def held(comm):
 
 def sleeps(comm, rank):
     """Return whether a rank sleeps until a message comes."""
-    return comm._group.members.bell_words(rank).view(np.int32)[1] > 0
+    place = end_of(comm, rank)
+    if place >= members_of(comm).world_size:
+        return "waiting in" in comm._group.pairs.ask([rank], 5.0).get(rank, "")
+    return members_of(comm).bell_words(place).view(np.int32)[1] > 0

@@ -6,7 +6,7 @@ import threading
 
 import numpy as np
 import pytest
-from tests.messages import eager_bytes, pattern, until
+from tests.messages import eager_bytes, members_of, pattern, until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import (
@@ -298,7 +298,7 @@ def use_mailboxes(comm):
     import os
 
     def taken():
-        return 512 * os.fstat(comm._group.members.segment_fd).st_blocks
+        return 512 * os.fstat(members_of(comm).segment_fd).st_blocks
 
     before = taken()
     comm.barrier()

@@ -69,14 +69,16 @@ class CpuBackend:
     ----------
     group : HostGroup
         The ranks, around their segment.
+    messages : MessageTable, optional
+        What moves messages, where that goes beyond them.
     """
 
-    def __init__(self, group: HostGroup) -> None:
+    def __init__(self, group: HostGroup, messages: MessageTable | None = None) -> None:
         self._group = group
         self.last_status = group.last_status
         self._blocks = BlockMaker(group.rank, group.world_size)
         self._entries: dict[Collective, EntryTable] = {}
-        self.messages = MessageTable(group)
+        self.messages = messages or MessageTable(group)
 
     def prepare(self, request: Request) -> CpuCall:
         """Prepare a collective."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -24,17 +24,19 @@ def unreceived(members: Members, table: _Words, peers: _Words) -> list[tuple[int
         if not words[Held.MODE] & Mode.FOLLOWS:
             found.append((words[Held.SENDER], words[Held.TAG]))
         held = words[Held.NEXT]
-    for sender in range(members.world_size):
+    for sender in range(members.layout.ends):
         found += [(sender, tag) for tag in _lying(members, sender, peers[sender])]
     return found
 
 
-def undelivered(members: Members, peers: _Words) -> list[tuple[int, int]]:
+def undelivered(
+    members: Members, peers: _Words, has_closed: Callable[[int], bool]
+) -> list[tuple[int, int]]:
     """Return receiver and number of messages that lie with ranks which have closed."""
     found = []
-    for peer in range(members.world_size):
+    for peer in range(members.layout.ends):
         area = int(peers[peer, Mailbox.OUT_AREA])
-        if not area or peer == members.rank or not members.has_closed(peer):
+        if not area or peer == members.rank or not has_closed(peer):
             continue
         matched = members.load(area - members.at(0) + layout.MAILBOX_MATCHED_COUNT)
         if left := int(peers[peer, Mailbox.OUT_NUMBER]) - matched:
@@ -45,7 +47,7 @@ def undelivered(members: Members, peers: _Words) -> list[tuple[int, int]]:
 def _lying(members: Members, sender: int, words: _Words) -> Iterator[int]:
     """Return the tags of messages of a rank that nobody has taken out of the mailbox."""
     place = members.layout
-    pair = members.rank * members.world_size + sender
+    pair = members.rank * members.layout.ends + sender
     if not members.load(place.opened + 8 * pair):
         return
     mailbox = place.mailboxes + pair * place.mailbox_stride

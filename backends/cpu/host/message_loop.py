@@ -18,6 +18,7 @@ from gpucoll.backends.cpu.host.transfers import (
     DTYPE,
     IS_DEAD,
     KIND,
+    LEFT,
     MOVES,
     NEEDS_ROOM,
     PEER,
@@ -167,7 +168,17 @@ def _answer(context, calls):
 
 
 @inline
-def _closed_peer(context, call, rows, count):
+def _has_left(context, table, rank):
+    """Return whether a rank has closed the communicator; one of another host tells this one so."""
+    line = get(context, STATUS_LINES) + rank * LINE
+    if load64_acquire(line + _STATUS_CLOSED) != 0:
+        return True
+    left = get(table, LEFT)
+    return left != 0 and get(left, rank) != 0
+
+
+@inline
+def _closed_peer(context, call, table, rows, count):
     """Return a rank that has closed while a row still needs it, or -1."""
     world_size, me = get(context, WORLD_SIZE), get(context, RANK)
     for place in range(count):
@@ -178,11 +189,10 @@ def _closed_peer(context, call, rows, count):
         peer, n_open, closed = get(row, PEER), 0, -1
         for rank in range(world_size):
             if (peer == ANY or peer == rank) and rank != me:
-                line = get(context, STATUS_LINES) + rank * LINE
-                if load64_acquire(line + _STATUS_CLOSED) == 0:
-                    n_open += 1
-                else:
+                if _has_left(context, table, rank):
                     closed = rank
+                else:
+                    n_open += 1
         if n_open == 0 and closed >= 0:
             return closed
     return -1
@@ -223,7 +233,7 @@ def _look_around(context, call, table, rows, count, time_ns):
         return _SIGNAL
     lost = dead_rank(context)
     if lost < 0:
-        lost = _closed_peer(context, call, rows, count)
+        lost = _closed_peer(context, call, table, rows, count)
         if lost >= 0:  # what it sent before it closed is still there
             moves = get(table, MOVES)
             call_step(get(table, _STEP), table)

@@ -24,6 +24,7 @@ from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.progress import as_messages, thread
 from gpucoll.group.host.segment_room import make_room
+from gpucoll.group.protocol import Group
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.call_block import CallBlock
@@ -67,25 +68,35 @@ _release = _function(message_step.message_release, 1)
 
 
 class MessageTable:
-    """Sends, receives and probes of one rank: `gpucoll.backends.protocol.HostMessages`."""
+    """Sends, receives and probes of one rank: `gpucoll.backends.protocol.HostMessages`.
 
-    def __init__(self, group: HostGroup) -> None:
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks of this host, around the segment that has the mailboxes.
+    whole : Group, optional
+        The group around that one, which is told of what ends a wait; default: the same.
+    """
+
+    def __init__(self, group: HostGroup, whole: Group | None = None) -> None:
         self._group = group
+        self._whole: Group = group if whole is None else whole
+        self._ends = group.members.layout.ends
         self.room_error: Exception | None = None
         """Why memory for a mailbox could not be taken, when that was last so."""
         self._words = np.frombuffer(bytearray(8 * TABLE_WORDS), np.int64)
         self._address = self._words.ctypes.data
-        self._peers = np.frombuffer(
-            bytearray(8 * MAILBOX_WORDS * group.world_size), np.int64
-        ).reshape(group.world_size, MAILBOX_WORDS)
+        self._peers = np.frombuffer(bytearray(8 * MAILBOX_WORDS * self._ends), np.int64).reshape(
+            self._ends, MAILBOX_WORDS
+        )
         free = bytearray(8 * layout.ACKNOWLEDGEMENTS)
         self._free_words = np.frombuffer(free, np.int64)
         self._free_words[:] = range(layout.ACKNOWLEDGEMENTS, 0, -1)
-        self._steps = group.context_beside()
+        self._steps = self._new_context()
         self._set_up()
-        self._rows = Rows(_ROWS_OF_A_CALL)
-        self._blocking = Waiter(self._words, group.context_beside())
-        self._starting = group.context_beside()
+        self._rows = self._new_rows(_ROWS_OF_A_CALL)
+        self._blocking = Waiter(self._words, self._new_context())
+        self._starting = self._new_context()
         for context in (self._blocking.context, self._starting):
             context[Context.TRANSFERS] = self._address
             context[Context.MESSAGE_ROWS] = self._rows.address
@@ -110,6 +121,17 @@ class MessageTable:
         group.context[Context.MESSAGE_STEP] = message_step.message_step.address
         group.context[Context.TRANSFERS] = self._address
 
+    def _new_context(self) -> _Words:
+        context = self._group.context_beside()
+        context[Context.WORLD_SIZE] = self._ends
+        return context
+
+    def _new_rows(self, count: int) -> Rows:
+        return Rows(count)
+
+    def _rows_of(self, row: bytearray) -> Rows:
+        return Rows.of(row)
+
     def _set_up(self) -> None:
         words = self._words
         words[TransferTable.CONTEXT] = self._steps.ctypes.data
@@ -117,7 +139,7 @@ class MessageTable:
         words[TransferTable.PEERS] = self._peers.ctypes.data
         words[TransferTable.FREE_WORDS] = self._free_words.ctypes.data
         words[TransferTable.N_FREE_WORDS] = len(self._free_words)
-        words[TransferTable.LAST_SENDER] = self._group.world_size - 1
+        words[TransferTable.LAST_SENDER] = self._ends - 1
         words[TransferTable.POST] = message_step.message_post.address
         words[TransferTable.STEP] = message_step.message_step.address
 
@@ -178,12 +200,12 @@ class MessageTable:
 
     def begun(self, row: bytearray) -> PendingTransfers:
         """Return a message that an entry has begun, for whoever does more than wait for it."""
-        rows = Rows.of(row)
+        rows = self._rows_of(row)
         return PendingTransfers(self, rows, [rows.request()], None)
 
     def receive_taken(self, row: bytearray, code: int | None = None) -> npt.NDArray[Any] | None:
         """Receive what `take` has taken into a new array; None: see `finish_take`."""
-        rows = Rows.of(row)
+        rows = self._rows_of(row)
         out = rows.new_array() if code is None else rows.new_bytes(code)
         if out is None:
             return None
@@ -196,22 +218,22 @@ class MessageTable:
 
         None where it is no array of a dtype that has a number, or not found yet.
         """
-        return Rows.of(row).plain_array()
+        return self._rows_of(row).plain_array()
 
     def origin(self, row: bytearray) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what was received."""
-        return Rows.of(row).origin()
+        return self._rows_of(row).origin()
 
     def received(self, row: bytearray) -> MessageRequest:
         """Return what was received, as a request."""
-        rows = Rows.of(row)
+        rows = self._rows_of(row)
         request = rows.request()
         rows.settle(0, request, None)
         return request
 
     def finish_take(self, row: bytearray) -> MessageRequest:
         """Return what was taken, or found, as a request; wait, if the entry has left that."""
-        rows = Rows.of(row)
+        rows = self._rows_of(row)
         request = rows.request()
         self._finish(row, rows, request)
         return request
@@ -225,7 +247,7 @@ class MessageTable:
                 waiter.words[Call.LEAVES] = 0
                 self._run_blocking(waiter, rows, 1)
             elif status != _OK:
-                self._group.raise_for(status)
+                self._whole.raise_for(status)
         finally:  # it is over, or the table is
             self.let_go_begun(row)
         rows.settle(0, request, self.room_error)
@@ -236,17 +258,21 @@ class MessageTable:
         self, requests: Sequence[MessageRequest], timeout_s: float | None
     ) -> PendingTransfers:
         """Begin requests, in this order and behind all that were begun before."""
-        self._group.check_open()
-        rows = Rows(len(requests))
+        self._whole.check_open()
+        rows = self._new_rows(len(requests))
         timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
         kept = rows.fill(requests, timeout_ns, time.monotonic_ns() + timeout_ns)
         transfers = PendingTransfers(self, rows, list(requests), (kept, requests))
         self.under_way.add(transfers)
-        if not _post(self._address, rows.address, len(requests)):
-            self._group.raise_if_aborted()
+        if not self._post(rows, len(requests)):
+            self._whole.raise_if_aborted()
         if any(map(_is_large, requests)) and not transfers.is_over():
             self._ask_thread()
         return transfers
+
+    def _post(self, rows: Rows, count: int) -> int:
+        """Begin rows; return 0 where the table is at its end."""
+        return _post(self._address, rows.address, count)
 
     def _ask_thread(self) -> None:
         """Have the process's thread take messages on, where there can be one."""
@@ -270,7 +296,7 @@ class MessageTable:
         try:
             waiter = self._waiters.pop()
         except IndexError:
-            waiter = Waiter(self._words, self._group.context_beside())
+            waiter = Waiter(self._words, self._new_context())
         try:
             waiter.set_rows(rows, count, is_started=True, until_ns=until_ns)
             return self._run_started(waiter, rows, count)
@@ -290,7 +316,7 @@ class MessageTable:
             elif status in (_OK, _MISFIT) or rows.are_over(count):
                 return True
             else:
-                self._group.raise_for(status)
+                self._whole.raise_for(status)
 
     def _grant(self) -> None:
         """Let a send take the memory that it needs; where there is none, it has failed."""
@@ -304,7 +330,7 @@ class MessageTable:
     def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
         """Begin requests and wait until all are over; as a blocking call."""
         group, waiter = self._group, self._blocking
-        rows = Rows(len(requests))
+        rows = self._new_rows(len(requests))
         limit_s = group.timeout_s if timeout_s is None else timeout_s
         kept = rows.fill(requests, _nanoseconds(limit_s), 0)
         waiter.set_rows(rows, len(requests), is_started=False)
@@ -315,7 +341,7 @@ class MessageTable:
 
     def _run_blocking(self, waiter: Waiter, rows: Rows, count: int) -> None:
         """Wait, with the context of blocking calls; where this rank leaves, all learn it."""
-        group, context = self._group, waiter.states
+        group, context = self._whole, waiter.states
         held, context[_PENDING] = context[_PENDING], 0
         try:
             while (status := waiter.run()) not in (_OK, _MISFIT):
@@ -351,10 +377,10 @@ class MessageTable:
 
     def probe(self, request: MessageRequest) -> bool:
         """Probe without waiting; return whether there is such a message, and fill it in."""
-        rows = Rows(1)
+        rows = self._new_rows(1)
         rows.fill([request], 0, 0)
-        if not _post(self._address, rows.address, 1):
-            self._group.raise_if_aborted()
+        if not self._post(rows, 1):
+            self._whole.raise_if_aborted()
         self.wait(rows, 1, 0.0)
         if not rows.are_over(1) and _drop(self._address, rows.address):
             return False
@@ -372,7 +398,7 @@ class MessageTable:
 
         And what takes back what that has left to Python.
         """
-        rows = Rows(1)
+        rows = self._new_rows(1)
         kept = rows.fill([request], 0, 0)
         block = CallBlock(Collective.SEND, message_loop.address)
         words = block.words
@@ -407,7 +433,10 @@ class MessageTable:
 
     def undelivered(self) -> list[tuple[int, int]]:
         """Return receiver and number of messages that lie with ranks which have closed."""
-        return left_messages.undelivered(self._group.members, self._peers)
+        return left_messages.undelivered(self._group.members, self._peers, self._has_closed)
+
+    def _has_closed(self, rank: int) -> bool:
+        return self._group.members.has_closed(rank)
 
 
 def _is_large(request: MessageRequest) -> bool:

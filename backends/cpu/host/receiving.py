@@ -41,6 +41,7 @@ from gpucoll.backends.cpu.host.mailboxes import (
     IN_TARGET,
     IN_TARGET_IS_HELD,
     IN_WANTED,
+    ON_ANOTHER_HOST,
     POST_BYTES,
     POSTED,
     SHAPE_BYTES,
@@ -70,6 +71,7 @@ from gpucoll.backends.cpu.host.transfers import (
     DONE,
     DONE_BYTES,
     DTYPE,
+    FETCH,
     FIRST,
     FIRST_HELD,
     FIRST_POSTED,
@@ -106,7 +108,7 @@ from gpucoll.backends.cpu.host.transfers import (
     remove,
 )
 from gpucoll.kernels.cpu.jit import inline
-from gpucoll.kernels.cpu.memory import exchange64, get, put
+from gpucoll.kernels.cpu.memory import call_loop, exchange64, get, put
 from gpucoll.transport.shared.flags import copy_from_process, give_up, is_aborted_since
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.peer_arena import reach
@@ -189,6 +191,15 @@ def acknowledge(table, sender, acknowledgement):
 
 
 @inline
+def _ask_other_host(table, row):
+    """Ask for a message's data, which comes by itself then; return how it went."""
+    if get(row, PLACE) != 0:
+        put(row, PLACE, 0)
+        return call_loop(get(table, FETCH), table, row)
+    return OVER if get(row, DONE_BYTES) == get(row, FOUND_BYTES) else STAYED
+
+
+@inline
 def fetch_step(table, row):
     """Copy a piece of a message from the sender's arena or process; return how it went."""
     context, sender, done = get(table, CONTEXT), get(row, FOUND_PEER), get(row, DONE_BYTES)
@@ -201,6 +212,8 @@ def fetch_step(table, row):
         copy(context, destination, arena + source, step)
     elif sender == get(context, RANK):
         copy(context, destination, source, step)
+    elif get(row, WAY) == ON_ANOTHER_HOST:
+        return _ask_other_host(table, row)
     else:
         pid = get(get(context, _PIDS), sender)
         if copy_from_process(context, pid, destination, source, step) != step:

@@ -52,6 +52,7 @@ N_WANTED, N_ANY = int(TransferTable.N_WANTED), int(TransferTable.N_ANY)
 FIRST_HELD, LAST_HELD = int(TransferTable.FIRST_HELD), int(TransferTable.LAST_HELD)
 LAST_SENDER = int(TransferTable.LAST_SENDER)
 FREE_WORDS, N_FREE_WORDS = int(TransferTable.FREE_WORDS), int(TransferTable.N_FREE_WORDS)
+FETCH, LEFT, WIRES = int(TransferTable.FETCH), int(TransferTable.LEFT), int(TransferTable.WIRES)
 NEEDS_ROOM, TURN, NOTED = (
     int(TransferTable.NEEDS_ROOM),
     int(TransferTable.TURN),

@@ -13,8 +13,8 @@ from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
 from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
+from gpucoll.backends.cpu.world.messages import WorldMessages
 from gpucoll.backends.cpu.world.movements import MOVEMENTS
-from gpucoll.backends.cpu.world.no_messages import NoMessages
 from gpucoll.backends.cpu.world.phases import Phases, Signature
 from gpucoll.backends.cpu.world.reductions import REDUCTIONS
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_large
@@ -93,11 +93,12 @@ class WorldCpuBackend:
 
     def __init__(self, group: WorldGroup) -> None:
         self._group = group
-        self._host = CpuBackend(group.host)
+        messages = WorldMessages(group)
+        self._host = CpuBackend(group.host, messages)
         self.last_status: Callable[[], int] = _not_run
         self._entries: SmallEntries | None = None
         self._blocks = BlockMaker(group.rank, group.world_size)
-        self.messages: HostMessages = NoMessages(group)
+        self.messages: HostMessages = messages
         self._signatures: dict[object, Signature] = {}
         """What calls were like, the oldest first; none of them keeps anybody's array alive."""
         if group.exchanges is not None:

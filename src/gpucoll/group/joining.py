@@ -99,6 +99,7 @@ def join(
             joined.links,
             joined.bulk,
             joined.connections,
+            joined.pairs,
             hosts,
             joined.names,
             bell_fd,

@@ -45,7 +45,10 @@ class Job:
     title: str = ""
     """Of one meeting: the same on all of its ranks, on whatever host, where they meet over TCP."""
     numbers: tuple[int, ...] = ()
-    """What errors call the ranks, where these are one host's part of more; empty: as they are."""
+    """What errors call the ranks, where these are one host's part of more; empty: as they are.
+
+    Behind them those of other hosts.
+    """
     total: int = 0
     """How many there are then."""
 

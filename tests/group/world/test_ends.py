@@ -15,7 +15,6 @@ from tests.ranks import Ended
 
 from gpucoll.errors import (
     AbortedError,
-    BackendUnavailableError,
     DeadlineError,
     GpucollError,
     PeerLostError,
@@ -224,27 +223,6 @@ def test_a_forked_child_can_do_nothing_and_the_others_work_on(hosts):
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), total, comm.all_reduce(2)
 
     assert hosts.call("aabb", fork) == [(0, 4, 8)] * 4
-
-
-def test_messages_are_refused(hosts):
-    def send(comm):
-        x, found = np.zeros(3), []
-        for call in (
-            lambda: comm.send(x, (comm.rank + 1) % comm.world_size),
-            lambda: comm.recv(x, (comm.rank + 1) % comm.world_size),
-            lambda: comm.send(x, 0, async_op=True).wait(),
-            lambda: comm.send_object({}, 0),
-            lambda: comm.recv_object(0),
-            lambda: comm.probe(0),
-        ):
-            with pytest.raises(BackendUnavailableError, match="spans hosts") as error:
-                call()
-            found.append(str(error.value))
-        return found, comm.all_reduce(1)
-
-    for rank, (texts, total) in enumerate(hosts.call("abb", send)):
-        assert total == 3
-        assert all(text.startswith(f"rank {rank} of 3") for text in texts), texts
 
 
 # --- killed ---------------------------------------------------------------------------------------

@@ -87,7 +87,8 @@ ORDERS = {
     "backends.cpu.host.transfers.state_of": "A",
     "backends.cpu.host.transfers.try_lock": "X",
     "backends.cpu.host.transfers.unlock": "S",
-    "backends.cpu.host.message_loop._closed_peer": "A+",
+    "backends.cpu.wires.loop._n_wires": "A",
+    "backends.cpu.host.message_loop._has_left": "A+",
     "backends.cpu.host.message_loop._answer": "X",
     "backends.cpu.host.single_copy.can_read": "A",
 }
@@ -116,6 +117,8 @@ ENTRIES = {
     "backends.cpu.host.message_step.message_drop": "XXSAS",
     "backends.cpu.host.message_step.message_end": "XXS",
     "backends.cpu.host.message_step.message_put_back": "XXS",
+    "backends.cpu.wires.loop.wires_step": "XSXASAO.*",  # locked twice; then who sleeps
+    "backends.cpu.wires.loop.wires_post": "XSA?",
     "backends.cpu.host.movements.movement_loop": ".*XO.*",
     "backends.cpu.host.movements.movement_post": "XO",
     "backends.cpu.host.movements.movement_finish": ".*XO.*",
@@ -155,6 +158,7 @@ UNORDERED = (
     "entries.waiting.reap_started",
     "entries.waiting.hold_started",
     "backends.cpu.host.message_step.message_release",
+    "backends.cpu.wires.loop.wires_fetch",
     "transport.tcp.stream_plan.plan_streams",
     "transport.tcp.stream_loop.run_streams",
     "transport.tcp.exchange.begin",

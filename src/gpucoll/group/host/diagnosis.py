@@ -149,8 +149,10 @@ def deadline_error(group: Inside, gave_up: int, sequence: int) -> DeadlineError:
     return DeadlineError(f"{start}: {late}. {_advice(late, UNEVEN)}. {_BROKEN}")
 
 
-def lost_error(group: Inside, lost: int) -> PeerLostError:
+def lost_error(group: Inside, lost: int) -> GpucollError:
     """Say which rank is gone, and how it went."""
+    if lost >= group.members.world_size:
+        return group.lost_elsewhere(lost)
     status = group.members.status_offset(lost)
     last = group.members.load(status + layout.STATUS_CLOSED_SEQUENCE)
     has_called = last != group.members.tuning.initial_sequence
@@ -169,7 +171,10 @@ def _message_deadline_error(group: Inside, gave_up: int) -> DeadlineError:
     if group.rank != gave_up:
         who = f"{_who(group)}: rank {group.members.number(gave_up)} gave up waiting"
     why = "nobody had received it" if called.startswith("send") else "no such message had come"
-    found = trace(group.members, gave_up, awaited_by_message(group.members, gave_up))
+    awaited = awaited_by_message(group.members, gave_up)
+    found = trace(group.members, gave_up, awaited)
+    if group.rank == gave_up:
+        found += group.standing_elsewhere([rank for rank in awaited if rank >= group.world_size])
     advice = _advice(found, _OTHER_ORDER)
     return DeadlineError(f"{who} in {called}: {why}{found}. {advice}. {_BROKEN}")
 

@@ -69,6 +69,10 @@ class HostGroup:
         self._at_close: list[Callable[[], None]] = []
         self.error_elsewhere: Callable[[], GpucollError] = _no_elsewhere
         """Returns the error that the abort code `ELSEWHERE` stands for."""
+        self.lost_elsewhere: Callable[[int], GpucollError] = _no_rank_elsewhere
+        """Returns the error for a rank of another host that is lost, by its place behind these."""
+        self.standing_elsewhere: Callable[[list[int]], str] = _nothing_elsewhere
+        """Says where such ranks stand, for errors: sentences, each behind a full stop."""
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self._cpus = ""
@@ -452,6 +456,14 @@ class HostGroup:
 
 def _no_elsewhere() -> GpucollError:
     raise AssertionError("the ranks of one host alone have nothing elsewhere")
+
+
+def _no_rank_elsewhere(place: int) -> GpucollError:
+    raise AssertionError(f"there is no rank {place}")
+
+
+def _nothing_elsewhere(places: list[int]) -> str:
+    return ""
 
 
 def _take_out_of_use(states: list[int]) -> bool:

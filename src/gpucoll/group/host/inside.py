@@ -24,8 +24,12 @@ class Inside(Group, Protocol):
         The words of this rank that compiled loops get.
     error_elsewhere : callable
         Returns the error that the abort code `ELSEWHERE` stands for.
+    lost_elsewhere, standing_elsewhere : callable
+        Return the error for a rank of another host that is lost, and where such ranks stand.
     """
 
     members: Members
     context: npt.NDArray[np.int64]
     error_elsewhere: Callable[[], GpucollError]
+    lost_elsewhere: Callable[[int], GpucollError]
+    standing_elsewhere: Callable[[list[int]], str]

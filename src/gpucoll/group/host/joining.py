@@ -93,7 +93,7 @@ def join(
 
     def decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
         tuning = tune(introductions)
-        place = SegmentLayout(job.world_size, tuning)
+        place = _layout_of(job, tuning)
         room_bytes = check_room(place)
         fd = mapping.create("gpucoll-segment", place.size_bytes, reserve_bytes=place.first_bytes)
         try:
@@ -131,9 +131,13 @@ def _settle(meeting: Meeting, arena: Arena) -> Members:
         frames.close_all([fd for fd in meeting.fds if fd not in kept])
 
 
+def _layout_of(job: Job, tuning: Tuning) -> SegmentLayout:
+    return SegmentLayout(job.world_size, tuning, max(job.total - job.world_size, 0))
+
+
 def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
     job, tuning = meeting.job, Tuning(*meeting.decision["tuning"])
-    place = SegmentLayout(job.world_size, tuning)
+    place = _layout_of(job, tuning)
     segment = mapping.Mapping(meeting.shared_fds[0], place.size_bytes, "the segment")
     try:
         members = Members(
@@ -144,11 +148,11 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
             segment_fd=meeting.shared_fds[0],
             room_bytes=meeting.decision["room"],
             arena=arena,
-            arenas=np.zeros(job.world_size, np.int64),
+            arenas=np.zeros(place.ends, np.int64),
             own_arena=peer_processes.arena_words(arena.size_bytes),
             peers=[],
-            poll_table=np.full(job.world_size, NO_DESCRIPTOR, np.int64),
-            pid_table=np.array([member["pid"] for member in meeting.introductions], np.int64),
+            poll_table=np.full(place.ends, NO_DESCRIPTOR, np.int64),
+            pid_table=np.zeros(place.ends, np.int64),
             introductions=meeting.introductions,
             further_fds=meeting.shared_fds[1:],
         )
@@ -156,6 +160,7 @@ def _map_members(meeting: Meeting, arena: Arena, kept: list[int]) -> Members:
         segment.unmap()
         raise
     kept += meeting.shared_fds
+    members.pid_table[: job.world_size] = [member["pid"] for member in meeting.introductions]
     members.own_arena[PeerArena.MAPPED] = GROWTHS
     members.own_arena[PeerArena.ADDRESS + GROWTHS] = arena.mapping.address
     members.arenas[job.rank] = members.own_arena.ctypes.data

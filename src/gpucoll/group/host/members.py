@@ -50,7 +50,10 @@ class Members(SharedWords):
     """Those of this rank."""
     peers: list[PeerProcess]
     poll_table: npt.NDArray[np.int64]
-    """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers."""
+    """``struct pollfd`` per rank: descriptor, events, and what poll(2) answers.
+
+    Behind them an empty one for each rank of another host, as in the next table.
+    """
     pid_table: npt.NDArray[np.int64]
     introductions: list[dict[str, Any]]
     further_fds: list[int] = field(default_factory=list)
@@ -129,7 +132,7 @@ class Members(SharedWords):
 
     def life_fds(self) -> list[int]:
         """Return, by rank, what tells when its process ends; below 0: nothing does."""
-        return [int(np.int32(word & 0xFFFFFFFF)) for word in self.poll_table]
+        return [int(np.int32(word & 0xFFFFFFFF)) for word in self.poll_table[: self.world_size]]
 
     def ended_ranks(self) -> list[int]:
         """Return the ranks whose process has ended."""

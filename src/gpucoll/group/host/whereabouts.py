@@ -219,7 +219,7 @@ def pending_send(members: Members, rank: int) -> tuple[str, int] | None:
 def awaited_by_message(members: Members, rank: int) -> list[int]:
     """Return the ranks of which one is the other end of the message that a rank waits for."""
     peer = _doing(members, rank)[Doing.PEER]
-    others = [other for other in range(members.world_size) if other != rank]
+    others = [other for other in range(members.layout.ends) if other != rank]
     return others if peer < 0 else [peer]
 
 
@@ -250,7 +250,7 @@ def trace(members: Members, gave_up: int, late: list[int], sequence: int | None 
     pending = [rank for rank in late if rank != gave_up]
     while pending:
         rank = pending.pop(0)
-        if rank not in standings:
+        if rank not in standings and rank < members.world_size:  # of other hosts nothing is here
             standings[rank] = whereabouts.standing_of(rank)
             pending += [peer for peer in standings[rank].awaited if peer != gave_up]
     by_text: dict[str, list[int]] = defaultdict(list)

@@ -41,8 +41,9 @@ from gpucoll.group.world.exchanges import Connections, Exchanges
 from gpucoll.group.world.failures import BROKEN, error_of, failure_of
 from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.inquiry import said_by
-from gpucoll.group.world.links import Links
+from gpucoll.group.world.links import LINKS_THREAD, Links
 from gpucoll.group.world.messages import Kind, Message
+from gpucoll.group.world.pairs import Pairs
 from gpucoll.group.world.reunion import MeetingPlaces
 from gpucoll.rendezvous.addresses import join_address
 from gpucoll.rendezvous.handed_point import HandedPoint
@@ -78,6 +79,8 @@ class WorldGroup:
         For large arrays, likewise.
     connections : Connections or None
         For small ones, likewise.
+    pairs : Pairs
+        For messages.
     hosts : Hosts
         Who is where.
     names : tuple of str
@@ -101,6 +104,7 @@ class WorldGroup:
         links: Links | None,
         bulk: Bulk | None,
         connections: Connections | None,
+        pairs: Pairs | None,
         hosts: Hosts,
         names: tuple[str, ...],
         bell_fd: int,
@@ -114,6 +118,7 @@ class WorldGroup:
         self.names = names
         self.links = links
         self.bulk = bulk
+        self.pairs = pairs
         self.rank = host.members.number(host.rank)
         self.world_size = hosts.world_size
         self.here = hosts.host_of(self.rank)
@@ -154,6 +159,11 @@ class WorldGroup:
         self._gpu_calls = gpu_calls.GpuCalls(self, board)
         self._telling = threading.RLock()
         host.error_elsewhere = self._error_elsewhere
+        host.standing_elsewhere = self._standing_elsewhere
+        if pairs is not None:  # whose thread must not keep this alive
+            members = host.members
+            pairs.answer = lambda: Whereabouts(members).standing_of(members.rank).text
+        host.lost_elsewhere = lambda place: self._lost_error(host.members.number(place))
         if links is not None:
             links.serve(self, host.members.life_fds())
 
@@ -266,7 +276,7 @@ class WorldGroup:
     def raise_for(self, status: int) -> None:
         """Raise what a compiled loop's status means; return where the call is left to Python."""
         if status in (Status.NO_ROOM, Status.NOT_RUN) or self.exchanges is None:
-            self.host.raise_for(status)
+            self._raise_for(status)
             return
         if status == Status.NOT_YET and self.exchanges.outcome == Outcome.NONE:
             self.host.reset_timeout()
@@ -274,9 +284,21 @@ class WorldGroup:
         timeout_s = int(self.host.context[Context.TIMEOUT_NS]) / 1e9
         with self._small_call(timeout_s):
             if status != Status.NOT_YET:
-                self.host.raise_for(status)
+                self._raise_for(status)
             self.host.reset_timeout()
             self._call_now(timeout_s).end_small_call(self.exchanges)
+
+    def _raise_for(self, status: int) -> None:
+        try:
+            self.host.raise_for(status)
+        except GpucollError as error:
+            if self.is_aborted and self._raised is None:
+                self._raised = error
+            self.ring()
+            raise
+        except BaseException:
+            self.ring()
+            raise
 
     def ended_ranks(self) -> list[int]:
         """Return the ranks of this host whose process has ended."""
@@ -408,6 +430,8 @@ class WorldGroup:
             else:
                 self._board.enter(self.host.rank, self._number)
             self.host.close()
+            if self.pairs is not None:  # who looked after it has been stopped
+                self.pairs.close()
             self.ring()
             self._places.close()
             self._ballots.close()
@@ -636,6 +660,19 @@ class WorldGroup:
             f"if the work is uneven. {BROKEN}"
         )
 
+    def _standing_elsewhere(self, places: list[int]) -> str:
+        """Say where ranks of other hosts stand: the end of an error of this rank's wait."""
+        ranks = [self.host.members.number(place) for place in places]
+        # The links' thread must not wait; nor does it speak for a wait of its own.
+        if not ranks or self.pairs is None or threading.current_thread().name == LINKS_THREAD:
+            return ""
+        answers = self.pairs.ask(ranks[:_SHOWN], _ANSWERING_S)
+        told = []
+        for rank in ranks[:_SHOWN]:
+            silent = "not answering (stopped, or its host is cut off)"
+            told.append(f"Rank {rank} on {self._host_name(rank)} is {answers.get(rank, silent)}")
+        return "".join(f". {text}" for text in told)
+
     def _standings(self, number: int) -> str:
         """Say which ranks of this host have not begun a call, and where they are."""
         members = self.host.members
@@ -718,6 +755,18 @@ class WorldGroup:
             )
         )
         self.look()
+
+    def lose_rank(self, rank: int, reason: str) -> None:
+        """Take that the connection to a rank of another host has ended without a word."""
+        if self.is_closed or self._board.closed_after(rank) is not None:
+            return
+        lost = f"rank {rank} (on {self._host_name(rank)})"
+        text = (
+            f"{self._who} lost {lost} {self._where}: the connection for messages ended ({reason}): "
+            f"its process ended, or its host cannot be reached. {BROKEN}"
+        )
+        self.write(failure_of(PeerLostError(text), self.rank))
+        self.ring()
 
     def miss(self, fd: int) -> None:
         """Take that a rank of this host has ended: on other hosts somebody may wait for it."""

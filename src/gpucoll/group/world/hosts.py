@@ -55,6 +55,10 @@ class Hosts:
         """Return the place of a rank among those of its host."""
         return self._places[rank][1]
 
+    def elsewhere(self, host: int) -> tuple[int, ...]:
+        """Return the ranks of all other hosts."""
+        return tuple(rank for rank in range(self.world_size) if self.host_of(rank) != host)
+
     def leader_of(self, host: int) -> int:
         """Return the rank that leads a host."""
         return self.ranks[host][0]

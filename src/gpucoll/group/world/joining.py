@@ -22,17 +22,19 @@ from gpucoll.group.world.bulk import Bulk
 from gpucoll.group.world.exchanges import Connections
 from gpucoll.group.world.hosts import Hosts, neighbours
 from gpucoll.group.world.links import Links
+from gpucoll.group.world.listeners import Listeners
+from gpucoll.group.world.pairs import Pairs
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
-from gpucoll.rendezvous.tcp import TcpEndpoint, listen_at
+from gpucoll.rendezvous.tcp import TcpEndpoint
 from gpucoll.topology.host_identity import host_id, network_id
 from gpucoll.transport.shared.layout import Tuning
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.secret import job_secret
 from gpucoll.version import __version__
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Of what leaders tell each other."""
 _LINKS_SHARE = 0.9
 """Of the time to meet: leaders give up a little sooner than rank 0, which knows less of links."""
@@ -56,6 +58,8 @@ class Joined:
         For large arrays, likewise.
     connections : Connections or None
         For small ones, likewise.
+    pairs : Pairs or None
+        What connects this rank to any other one; None where all are on one host.
     introductions : list of dict
         By rank.
     credentials : Credentials
@@ -72,6 +76,7 @@ class Joined:
     links: Links | None
     bulk: Bulk | None
     connections: Connections | None
+    pairs: Pairs | None
     introductions: list[dict[str, Any]]
     credentials: Credentials
     address: str
@@ -85,6 +90,8 @@ class Joined:
             self.bulk.close()
         if self.connections is not None:
             self.connections.close()
+        if self.pairs is not None:
+            self.pairs.close()
         for fd in self.members.further_fds:
             os.close(fd)
         self.members.leave()
@@ -123,18 +130,16 @@ def join_world(
     watch = watch or Watch(job.rank, job.world_size)
     endpoint = TcpEndpoint(job.meet, job_secret(), job.title, watch.who)
     _ = endpoint.secret if job.rank == 0 else None  # said at once, and not when somebody comes
-    listener = listen_at(endpoint.own_address(), 0, f"{watch.who} cannot listen for other hosts")
-    further: list[socket.socket] = []
+    listeners = Listeners(endpoint.own_address(), watch.who)
     try:
-        further = lanes.further_listeners(listener, watch.who)
         return meet(
             job,
-            _introduction(job, listener, further, facts, same),
+            _introduction(job, listeners, facts, same),
             [],
             check=lambda other, _: _check(other, facts),
             decide=_decide,
             settle=lambda meeting: _settle(
-                meeting, tune, timeout_s, endpoint, listener, further, watch, facts, same
+                meeting, tune, timeout_s, endpoint, listeners, watch, facts, same
             ),
             undo=lambda joined: joined.leave(),
             timeout_s=timeout_s,
@@ -142,18 +147,16 @@ def join_world(
             endpoint=endpoint,
         )
     finally:
-        for each in (listener, *further):
-            each.close()
+        listeners.close()
 
 
 def _introduction(
     job: Job,
-    listener: socket.socket,
-    further: list[socket.socket],
+    listeners: Listeners,
     facts: dict[str, Any],
     same: dict[str, Any],
 ) -> dict[str, Any]:
-    address, port = listener.getsockname()[:2]
+    address, port = listeners.first.getsockname()[:2]
     return {
         "rank": job.rank,
         "pid": os.getpid(),
@@ -161,7 +164,8 @@ def _introduction(
         "network": network_id(),
         "name": socket.gethostname()[:64],
         "address": [address, port],
-        "lanes": lanes.places_of(further),
+        "lanes": lanes.places_of(listeners.further),
+        "message_port": listeners.messages.getsockname()[1],
         "same": {
             "world_size": job.world_size,
             "the version of gpucoll": __version__,
@@ -179,6 +183,8 @@ def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
     if kinds != [str, int]:
         raise ValueError("without an address")
     lanes.check_places(introduction.get("lanes"))
+    if type(introduction.get("message_port")) is not int:
+        raise ValueError("without a port for messages")
     for name in ("host", "network", "name"):
         if type(introduction.get(name)) is not str:
             raise ValueError(f"without its {name}")
@@ -239,8 +245,7 @@ def _settle(
     tune: Callable[[list[dict[str, Any]]], Tuning],
     timeout_s: float,
     endpoint: TcpEndpoint,
-    listener: socket.socket,
-    further: list[socket.socket],
+    listeners: Listeners,
     watch: Watch,
     facts: dict[str, Any],
     same: dict[str, Any],
@@ -259,7 +264,7 @@ def _settle(
         world_size=len(ranks),
         token=f"{group}/{here}",
         meet=None,
-        numbers=ranks if spans else (),
+        numbers=(*ranks, *hosts.elsewhere(here)) if spans else (),
         total=hosts.world_size if spans else 0,
     )
     members = join(
@@ -275,21 +280,24 @@ def _settle(
     names = _names(introductions, hosts)
     credentials = endpoint.credentials
     joined = Joined(
-        members, hosts, names, None, None, None, introductions, credentials, address, group
+        members, hosts, names, None, None, None, None, introductions, credentials, address, group
     )
     try:
+        if spans:
+            ends = [(each["address"][0], each["message_port"]) for each in introductions]
+            joined.pairs = Pairs(rank, ends, credentials, group, listeners.messages.dup())
         if spans and local.rank == 0:
             leaders = [introductions[ranks[0]] for ranks in hosts.ranks]
-            own = lanes.lanes_of(listener, further, leaders)
+            own = lanes.lanes_of(listeners.first, listeners.further, leaders)
             joined.bulk = Bulk(here, names, own, credentials, group)
             addresses = {host: leaders[host]["address"] for host in neighbours(here, hosts.count)}
             if credentials.tls is None:
                 joined.connections = Connections(
-                    here, names, addresses, credentials, group, listener.dup()
+                    here, names, addresses, credentials, group, listeners.first.dup()
                 )
             purpose = connecting.purpose_of(group)
             task = connecting.Connecting(here, joined.names, addresses, credentials, purpose)
-            joined.links = task.run(listener, members.further_fds[1], meeting.look, deadline)
+            joined.links = task.run(listeners.first, members.further_fds[1], meeting.look, deadline)
     except BaseException:
         joined.leave()
         raise

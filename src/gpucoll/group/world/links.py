@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from gpucoll.errors import AuthenticationError
 from gpucoll.group.world.hosts import further_hosts, neighbours
@@ -22,6 +22,8 @@ from gpucoll.group.world.messages import Kind, Message, pack, unpack
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.transport.tcp.connection import SealedConnection
 
+LINKS_THREAD: Final = "gpucoll-links"
+"""The thread's name."""
 _SLICE_S = 0.02
 _YIELDS = 50
 """So often who exchanges looks whether something came before it sleeps: 8 bytes between two hosts
@@ -92,7 +94,7 @@ class Links:
         """Start the thread; `life_fds` tell of the ends of the other ranks' processes here."""
         self._listening = weakref.ref(listener)  # or it could never be collected
         self._life_fds = {fd for fd in life_fds if fd >= 0}
-        self._thread = threading.Thread(target=self._run, name="gpucoll-links", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=LINKS_THREAD, daemon=True)
         self._thread.start()
 
     def describe(self) -> str:

@@ -27,6 +27,9 @@ it is first used (`room`)::
                     them one for each other host, which this one's leader fills in
     mailboxes       P x P, by receiver and sender: memory is taken when one is first used
 
+Where these ranks exchange messages with ranks of other hosts, status lines, bells, opened words,
+acknowledgements and mailboxes are there for those too, behind the ranks of this host.
+
 Words that ranks wait for are {int32 value, int32 waiters}; a slot's header word is {int32 sequence,
 uint32 signature digest} with its waiters behind it. Comparisons are of differences, so that
 sequences may wrap. What a rank keeps for itself is in `words`.
@@ -186,10 +189,11 @@ class Way(IntEnum):
     POSTED = 0  # behind the envelope, and in the parts after it
     IN_ARENA = 1  # at an offset in the sender's arena
     IN_PROCESS = 2  # at an address in the sender's process
+    ON_ANOTHER_HOST = 3  # it comes when it is asked for
     # Records that are no messages.
-    PART = 3  # of the message before
-    TO_START = 4  # the next record is at the start of the ring
-    TO_OTHER = 5  # the next record is in the other ring
+    PART = 4  # of the message before
+    TO_START = 5  # the next record is at the start of the ring
+    TO_OTHER = 6  # the next record is in the other ring
 
 
 NEVER = 1 << 62
@@ -304,6 +308,13 @@ class SegmentLayout:
 
     world_size: int
     tuning: Tuning
+    others: int = 0
+    """Ranks of other hosts that these exchange messages with."""
+
+    @functools.cached_property
+    def ends(self) -> int:
+        """How many ranks a message may come from or go to."""
+        return self.world_size + self.others
 
     @functools.cached_property
     def status_lines(self) -> int:
@@ -311,7 +322,7 @@ class SegmentLayout:
 
     @functools.cached_property
     def filled(self) -> int:
-        return self.status_lines + self.world_size * LINE_BYTES
+        return self.status_lines + self.ends * LINE_BYTES
 
     @functools.cached_property
     def read(self) -> int:
@@ -323,15 +334,15 @@ class SegmentLayout:
 
     @functools.cached_property
     def opened(self) -> int:
-        return self.bells + self.world_size * LINE_BYTES
+        return self.bells + self.ends * LINE_BYTES
 
     @functools.cached_property
     def acknowledged(self) -> int:
-        return round_up(self.opened + 8 * self.world_size**2, LINE_BYTES)
+        return round_up(self.opened + 8 * self.ends**2, LINE_BYTES)
 
     @functools.cached_property
     def enqueued_lines(self) -> int:
-        return round_up(self.acknowledged + 8 * self.world_size * ACKNOWLEDGEMENTS, LINE_BYTES)
+        return round_up(self.acknowledged + 8 * self.ends * ACKNOWLEDGEMENTS, LINE_BYTES)
 
     @functools.cached_property
     def reasons(self) -> int:
@@ -406,7 +417,7 @@ class SegmentLayout:
     @functools.cached_property
     def size_bytes(self) -> int:
         """Size of the whole segment, in bytes, were all of it in use."""
-        return self.mailboxes + self.world_size**2 * self.mailbox_stride
+        return self.mailboxes + self.ends**2 * self.mailbox_stride
 
     def header(self, rank: int, sequence: int) -> int:
         """Return where a rank's header for a call is: `steps.slot_of`."""

@@ -396,9 +396,13 @@ class TransferTable(IntEnum):
     IS_WANTED = 26  # see `entries.pending.NEW`
     WAITERS = 27  # threads that wait for messages: they step, and the thread does not
     LOOKS_LEFT = 28  # of the thread, while nothing is pending
+    # Where messages go to other hosts, too; else 0.
+    FETCH = 29  # address of what asks for a message's data
+    LEFT = 30  # address of a word for each rank: 1 where one of another host sends nothing more
+    WIRES = 31  # address of the connections, see `backends.cpu.wires.words`
 
 
-TABLE_WORDS = 29
+TABLE_WORDS = 32
 THREAD_MIN_BYTES = 64 << 10
 """From this size on a message that is begun has the thread take it on: 10 us of copying."""
 

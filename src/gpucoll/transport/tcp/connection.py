@@ -219,6 +219,13 @@ class SealedConnection:
         except BlockingIOError:
             return None
 
+    def detach_with_seals(self) -> tuple[socket.socket, Seal, Opening]:
+        """Return the socket as `detach` does, and what seals and opens frames that go over it."""
+        end = self.detach()
+        assert self._seal is not None
+        assert self._opening is not None
+        return end, self._seal, self._opening
+
     def detach(self) -> socket.socket:
         """Return the socket, over which anything may go from here on: with TLS, an `SSLSocket`.
 

@@ -1,0 +1,1 @@
+"""Connections that carry messages between hosts, in compiled code."""

@@ -1,0 +1,147 @@
+"""The connections that carry messages between hosts, as the table of messages sees them.
+
+The table is that of one host (`gpucoll.backends.cpu.host.message_step`), and counts the ranks of
+other hosts behind those of its own. Each of those has its mailboxes in this host's segment, too,
+and here is who plays its part: takes out of the one what goes to it, and writes into the other what
+comes. Whoever steps the table does that, without ever waiting; nothing here takes the interpreter.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpucoll.backends.cpu.host.transfers import (
+    ACKNOWLEDGEMENT,
+    CONTEXT,
+    FOUND_PEER,
+    IS_DEAD,
+    MOVES,
+    PENDING,
+    WIRES,
+    try_lock,
+    unlock,
+)
+from gpucoll.backends.cpu.wires.receiving import receive_on
+from gpucoll.backends.cpu.wires.sending import send_on
+from gpucoll.backends.cpu.wires.state import (
+    ASK_LAST,
+    ASKS,
+    FETCHES,
+    own_rank,
+    push,
+    wake_thread,
+    wire_to,
+)
+from gpucoll.backends.cpu.wires.words import Announced, Wires
+from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.kept_loops import compiled_when_used
+from gpucoll.kernels.cpu.memory import (
+    call_post,
+    call_step,
+    get,
+    load32_ordered,
+    load64_acquire,
+    put,
+)
+from gpucoll.transport.shared.flags import is_aborted
+from gpucoll.transport.shared.steps import LINE
+from gpucoll.transport.shared.words import Context
+
+_COUNT, _FIRST = int(Wires.COUNT), int(Wires.FIRST)
+_HOST_STEP, _HOST_POST = int(Wires.HOST_STEP), int(Wires.HOST_POST)
+_N_STEPS, _IS_LOOKING = int(Wires.N_STEPS), int(Wires.IS_LOOKING)
+_POLL_FDS, _BELLS = int(Wires.POLL_FDS), int(Context.BELLS)
+_SEALED_MESSAGE = int(Announced.SEALED)
+_FEW = 2
+_MOVED = 1
+
+_i64, _i32 = types.int64, types.int32
+_poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
+
+
+@inline
+def _may_touch(table):
+    """Return whether anything may be touched still."""
+    return get(table, IS_DEAD) == 0 and not is_aborted(get(table, CONTEXT))
+
+
+@inline
+def _n_wires(wires):
+    """Return how many connections there are; all that belongs to them is seen, too."""
+    return load64_acquire(wires + 8 * _COUNT)
+
+
+@inline
+def _receive(table, wires):
+    """Take what has come over all connections; return how many had something."""
+    count, moved = _n_wires(wires), 0
+    if count > _FEW:
+        _poll(get(wires, _POLL_FDS), count, np.int32(0))
+    for place in range(count):
+        # pollfd is {int32 fd, int16 events, int16 revents}
+        if count <= _FEW or get(get(wires, _POLL_FDS), place) >> 48 != 0:
+            moved += receive_on(table, get(wires, _FIRST + place))
+    return moved
+
+
+@inline
+def _send(table, wires):
+    count, moved = _n_wires(wires), 0
+    for place in range(count):
+        moved += send_on(table, get(wires, _FIRST + place))
+    return moved
+
+
+@inline
+def _send_locked(table, wires):
+    """Send what there is, unless another thread is at it: it does."""
+    if not try_lock(table):
+        return
+    if _may_touch(table):
+        moved = _send(table, wires)
+        if moved:
+            put(table, MOVES, get(table, MOVES) + moved)
+    unlock(table)
+
+
+@compiled_when_used(_i64(_i64))
+def wires_step(table):
+    """Take messages, and all that goes over connections, a step further; return what is pending."""
+    wires = get(table, WIRES)
+    if not try_lock(table):
+        return load64_acquire(table + 8 * PENDING)
+    put(wires, _N_STEPS, get(wires, _N_STEPS) + 1)
+    if _may_touch(table):
+        moved = _receive(table, wires)
+        if moved:
+            put(table, MOVES, get(table, MOVES) + moved)
+    unlock(table)
+    call_step(get(wires, _HOST_STEP), table)
+    _send_locked(table, wires)
+    bell = get(get(table, CONTEXT), _BELLS) + own_rank(table) * LINE
+    if load64_acquire(wires + 8 * _IS_LOOKING) == 0 and load32_ordered(bell + 4) > 0:
+        wake_thread(wires)  # who sleeps there does not see what comes over a connection
+    return load64_acquire(table + 8 * PENDING)
+
+
+@compiled_when_used(_i64(_i64, _i64, _i64))
+def wires_post(table, rows, count):
+    """Begin sends, receives and probes; send what can be sent; return whether they were begun."""
+    wires = get(table, WIRES)
+    is_begun = call_post(get(wires, _HOST_POST), table, rows, count)
+    _send_locked(table, wires)
+    return is_begun
+
+
+@compiled_when_used(_i64(_i64, _i64))
+def wires_fetch(table, row):
+    """Ask for the data of a message that a row gets; return that something moved.
+
+    For a step of the table, which has its lock.
+    """
+    wire = wire_to(table, get(row, FOUND_PEER))
+    acknowledgement = get(row, ACKNOWLEDGEMENT)
+    is_object = get(wire, FETCHES + acknowledgement) == _SEALED_MESSAGE
+    put(wire, FETCHES + acknowledgement, row + (1 if is_object else 0))
+    push(wire, ASKS, ASK_LAST, acknowledgement)
+    return _MOVED

@@ -1,0 +1,306 @@
+"""The thread that looks after message connections while nobody waits for a message.
+
+It sleeps until something comes, and takes it a step further. While somebody waits awake, who then
+looks at the connections himself, it leaves them alone: it would only be woken in vain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.backends.cpu.host import message_step
+from gpucoll.backends.cpu.wires import loop
+from gpucoll.backends.cpu.wires.words import Wire, Wires, WireState
+from gpucoll.backends.cpu.world.message_wires import (
+    MessageWire,
+    WireTable,
+    first_grant,
+    shut,
+    wake,
+)
+from gpucoll.errors import AuthenticationError, SharedMemoryError, StateError
+from gpucoll.group.host.segment_room import make_room
+from gpucoll.group.world.failures import failure_of
+from gpucoll.group.world.group import WorldGroup
+from gpucoll.group.world.pairs import Pair, Pairs
+from gpucoll.transport.shared import layout, ordering
+from gpucoll.transport.shared.words import Context, TransferTable
+
+_Words = npt.NDArray[np.int64]
+_BUSY_S, _PENDING_S, _IDLE_S = 0.005, 0.02, 0.5
+"""How long it sleeps at most: beside who waits awake, while something is pending, and else."""
+_AGAIN_S = 0.001
+_TELLING_S = 0.2
+"""How long, after a connection has ended, whoever knows why has for saying it."""
+_LEAVING_S = 5.0
+"""How long who closes waits until what he has sent is on its way."""
+_all: weakref.WeakSet[MessageThread] = weakref.WeakSet()
+
+
+class MessageThread:
+    """The thread, and the connections.
+
+    It does not keep the communicator alive: what it needs of it, it asks for anew each time.
+
+    Parameters
+    ----------
+    group : WorldGroup
+        The ranks.
+    pairs : Pairs
+        Opens connections.
+    table, steps : array
+        The words of the table of messages, and of the context that steps it.
+    ends : dict
+        By rank, as the table counts it: of all ranks of other hosts.
+    """
+
+    def __init__(
+        self, group: WorldGroup, pairs: Pairs, table: _Words, steps: _Words, ends: dict[int, int]
+    ) -> None:
+        self._find_group = weakref.ref(group)
+        self._pairs, self._table, self._steps_context, self._ends = pairs, table, steps, ends
+        self._table_address = table.ctypes.data
+        self._members = group.host.members
+        self._rank = group.host.rank
+        self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        n_ends = group.host.members.layout.ends
+        self.wires = WireTable(n_ends, self._event_fd)
+        self._left_memory = bytearray(8 * n_ends)
+        self.left: _Words = np.frombuffer(self._left_memory, np.int64)
+        """By end: 1 where a rank of another host sends nothing more."""
+        self._wanted: deque[int] = deque()
+        self._by_rank: dict[int, MessageWire] = {}
+        self._failing: dict[MessageWire, float] = {}
+        self._ended: set[MessageWire] = set()
+        self._last_steps = 0
+        self._is_stopping = False
+        self._context = group.host.context
+        self._step: Callable[[int], int] | None = None
+        self.post: Callable[[int, int, int], int]
+        """`message_step.message_post` and what has to be sent then, once there is a connection."""
+        self._thread = threading.Thread(target=self._run, name="gpucoll-message", daemon=True)
+        _all.add(self)
+
+    def start(self) -> None:
+        """Start it."""
+        self._thread.start()
+
+    def want(self, rank: int) -> None:
+        """Have a connection to a rank opened, unless there is one."""
+        self._wanted.append(rank)
+        wake(self._event_fd)
+
+    def step(self) -> None:
+        """Take everything a step further, once there is a connection."""
+        if self._step is not None:
+            self._step(self._table_address)
+
+    def _set_up(self) -> None:
+        """Have whoever steps the table look at connections, too: there is the first one."""
+        words, wires = self._table, self.wires.words
+        step, post = loop.wires_step.address, loop.wires_post.address
+        wires[Wires.HOST_STEP] = message_step.message_step.address
+        wires[Wires.HOST_POST] = message_step.message_post.address
+        self.post = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(post)
+        words[TransferTable.FETCH] = loop.wires_fetch.address
+        ordering.store(self._table_address + 8 * TransferTable.WIRES, self.wires.address)
+        words[TransferTable.POST], words[TransferTable.STEP] = post, step
+        self._context[Context.MESSAGE_STEP] = step
+        self._step = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(step)
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._is_stopping:
+                self._turn()
+        except StateError:  # the segment was let go of
+            return
+        except Exception as error:  # a fault of ours: nobody would take messages any more
+            if not self._is_stopping and (group := self._find_group()) is not None:
+                group.go_deaf(error)
+                group.ring()
+                raise
+
+    def _sleepers(self) -> int:
+        bell = self._members.layout.bells + self._rank * layout.LINE_BYTES
+        return self._members.load(bell) >> 32
+
+    def _is_needed(self) -> bool:
+        """Return whether nobody else looks at the connections; say so to who goes to sleep."""
+        steps = int(self.wires.words[Wires.N_STEPS])
+        is_busy = steps != self._last_steps and bool(self._table[TransferTable.WAITERS])
+        self._last_steps = steps
+        place = self.wires.address + 8 * Wires.IS_LOOKING
+        if is_busy and not self._sleepers():
+            ordering.store(place, 0)
+            if not self._sleepers():
+                return False
+        ordering.store(place, 1)
+        return True
+
+    def _turn(self) -> None:
+        """Sleep until something happens, and take it."""
+        poll, is_looking = select.poll(), self._is_needed()
+        poll.register(self._event_fd, select.POLLIN)
+        self._pairs.register(poll)
+        if is_looking:
+            for wire in self._open_wires():
+                poll.register(wire.end, select.POLLIN | (select.POLLOUT * wire.is_blocked))
+        limit_s = _IDLE_S if is_looking else _BUSY_S
+        if self._failing or self._pairs.is_connecting or self._table[TransferTable.PENDING]:
+            limit_s = min(limit_s, _PENDING_S)
+        if any(wire.is_waiting and not wire.is_blocked for wire in self._open_wires()):
+            limit_s = _AGAIN_S  # another thread had just looked
+        ready = {fd for fd, _ in poll.poll(1000 * limit_s)}
+        if self._event_fd in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._event_fd)
+        if self._is_stopping:
+            return
+        while self._wanted:
+            self._pairs.want(self._wanted.popleft())
+        for pair in self._pairs.handle(ready):
+            self._add(pair)
+        if is_looking or limit_s == _AGAIN_S:
+            self.step()
+        self._serve()
+        self._look_for_ends()
+
+    def _open_wires(self) -> list[MessageWire]:
+        return [wire for wire in self.wires.wires if wire.state == WireState.OPEN]
+
+    def _add(self, pair: Pair) -> None:
+        ring_bytes = int(self._steps_context[Context.LARGE_RING_BYTES])
+        wire = MessageWire(pair, self._ends[pair.rank], first_grant(ring_bytes))
+        self._by_rank[pair.rank] = wire
+        if self._step is None:
+            self._set_up()
+        self.wires.add(wire)
+        self.step()
+
+    def _serve(self) -> None:
+        """Do what compiled code has left to Python."""
+        while self.wires.take_need():
+            for wire in self._open_wires():
+                try:
+                    wire.seal_and_open()
+                except AuthenticationError as error:
+                    self._lose(wire, str(error))
+                if wire.needs_room:
+                    self._make_room(wire)
+            self.step()
+
+    def _make_room(self, wire: MessageWire) -> None:
+        try:
+            make_room(self._steps_context)
+        except SharedMemoryError as error:
+            if (group := self._find_group()) is not None:
+                group.write(failure_of(error, group.rank))
+                group.ring()
+            return
+        wire.note_room()
+
+    # --- ends -------------------------------------------------------------------------------------
+
+    def _look_for_ends(self) -> None:
+        """Take that connections have ended, and that ranks have closed the communicator."""
+        now = time.monotonic()
+        for wire in self.wires.wires:
+            if wire.state != WireState.OPEN and wire not in self._ended:
+                self._ended.add(wire)
+                self.wires.forget(wire)
+                wire.close()
+                if wire.state == WireState.FAILED and not wire.has_said_bye:
+                    self._failing[wire] = now + _TELLING_S
+        for wire in [wire for wire, moment in self._failing.items() if now >= moment]:
+            del self._failing[wire]
+            self._lose(wire, wire.reason)
+        if self._table[TransferTable.PENDING]:
+            self._look_for_closed()
+
+    def _lose(self, wire: MessageWire, reason: str) -> None:
+        if (group := self._find_group()) is not None and not group.is_aborted:
+            group.lose_rank(wire.rank, reason)
+
+    def _look_for_closed(self) -> None:
+        """Note which ranks send nothing more: those with a connection say so in it."""
+        group = self._find_group()
+        if group is None:
+            return
+        for rank, end in self._ends.items():
+            wire = self._by_rank.get(rank)
+            is_over = wire is None or wire.state != WireState.OPEN
+            if is_over and not self.left[end] and group.has_closed(rank):
+                self.left[end] = 1
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def say_bye(self, has_sent: list[int]) -> None:
+        """Say to all that nothing follows, and wait until they have everything; see `end`.
+
+        Parameters
+        ----------
+        has_sent : list of int
+            To whom something may be under way, by rank.
+        """
+        stop = time.monotonic() + _LEAVING_S
+        awaited = {rank for rank in has_sent if not self.left[self._ends[rank]]}
+        said: set[MessageWire] = set()
+        while time.monotonic() < stop and not self._is_over():
+            wires = self._open_wires()
+            for wire in wires:
+                if not wire.words[Wire.SAYS_BYE]:
+                    ordering.store(wire.address + 8 * Wire.SAYS_BYE, 1)
+                elif wire.has_said_bye and wire not in said:
+                    shut(wire.end)
+                    said.add(wire)
+            missing = awaited - self._by_rank.keys()
+            if not wires and not missing:
+                return
+            self.step()
+            poll = select.poll()
+            for wire in wires:
+                if (fd := wire.end.fileno()) >= 0:  # the thread may have closed it
+                    poll.register(fd, select.POLLIN | (select.POLLOUT * (wire not in said)))
+            poll.poll(1000 * (0.002 if missing or len(said) < len(wires) else _PENDING_S))
+
+    def _is_over(self) -> bool:
+        group = self._find_group()
+        return group is None or group.is_aborted or bool(self._table[TransferTable.IS_DEAD])
+
+    def stop(self) -> None:
+        """End the thread; return when it has ended."""
+        self._is_stopping = True
+        wake(self._event_fd)
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+
+    def drop(self) -> None:
+        """Close all descriptors: the table of messages is dead, or this is a forked child."""
+        for wire in self.wires.wires:
+            wire.close()
+        self._pairs.close()
+        event_fd, self._event_fd = self._event_fd, -1
+        if event_fd >= 0:
+            os.close(event_fd)
+
+
+def _after_fork() -> None:
+    # A child that outlives its parent would keep the connections open, and the parent unmissed.
+    for thread in list(_all):
+        thread.drop()
+
+
+os.register_at_fork(after_in_child=_after_fork)

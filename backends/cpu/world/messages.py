@@ -1,0 +1,225 @@
+"""Messages between any two ranks of several hosts: the table of one host, and connections.
+
+The table (`gpucoll.backends.cpu.host.message_table`) counts the ranks of this host first and those
+of all others behind them. Users count ranks, so that numbers are translated where they come in and
+go out: in rows and requests, and in front of the compiled entries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gpucoll.backends.cpu.host import message_step
+from gpucoll.backends.cpu.host.message_rows import Rows
+from gpucoll.backends.cpu.host.message_table import MessageTable
+from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
+from gpucoll.backends.cpu.world.message_thread import MessageThread
+from gpucoll.backends.protocol import MessageRequest
+from gpucoll.group.world.group import WorldGroup
+from gpucoll.transport.shared import layout
+from gpucoll.transport.shared.words import (
+    TRANSFER_WORDS,
+    Context,
+    Kind,
+    Mailbox,
+    Transfer,
+    TransferTable,
+)
+
+_PEER, _FOUND_PEER = int(Transfer.PEER), int(Transfer.FOUND_PEER)
+_SEND = int(Kind.SEND)
+
+
+class WorldRows(Rows):
+    """Rows whose ranks are counted as the table does, and shown as users do."""
+
+    __slots__ = ("_ends", "_ranks")
+
+    def translate(self, ranks: Sequence[int], ends: dict[int, int]) -> WorldRows:
+        """Say how: ranks by end, and ends by rank; return this."""
+        self._ranks, self._ends = ranks, ends
+        return self
+
+    def fill(
+        self, requests: Sequence[MessageRequest], timeout_ns: int, deadline_ns: int
+    ) -> list[Any]:
+        """Describe requests; return what must be kept alive until they are over."""
+        kept = super().fill(requests, timeout_ns, deadline_ns)
+        for place, request in enumerate(requests):
+            self.words[place * TRANSFER_WORDS + _PEER] = self._ends.get(request.peer, request.peer)
+        return kept
+
+    def request(self) -> MessageRequest:
+        """Return what the first row was asked for, as a request without its buffer."""
+        request = super().request()
+        request.peer = self._shown(request.peer)
+        return request
+
+    def plain_array(self) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+        """Return what the first row has found: see `MessageTable.plain_array`."""
+        found = super().plain_array()
+        return None if found is None else (self._shown(found[0]), *found[1:])
+
+    def origin(self) -> tuple[int, int, int]:
+        """Return source, tag and size in bytes of what the first row has found."""
+        end, tag, size_bytes = super().origin()
+        return self._shown(end), tag, size_bytes
+
+    def settle(self, place: int, request: MessageRequest, error: Exception | None) -> None:
+        """Write what became of a row that is over into its request."""
+        request.found_peer = -1
+        super().settle(place, request, error)
+        request.found_peer = self._shown(request.found_peer)
+
+    def _shown(self, end: int) -> int:
+        return self._ranks[end] if end >= 0 else end
+
+
+class WorldMessages(MessageTable):
+    """Sends, receives and probes of one rank among those of several hosts.
+
+    Parameters
+    ----------
+    group : WorldGroup
+        The ranks.
+    """
+
+    def __init__(self, group: WorldGroup) -> None:
+        assert group.pairs is not None
+        members = group.host.members
+        self._ranks = members.job.numbers
+        self._end_of = {rank: end for end, rank in enumerate(self._ranks)}
+        super().__init__(group.host, group)
+        elsewhere = {rank: self._end_of[rank] for rank in self._ranks[members.world_size :]}
+        self._unconnected = set(elsewhere)
+        """Ranks of other hosts that nothing was sent to yet."""
+        self._elsewhere = frozenset(elsewhere)
+        self._thread = MessageThread(group, group.pairs, self._words, self._steps, elsewhere)
+        self._words[TransferTable.LEFT] = self._thread.left.ctypes.data
+        self._wired_post: Callable[..., int] | None = None
+        # What goes to other hosts waits there until it is asked for, in this rank's own memory.
+        self._steps[Context.SINGLE_COPY_MAX_BYTES] = 0
+        for end in elsewhere.values():
+            members.store(members.status_offset(end) + layout.STATUS_COPIES, 1)
+        self._count_as_users()
+        group.host.at_close(partial(_stop, self._thread, self._address))
+        self._thread.start()
+
+    def _post(self, rows: Rows, count: int) -> int:
+        if self._wired_post is None:
+            if not self._words[TransferTable.WIRES]:
+                return super()._post(rows, count)
+            self._wired_post = self._thread.post
+        return self._wired_post(self._address, rows.address, count)
+
+    def _count_as_users(self) -> None:
+        """Put what counts ranks as users do in front of the compiled entries."""
+        self.send = self._sending(self.send)
+        self.begin_send = self._sending(self.begin_send)
+        self.receive = self._receiving(self.receive)
+        self.begin_receive = self._receiving(self.begin_receive)
+        self.take, self.find = self._taking(self.take), self._taking(self.find)
+
+    def _sending(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        ends, unconnected = self._end_of, self._unconnected
+
+        def send(x: Any, dest: Any, tag: Any) -> Any:
+            if type(dest) is not int or dest not in ends:
+                return None
+            if dest in unconnected:
+                self._connect(dest)
+            return entry(x, ends[dest], tag)
+
+        return send
+
+    def _receiving(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        ends = {**self._end_of, -1: -1}
+
+        def receive(x: Any, source: Any, *further: Any) -> Any:
+            if type(source) is not int or source not in ends:
+                return None
+            if len(further) == 1:
+                return entry(x, ends[source], *further)
+            dest, (source, out, tag) = source, further
+            if dest < 0 or type(source) is not int or source not in ends:
+                return None
+            if dest in self._unconnected:
+                self._connect(dest)
+            return entry(x, ends[dest], ends[source], out, tag)
+
+        return receive
+
+    def _taking(self, entry: Callable[..., Any]) -> Callable[..., Any]:
+        ends = {**self._end_of, -1: -1}
+
+        def take(source: Any, tag: Any) -> Any:
+            if type(source) is not int or source not in ends:
+                return None
+            return entry(ends[source], tag)
+
+        return take
+
+    def _connect(self, rank: int) -> None:
+        self._unconnected.discard(rank)
+        self._thread.want(rank)
+
+    def _connect_for(self, requests: Sequence[MessageRequest]) -> None:
+        for request in requests:
+            if request.kind == _SEND and request.peer in self._unconnected:
+                self._connect(request.peer)
+
+    # --- rows and requests ------------------------------------------------------------------------
+
+    def _new_rows(self, count: int) -> Rows:
+        return WorldRows(count).translate(self._ranks, self._end_of)
+
+    def _rows_of(self, row: bytearray) -> Rows:
+        rows = WorldRows.of(row)
+        assert isinstance(rows, WorldRows)
+        return rows.translate(self._ranks, self._end_of)
+
+    def start(
+        self, requests: Sequence[MessageRequest], timeout_s: float | None
+    ) -> PendingTransfers:
+        """Begin requests, in this order and behind all that were begun before."""
+        self._connect_for(requests)
+        return super().start(requests, timeout_s)
+
+    def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
+        """Begin requests and wait until all are over; as a blocking call."""
+        self._connect_for(requests)
+        super().run(requests, timeout_s)
+
+    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], Callable[[], None]]:
+        """Return what sends or receives the same memory again and again, and says a `Status`."""
+        self._connect_for([request])
+        return super().plan(request)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Let go of everything: whatever is pending will never be over."""
+        if not self._group.is_forked and not self._words[TransferTable.IS_DEAD]:
+            self._thread.say_bye(self._receivers())
+        super().end()
+        if not self._group.is_forked:
+            _stop(self._thread, self._address)
+
+    def _receivers(self) -> list[int]:
+        """Return the ranks of other hosts that this one has sent something to."""
+        sent = self._peers[:, Mailbox.OUT_NUMBER]
+        return [rank for rank in self._elsewhere if sent[self._end_of[rank]]]
+
+    def _has_closed(self, rank: int) -> bool:
+        if rank >= self._group.world_size:
+            return bool(self._thread.left[rank])
+        return super()._has_closed(rank)
+
+
+def _stop(thread: MessageThread, table: int) -> None:
+    """End the thread, and have nobody touch the connections any more."""
+    thread.stop()
+    message_step.message_end.ctypes(table)
+    thread.drop()

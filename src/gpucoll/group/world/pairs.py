@@ -1,0 +1,350 @@
+"""Connections between any two ranks of different hosts, opened when the first message needs one.
+
+Each rank listens at a port of its own. Whoever has something to send connects. Where both ends of a
+pair do so at once, the lower rank's connection stays: it refuses the other one, and the higher rank
+takes the lower one's in place of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from gpucoll.errors import AuthenticationError, GpucollError
+from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.transport.tcp.handshake import Role, encode_purpose
+from gpucoll.transport.tcp.sealed import Opening, Seal
+from gpucoll.transport.tcp.socket_options import tune_socket
+
+MOST_BYTES: Final = 1 << 20
+"""Of a sealed frame between two ranks."""
+_MOST_UNKNOWN: Final = 64
+"""Connections of who has not shown yet who it is; the oldest makes room."""
+_AGAIN_S: Final = 0.5
+"""Pause between two tries to connect."""
+_PATIENCE_S: Final = 2.0
+"""So long a connection that does not come about stands against the other end's."""
+WHERE: Final = b"where"
+"""What a rank says that asks where another one stands, in place of its number."""
+_MOST_ANSWER_BYTES: Final = 2048
+_WELCOME, _COMING = b"welcome", b"coming"
+"""Answers: this connection it is; or there is one of mine under way."""
+
+
+class Pair(NamedTuple):
+    """A connection that is open, and known.
+
+    Attributes
+    ----------
+    rank : int
+        Who is at the other end.
+    end : socket
+        Over which anything may go from here on: first what the rank sends that has connected.
+    seal, opening
+        Of frames that are sealed.
+    has_connected : bool
+        Whether it was this rank.
+    """
+
+    rank: int
+    end: socket.socket
+    seal: Seal
+    opening: Opening
+    has_connected: bool
+
+
+class Question:
+    """Asks one rank where it stands, over a connection of its own."""
+
+    def __init__(
+        self,
+        address: tuple[str, int],
+        connection_of: Callable[[socket.socket, Role], SealedConnection],
+    ) -> None:
+        self.text: str | None = None
+        """The answer, once it has come."""
+        self._connection_of = connection_of
+        self._connection: SealedConnection | None = None
+        self._end = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
+        self._end.setblocking(False)
+        self.fd = self._end.fileno()
+        self.is_open = self._end.connect_ex(address) in (0, errno.EINPROGRESS)
+
+    def register(self, poll: select.poll) -> None:
+        """Poll for what `go_on` waits for."""
+        connection = self._connection
+        events = select.POLLOUT
+        if connection is not None:
+            events = select.POLLIN | (connection.events if connection.is_sending else 0)
+        poll.register(self.fd, events)
+
+    def go_on(self) -> None:
+        """Go on as far as that goes without waiting."""
+        try:
+            if self._connection is None:
+                self._connection = self._connection_of(self._end, Role.CONNECTS)
+                self._connection.send(WHERE)
+            self._connection.flush()
+            answer = self._connection.receive()
+        except (OSError, AuthenticationError):
+            self.is_open = False
+            return
+        if answer is not None:
+            self.text, self.is_open = answer.decode(errors="replace"), False
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._end.close()
+
+
+class Pairs:
+    """Opens the connections of one rank. Nothing in here waits; all but `close` in one thread.
+
+    Parameters
+    ----------
+    rank : int
+        This one.
+    addresses : sequence of (str, int)
+        By rank, where each listens.
+    credentials : Credentials
+        By which ranks know each other.
+    group : str
+        What the group is called; nobody else knows it.
+    listener : socket
+        This rank's; belongs to this from here on.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        credentials: Credentials,
+        group: str,
+        listener: socket.socket,
+    ) -> None:
+        listener.setblocking(False)
+        self._rank = rank
+        self._addresses = addresses
+        self._credentials = credentials
+        self._purpose = encode_purpose("message", group)
+        self._listener = listener
+        self._coming: dict[int, SealedConnection] = {}
+        """By descriptor: who has connected, and not said yet which rank it is."""
+        self._going: dict[int, tuple[int, socket.socket]] = {}
+        """By descriptor: connections under way, and to which rank."""
+        self._asked: dict[int, SealedConnection] = {}
+        """By rank: connected, and not answered."""
+        self._began: dict[int, float] = {}
+        """By rank: when the last try to connect began."""
+        self._wanted: dict[int, float] = {}
+        """By rank: not connected, and when to try that next."""
+        self._known: set[int] = set()
+        """The ranks to which there is a connection, or was."""
+        self.answer: Callable[[], str] = str
+        """Says where this rank stands, for one that asks before it connects."""
+        self.trouble: dict[int, str] = {}
+        """By rank: why it could not be reached the last time."""
+
+    def want(self, rank: int) -> None:
+        """Begin to connect to a rank, unless that was done."""
+        if rank not in self._known and not self._is_trying(rank):
+            self._wanted[rank] = 0.0
+
+    def _is_trying(self, rank: int) -> bool:
+        is_going = any(to == rank for to, _ in self._going.values())
+        return is_going or rank in self._wanted or rank in self._asked
+
+    def _refuses(self, rank: int) -> bool:
+        """Return whether a rank that has connected is to take this one's connection instead."""
+        if rank < self._rank:
+            return False
+        is_new = time.monotonic() - self._began.get(rank, 0.0) < _PATIENCE_S
+        is_going = any(to == rank for to, _ in self._going.values())
+        return rank in self._asked or (is_going and is_new)
+
+    @property
+    def is_connecting(self) -> bool:
+        """Whether a connection is wanted that there is not yet."""
+        return bool(self._wanted or self._going or self._asked or self._coming)
+
+    def register(self, poll: select.poll) -> None:
+        """Poll for all that `handle` is to be called for."""
+        poll.register(self._listener, select.POLLIN)
+        for fd in self._going:
+            poll.register(fd, select.POLLOUT)
+        for connection in (*self._coming.values(), *self._asked.values()):
+            poll.register(
+                connection, select.POLLIN | (connection.events if connection.is_sending else 0)
+            )
+
+    def handle(self, ready: set[int]) -> list[Pair]:
+        """Take what has happened at these descriptors; return the connections that are open now."""
+        now, made = time.monotonic(), []
+        for rank in [rank for rank, moment in self._wanted.items() if now >= moment]:
+            del self._wanted[rank]
+            self._connect(rank)
+        for fd in ready & self._going.keys():
+            self._connected(*self._going.pop(fd))
+        for rank, connection in list(self._asked.items()):
+            if connection.fileno() in ready and (pair := self._hear_answer(rank, connection)):
+                made.append(pair)
+        for fd in ready & self._coming.keys():
+            if pair := self._hear(fd):
+                made.append(pair)
+        if self._listener.fileno() in ready:
+            self._accept()
+        return made
+
+    # --- going to others --------------------------------------------------------------------------
+
+    def _connect(self, rank: int) -> None:
+        self._began[rank] = time.monotonic()
+        address, port = self._addresses[rank]
+        end = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+        tune_socket(end)
+        end.setblocking(False)
+        number = end.connect_ex((address, port))
+        if number not in (0, errno.EINPROGRESS):
+            end.close()
+            self._fail(rank, os.strerror(number))
+        else:
+            self._going[end.fileno()] = rank, end
+
+    def _connected(self, rank: int, end: socket.socket) -> None:
+        number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        try:
+            if number:
+                raise OSError(number, os.strerror(number))
+            connection = self._connection(end, Role.CONNECTS)
+            connection.send(f"{self._rank}".encode())
+        except (OSError, AuthenticationError) as error:
+            end.close()
+            self._fail(rank, getattr(error, "strerror", None) or str(error))
+            return
+        self._asked[rank] = connection
+
+    def _hear_answer(self, rank: int, connection: SealedConnection) -> Pair | None:
+        try:
+            connection.flush()
+            answer = connection.receive()
+            if answer is None:
+                return None
+            if answer == _WELCOME:
+                del self._asked[rank]
+                return self._opened(rank, connection, True)
+            self._fail(rank, "its own connection did not come")
+        except (OSError, AuthenticationError) as error:
+            self._fail(rank, getattr(error, "strerror", None) or str(error))
+        self._asked.pop(rank).close()
+        return None
+
+    def _fail(self, rank: int, why: str) -> None:
+        self.trouble[rank] = why
+        self._wanted[rank] = time.monotonic() + _AGAIN_S
+
+    def _connection(self, end: socket.socket, role: Role) -> SealedConnection:
+        return SealedConnection(end, self._credentials, role, self._purpose, MOST_BYTES)
+
+    def _opened(self, rank: int, connection: SealedConnection, has_connected: bool) -> Pair:
+        self._known.add(rank)
+        self.trouble.pop(rank, None)
+        end, seal, opening = connection.detach_with_seals()
+        # A rank that reads nothing for long is not lost, but late: the links know the difference.
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        return Pair(rank, end, seal, opening, has_connected)
+
+    # --- others come ------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            end, _ = self._listener.accept()
+        except OSError:
+            return
+        try:
+            tune_socket(end)
+            connection = self._connection(end, Role.ACCEPTS)
+        except OSError:  # it is gone already
+            end.close()
+            return
+        if len(self._coming) >= _MOST_UNKNOWN:
+            self._coming.pop(next(iter(self._coming))).close()
+        self._coming[connection.fileno()] = connection
+
+    def _hear(self, fd: int) -> Pair | None:
+        connection = self._coming[fd]
+        try:
+            connection.flush()
+            message = connection.receive()
+            if message is None:
+                return None
+            if message == WHERE:
+                connection.send(self.answer().encode(errors="replace")[:_MOST_ANSWER_BYTES])
+                self._coming.pop(fd).close()
+                return None
+            rank = self._check(int(message))
+            if self._refuses(rank):
+                connection.send(_COMING)
+            else:
+                connection.send(_WELCOME)
+                del self._coming[fd]
+                self._give_up(rank)
+                return self._opened(rank, connection, False)
+        except (OSError, GpucollError, ValueError):  # a stranger, or this rank is closing
+            pass
+        self._coming.pop(fd).close()
+        return None
+
+    def _check(self, rank: int) -> int:
+        if not 0 <= rank < len(self._addresses) or rank == self._rank or rank in self._known:
+            raise ValueError("a rank that is not expected")
+        return rank
+
+    def _give_up(self, rank: int) -> None:
+        """Give up what was done to connect to a rank: it has."""
+        self._wanted.pop(rank, None)
+        if (connection := self._asked.pop(rank, None)) is not None:
+            connection.close()
+        for fd, (to, end) in list(self._going.items()):
+            if to == rank:
+                del self._going[fd]
+                end.close()
+
+    # --- asking -----------------------------------------------------------------------------------
+
+    def ask(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
+        """Return where ranks say that they stand, of those that answer in time. In any thread."""
+        asked = {rank: Question(self._addresses[rank], self._connection) for rank in ranks}
+        stop = time.monotonic() + timeout_s
+        try:
+            while waiting := [each for each in asked.values() if each.is_open]:
+                left_s = stop - time.monotonic()
+                if left_s <= 0:
+                    break
+                poll = select.poll()
+                for each in waiting:
+                    each.register(poll)
+                ready = {fd for fd, _ in poll.poll(1000 * left_s)}
+                for each in waiting:
+                    if each.fd in ready:
+                        each.go_on()
+            return {rank: each.text for rank, each in asked.items() if each.text is not None}
+        finally:
+            for each in asked.values():
+                each.close()
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let go of everything that is not open yet, and listen no more."""
+        self._listener.close()
+        for connection in (*self._coming.values(), *self._asked.values()):
+            connection.close()
+        for _, end in self._going.values():
+            end.close()
+        self._coming, self._going, self._asked, self._wanted = {}, {}, {}, {}
