@@ -114,30 +114,38 @@ def run(*command: object) -> None:
 
 
 @contextmanager
-def hosts(count: int, rate: str | None) -> Iterator[None]:
+def hosts(count: int, rate: str | None, cards: int = 1) -> Iterator[None]:
     """Make namespaces that reach each other, and take them away again."""
-    bridge = f"{NAME}br"
     try:
-        run("ip", "link", "add", bridge, "type", "bridge")
-        run("ip", "link", "set", bridge, "up")
         for host in range(count):
-            name, port = f"{NAME}{host}", f"{NAME}v{host}"
-            run("ip", "netns", "add", name)
-            run(*f"ip link add {port} type veth peer name eth0 netns {name}".split())
-            run(*f"ip link set {port} master {bridge}".split())
-            run("ip", "link", "set", port, "up")
-            run(*f"ip -n {name} addr add {ADDRESS}.{host + 1}/24 dev eth0".split())
-            for device in ("lo", "eth0"):
-                run("ip", "-n", name, "link", "set", device, "up")
-            if rate:
-                shape = f"root tbf rate {rate} burst 128kb latency 20ms".split()
-                run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", "eth0", *shape)
-                run("tc", "qdisc", "add", "dev", port, *shape)
+            run("ip", "netns", "add", f"{NAME}{host}")
+            run("ip", "-n", f"{NAME}{host}", "link", "set", "lo", "up")
+        for card in range(cards):
+            run("ip", "link", "add", f"{NAME}br{card}", "type", "bridge")
+            run("ip", "link", "set", f"{NAME}br{card}", "up")
+            for host in range(count):
+                plug_in(host, card, rate)
         yield
     finally:
         for host in range(count):
             subprocess.run(["ip", "netns", "del", f"{NAME}{host}"], check=False)
-        subprocess.run(["ip", "link", "del", bridge], check=False)
+        for card in range(cards):
+            subprocess.run(["ip", "link", "del", f"{NAME}br{card}"], check=False)
+
+
+def plug_in(host: int, card: int, rate: str | None) -> None:
+    """Give a namespace an interface on a bridge."""
+    name, port, device = f"{NAME}{host}", f"{NAME}v{host}c{card}", f"eth{card}"
+    run(*f"ip link add {port} type veth peer name {device} netns {name}".split())
+    run(*f"ip link set {port} master {NAME}br{card}".split())
+    run("ip", "link", "set", port, "up")
+    network = ADDRESS if card == 0 else f"{ADDRESS}{card}"
+    run(*f"ip -n {name} addr add {network}.{host + 1}/24 dev {device}".split())
+    run("ip", "-n", name, "link", "set", device, "up")
+    if rate:
+        shape = f"root tbf rate {rate} burst 128kb latency 20ms".split()
+        run("ip", "netns", "exec", name, "tc", "qdisc", "add", "dev", device, *shape)
+        run("tc", "qdisc", "add", "dev", port, *shape)
 
 
 def start_ranks(library: str, python: str, options: argparse.Namespace, folder: Path) -> None:
@@ -146,7 +154,7 @@ def start_ranks(library: str, python: str, options: argparse.Namespace, folder: 
     if library == "mpich":
         start_mpich(python, program, options, folder)
         return
-    size = options.hosts * options.ranks
+    size, cards = options.hosts * options.ranks, ",".join(devices(options))
     processes = []
     for rank in range(size):
         environment = {
@@ -155,7 +163,9 @@ def start_ranks(library: str, python: str, options: argparse.Namespace, folder: 
             "WORLD_SIZE": str(size),
             "MASTER_ADDR": f"{ADDRESS}.1",
             "MASTER_PORT": "29501",
-            "GLOO_SOCKET_IFNAME": "eth0",
+            "GLOO_SOCKET_IFNAME": cards,
+            "GPUCOLL_INTERFACES": cards,
+            "GPUCOLL_SOCKETS": str(options.sockets),
             "GPUCOLL_RANK": str(rank),
             "GPUCOLL_WORLD_SIZE": str(size),
             "GPUCOLL_JOB": "measure",
@@ -181,7 +191,11 @@ def start_mpich(python: str, program: list[str], options: argparse.Namespace, fo
     script.write_text(RANK)
     names = ",".join(f"{ADDRESS}.{host + 1}:{options.ranks}" for host in range(options.hosts))
     launch = [str(Path(python).with_name("mpiexec")), "-launcher", "ssh", "-launcher-exec"]
-    environment = {**os.environ, "UCX_TLS": "tcp,self", "UCX_NET_DEVICES": "eth0"}
+    environment = {
+        **os.environ,
+        "UCX_TLS": "tcp,self",
+        "UCX_NET_DEVICES": ",".join(devices(options)),
+    }
     where = ["ip", "netns", "exec", f"{NAME}0"]
     size = str(options.hosts * options.ranks)
     command = [*where, *launch, str(remote), "-hosts", names, "-iface", "eth0", "-n", size]
@@ -191,6 +205,11 @@ def start_mpich(python: str, program: list[str], options: argparse.Namespace, fo
         check=True,
         timeout=LIMIT_S,
     )
+
+
+def devices(options: argparse.Namespace) -> list[str]:
+    """Return the interfaces of each host."""
+    return [f"eth{card}" for card in range(options.cards)]
 
 
 def size_of(word: str) -> int:
@@ -211,6 +230,8 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--hosts", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=1, help="on each host")
     parser.add_argument("--rate", help="of each host's interface, as tc writes it: 1gbit")
+    parser.add_argument("--cards", type=int, default=1, help="interfaces of each host")
+    parser.add_argument("--sockets", type=int, default=1, help="of gpucoll, over each interface")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--collectives", default="all_reduce", help="between commas")
     parser.add_argument("--sizes", default="8,1K,64K,1M,4M,32M", help="in bytes, between commas")
@@ -241,7 +262,7 @@ def main() -> None:
     options = read_options()
     peers = {"gpucoll": sys.executable, "gloo": options.gloo, "mpich": options.mpich}
     found: dict[str, list[list[list[float]]]] = defaultdict(list)
-    with hosts(options.hosts, options.rate):
+    with hosts(options.hosts, options.rate, options.cards):
         for _ in range(options.rounds):
             for library, python in peers.items():
                 if python is None:

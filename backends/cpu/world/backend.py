@@ -13,6 +13,7 @@ from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
 from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
+from gpucoll.backends.cpu.world.large_scans import LARGE_SCANS
 from gpucoll.backends.cpu.world.messages import WorldMessages
 from gpucoll.backends.cpu.world.movements import MOVEMENTS
 from gpucoll.backends.cpu.world.phases import Phases, Signature
@@ -65,7 +66,8 @@ class WorldCpuCall:
         collective = phases.request.collective
         steps = (REDUCTIONS | MOVEMENTS)[collective]
         if is_large(phases.request, phases.group.hosts, phases.group.is_encrypted):
-            steps = (LARGE_REDUCTIONS | LARGE_MOVEMENTS).get(collective, steps)
+            larger = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
+            steps = larger.get(collective, steps)
         self._steps = steps
 
     def run_once(self) -> int:

@@ -26,7 +26,9 @@ _TO_ROOT = (Collective.REDUCE, Collective.GATHER)
 
 def may_be_small(request: Request) -> bool:
     """Return whether a call may go this way, if it is small; alike on all ranks."""
-    return request.receive_counts is None and not is_sealed(request)
+    return request.receive_counts is None and not is_sealed(
+        request, False
+    )  # these connections are plain
 
 
 class SmallCall:

@@ -422,7 +422,7 @@ def close_while_others_wait(rank):
         return None
 
 
-@pytest.mark.parametrize("placed", ["abb", "abab", "abcabc"])
+@pytest.mark.parametrize("placed", ["abb", "abab", "abcabc", "abcdefgh"])
 def test_close_while_others_wait(gpus_on_hosts, placed):
     assert gpus_on_hosts.call_ranks(placed, close_while_others_wait) == [None] * len(placed)
 

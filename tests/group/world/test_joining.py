@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import socket
+import sys
 import threading
 import time
 
@@ -345,6 +346,20 @@ def test_all_on_one_host_is_as_without_meet(hosts):
         return type(comm._group).__name__, "links" in comm.describe().facts, comm.all_reduce(1)
 
     assert hosts.call("aaa", look) == [("HostGroup", False, 3)] * 3
+
+
+def loaded(comm):
+    comm.all_reduce(np.ones(100_000))
+    with comm.split(comm.rank) as part:
+        part.barrier()
+    return [name for name in sys.modules if name.startswith("gpucoll.transport.tcp.tls")]
+
+
+@pytest.mark.parametrize("placed", ["ab", "aa"])
+def test_nothing_of_tls_is_loaded_without_certificates(hosts, rank_server, placed):
+    with rank_server.fork(2) as pool:
+        hosts.start(pool, placed, loaded)
+        assert pool.results() == [[], []]
 
 
 # --- strangers ------------------------------------------------------------------------------------

@@ -77,6 +77,12 @@ def all_to_all(comm):
     return all((found[r * COUNT : (r + 1) * COUNT] == whole[r]).all() for r in range(4))
 
 
+def exclusive_scan(comm):
+    found = comm.exclusive_scan(values(COUNT, comm.rank))
+    before = sum((values(COUNT, rank) for rank in range(comm.rank)), np.zeros(COUNT, np.int32))
+    return (found == before).all()
+
+
 CALLS = {
     Collective.ALL_REDUCE: (all_reduce, "ring", "recursive_doubling", "halving_doubling", "chain"),
     Collective.REDUCE: (reduce, "binomial_tree", "chain", "chain_in_sequence"),
@@ -86,6 +92,7 @@ CALLS = {
     Collective.GATHER: (gather, "direct", "binomial_tree"),
     Collective.SCATTER: (scatter, "direct", "binomial_tree"),
     Collective.ALL_TO_ALL: (all_to_all, "pairwise"),
+    Collective.EXCLUSIVE_SCAN: (exclusive_scan, "recursive_doubling", "chain"),
 }
 SCHEDULES = [
     (call, collective, name) for collective, (call, *names) in CALLS.items() for name in names

@@ -274,9 +274,9 @@ def _settle(
         facts,
         same,
         watch=_Meanwhile(meeting, ranks, watch),
-        make_further=lambda: _make_further(len(ranks), hosts, listener) if spans else [],
+        make_further=lambda: _make_further(len(ranks), hosts, listeners.first) if spans else [],
     )
-    address = str(listener.getsockname()[0])
+    address = str(listeners.first.getsockname()[0])
     names = _names(introductions, hosts)
     credentials = endpoint.credentials
     joined = Joined(

@@ -47,8 +47,7 @@ class Tls:
             Role.CONNECTS: _context(ssl.PROTOCOL_TLS_CLIENT, files),
         }
         self._contexts[Role.ACCEPTS].num_tickets = 0  # nobody comes back by one
-        self._digest = certificate_digest(_first_certificate(files.certificate))
-        self._check_own(files)
+        self._digest = certificate_digest(self._check_own(files))
 
     def socket(self, end: socket.socket, role: Role) -> TlsSocket:
         """Return a connected socket over which TLS is to begin; `end` belongs to it."""
@@ -60,12 +59,13 @@ class Tls:
         )
         return TlsSocket(end, wrap, self._digest, role)
 
-    def _check_own(self, files: CertificateFiles) -> None:
-        """Show this rank's certificate to itself, as the others will see it."""
+    def _check_own(self, files: CertificateFiles) -> bytes:
+        """Show this rank's certificate to itself, as the others will see it; return it, in DER."""
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         accepts, connects = self._contexts[Role.ACCEPTS], self._contexts[Role.CONNECTS]
+        client = connects.wrap_bio(to_client, to_server)
         ends = [
-            connects.wrap_bio(to_client, to_server),
+            client,
             accepts.wrap_bio(to_server, to_client, server_side=True),
         ]
         try:
@@ -81,6 +81,7 @@ class Tls:
                 f"{config.TLS_CERT}={files.certificate} cannot serve for TLS 1.3: "
                 f"{error.reason or error}"
             ) from None
+        return client.getpeercert(binary_form=True) or b""
 
 
 def _is_over(end: ssl.SSLObject) -> bool:
@@ -89,15 +90,6 @@ def _is_over(end: ssl.SSLObject) -> bool:
     except ssl.SSLWantReadError:
         return False
     return True
-
-
-def _first_certificate(path: str) -> bytes:
-    """Return this rank's own certificate in DER: the file's first one."""
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    with open(path, encoding="latin-1") as file:
-        text = file.read()
-    body = text.partition(begin)[2].partition(end)[0]
-    return ssl.PEM_cert_to_DER_cert(f"{begin}{body}{end}\n")
 
 
 def _context(protocol: int, files: CertificateFiles) -> ssl.SSLContext:

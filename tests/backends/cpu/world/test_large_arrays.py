@@ -18,7 +18,7 @@ from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, PIECE_BYTES, PIECES
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab", "abca", "aabcb"]
 """Also ranks that are not host by host, and hosts with one, two and three ranks."""
-LARGE = [name for name in COLLECTIVES if name not in SCANS]
+LARGE = [*COLLECTIVES]
 
 
 def has_bulk(comm):
@@ -31,7 +31,7 @@ def has_bulk(comm):
 @pytest.mark.parametrize("placed", SHAPES)
 def test_every_large_collective(hosts, placed, name):
     random = Random(f"{name} {placed}")
-    op = "sum" if name.startswith(("all_reduce", "reduce")) else ""
+    op = "sum" if name.startswith(("all_reduce", "reduce")) or name in SCANS else ""
     cases = [
         draw(random, name, len(placed), dtype=dtype, op=op, count=count)
         for dtype in ("int8", "float64")
@@ -226,3 +226,30 @@ def test_all_to_all_by_each_algorithm(hosts, placed, name):
 def exchange_blocks_by(comm, name, count):
     with mock.patch.object(choice, "choose", lambda collective, *_: named(collective, name)):
         return exchange_blocks(comm, count)
+
+
+@pytest.mark.parametrize("placed", ["ab", "aab", "abb", "aabbc", "abab"])
+@pytest.mark.parametrize("op", ["sum", "max", "avg", "scaled_sum", "land"])
+def test_large_scans(hosts, placed, op):
+    names = ["scan"] if op == "avg" else SCANS
+    cases = [
+        Case("float32", count, op, collective=name, seed=count, in_place=in_place)
+        for name in names
+        for count, in_place in ((5000, False), (60_000, True))
+    ]
+
+    check(hosts, placed, cases)
+
+
+def scan_in_order(comm):
+    """The last rank's value, and how often something was before it: it does not commute."""
+    op = ReduceOp.custom(lambda a, b: a * 10 + b, commutative=False, identity=0)
+    x = np.full(30_000, comm.rank + 1, np.float64)
+    return [set(found.tolist()) for found in (comm.scan(x, op=op), comm.exclusive_scan(x, op=op))]
+
+
+def test_scans_of_operations_that_do_not_commute(hosts):
+    """Hosts of one rank each: a * 10 + b is associative from the left alone."""
+    found = hosts.call("abc", scan_in_order)
+
+    assert found == [[{1.0}, {0.0}], [{12.0}, {1.0}], [{123.0}, {12.0}]]

@@ -1,0 +1,92 @@
+"""Scans of large arrays between hosts: each host scans by itself, and gets what is before it.
+
+Only where ranks are host by host, so that what is before a host's ranks is what other hosts have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from gpucoll.algorithms import choice
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.cpu.world.phases import Bytes, Run
+from gpucoll.backends.cpu.world.reductions import REDUCTIONS, combine
+from gpucoll.kernels.cpu.addresses import changes_inputs
+from gpucoll.transport.shared.words import Call
+from gpucoll.transport.tcp.streams import Reduction
+from gpucoll.types import Collective
+
+
+def _is_by_hosts(run: Run) -> bool:
+    """Return whether partial results of hosts can be combined as inputs are; alike on all ranks."""
+    op = run.request.op
+    assert op is not None
+    changes = op.name in ("avg", "scaled_sum") or changes_inputs(op.name)
+    return run.hosts.is_in_order and not changes
+
+
+def _scan(run: Run) -> None:
+    collective = run.request.collective
+    if not _is_by_hosts(run):
+        REDUCTIONS[collective](run)
+        return
+    run.agree()
+    mine, output = run.input(), run.output()
+    size = mine.size
+    kept = mine.copy() if _is_last(run) else mine  # in place, the scan overwrites it
+    _scan_here(run, collective, mine, output)
+    work = np.empty(2 * size if run.leads else 0, np.uint8)  # of this host; of the hosts before
+    _gather_total(run, kept, output, work[:size])
+    algorithm = choice.choose(Collective.EXCLUSIVE_SCAN, size, run.hosts.count, commutative=False)
+    words, data = run.block.words, run.request.data
+    parts = data.item_bytes // int(words[Call.PART_BYTES])
+    kernel, parameter = int(words[Call.KERNEL]), int(words[Call.PARAMETER])
+    reduction = Reduction(kernel, data.item_bytes, parts, parameter)
+    run.transfer(algorithm.function, [0, size, 2 * size], work, reduction=reduction)
+    if run.group.here == 0:
+        return
+    before = work[size:] if run.leads else np.empty(size, np.uint8)
+    run.spread(before)
+    if collective == Collective.EXCLUSIVE_SCAN and run.leads:
+        output[:] = before  # no rank of this host is before it
+    else:
+        combine(run, [before, output], output, 1)
+
+
+def _is_last(run: Run) -> bool:
+    return run.here[-1] == run.group.rank
+
+
+def _gather_total(run: Run, mine: Bytes, scanned: Bytes, total: Bytes) -> None:
+    """Bring what all inputs of this host come to, which its last rank knows, to the leader."""
+    found = np.empty(0, np.uint8)
+    if _is_last(run):
+        found = scanned
+        if run.request.collective == Collective.EXCLUSIVE_SCAN:
+            found = mine
+            if len(run.here) > 1:
+                combine(run, [scanned, mine], found, 1)
+    sizes = [mine.size if rank == run.here[-1] else 0 for rank in run.here]
+    run.gather_into(total if run.leads else None, found, sizes)
+
+
+def _scan_here(run: Run, collective: Collective, mine: Bytes, output: Bytes) -> None:
+    """Scan the inputs of this host's ranks."""
+    if len(run.here) > 1 or collective == Collective.EXCLUSIVE_SCAN:
+        run.inside(collective, _typed(run, mine), _typed(run, output), op=run.request.op)
+    elif output.ctypes.data != mine.ctypes.data:
+        output[:] = mine
+
+
+def _typed(run: Run, array: Bytes) -> Buffer:
+    data = run.request.data
+    count = array.nbytes // data.item_bytes
+    return Buffer(array.ctypes.data, (count,), data.dtype, data.item_bytes, array)
+
+
+LARGE_SCANS: dict[Collective, Callable[[Run], None]] = {
+    Collective.SCAN: _scan,
+    Collective.EXCLUSIVE_SCAN: _scan,
+}
