@@ -13,7 +13,7 @@ import select
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpucoll.errors import AuthenticationError, GpucollError
 from gpucoll.transport.tcp.connection import SealedConnection
@@ -21,6 +21,9 @@ from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.sealed import Opening, Seal
 from gpucoll.transport.tcp.socket_options import tune_socket
+
+if TYPE_CHECKING:
+    from gpucoll.transport.tcp.tls_relay import TlsRelay
 
 MOST_BYTES: Final = 1 << 20
 """Of a sealed frame between two ranks."""
@@ -150,6 +153,7 @@ class Pairs:
         """Says where this rank stands, for one that asks before it connects."""
         self.trouble: dict[int, str] = {}
         """By rank: why it could not be reached the last time."""
+        self._relay: TlsRelay | None = None
 
     def want(self, rank: int) -> None:
         """Begin to connect to a rank, unless that was done."""
@@ -257,7 +261,22 @@ class Pairs:
         end, seal, opening = connection.detach_with_seals()
         # A rank that reads nothing for long is not lost, but late: the links know the difference.
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+        if self._credentials.tls is not None:
+            end = self._plain(end)
         return Pair(rank, end, seal, opening, has_connected)
+
+    def _plain(self, end: Any) -> socket.socket:
+        """Return a socket that compiled code can use, which leads through one of TLS."""
+        # Nothing of this is loaded where there is no TLS.
+        from gpucoll.transport.tcp.tls_relay import TlsRelay
+        from gpucoll.transport.tcp.tls_socket import is_in_kernel
+
+        if is_in_kernel(end):
+            plain: socket.socket = end
+            return plain
+        if self._relay is None:
+            self._relay = TlsRelay()
+        return self._relay.put_behind(end)
 
     # --- others come ------------------------------------------------------------------------------
 
@@ -348,3 +367,5 @@ class Pairs:
         for _, end in self._going.values():
             end.close()
         self._coming, self._going, self._asked, self._wanted = {}, {}, {}, {}
+        if self._relay is not None:
+            self._relay.close()
