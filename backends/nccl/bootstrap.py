@@ -14,7 +14,7 @@ from typing import Any
 
 from gpucoll import config
 from gpucoll.backends.choice import KINDS, Found, obstacle
-from gpucoll.backends.nccl import finding, network
+from gpucoll.backends.nccl import finding
 from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.devices import device_count, open_device
 from gpucoll.errors import BackendUnavailableError, DeadlineError
@@ -78,6 +78,8 @@ def connect(
         They cannot be connected: the same on every rank.
     """
     if interface := group.interface:
+        from gpucoll.backends.nccl import network  # of use between hosts only
+
         network.choose_interface(interface)
     found = look(backend, number, group)
     mine: dict[str, Any] = {_FOUND_KEY: found}

@@ -12,7 +12,7 @@ from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.monitor_thread import MonitorThread
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.gpu.signature import Signature, Signatures
-from gpucoll.backends.nccl import bootstrap, network, windows
+from gpucoll.backends.nccl import bootstrap, windows
 from gpucoll.backends.nccl.abandoned import GpuResources, end_all, watch_over
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.communicator import NcclCommunicator
@@ -180,6 +180,8 @@ class Connected:
         """Return what is worth knowing: name -> sentence."""
         facts = self.backend.describe()
         if interface := self._group.interface:
+            from gpucoll.backends.nccl import network  # of use between hosts only
+
             facts |= network.describe(interface, self.device.identity.pci_bus_id)
         return facts
 

@@ -142,7 +142,7 @@ def test_a_minority_raises(fresh, count, victims):
             comm.shrink()
         assert not comm.is_closed
         with pytest.raises(GpucollError):
-            arrive(comm)
+            comm.barrier()
         return str(caught.value)
 
     for text in results(fresh(count, lose), victims):

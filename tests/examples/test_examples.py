@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.ranks import Ended, Reply
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
@@ -92,6 +93,24 @@ def test_process_grid_multiplies_as_numpy(ranks, world_size):
     np.testing.assert_array_equal(product, expected)
 
 
+@pytest.mark.parametrize(
+    "deadly", [{}, {1: 40, 2: 80}, {0: 7, 3: 8}, {0: 50}, {3: 0, 2: 119}], ids=str
+)
+def test_elastic_training_goes_on_through_killed_ranks(rank_server, deadly):
+    with rank_server.fork(4) as pool:
+        pool.start(example("elastic_training")["main"], deadly)
+        replies = pool.collect()
+
+    assert {rank for rank, reply in enumerate(replies) if isinstance(reply, Ended)} == {*deadly}
+    results = [reply.result for reply in replies if isinstance(reply, Reply)]
+    weights, sizes, _ = results[0]
+    expected = [4 - sum(moment <= step for moment in deadly.values()) for step in range(120)]
+    assert sizes == expected
+    assert [same for _, _, same in results] == [True] + [None] * (len(results) - 1)
+    assert all((weights == each[0]).all() and sizes == each[1] for each in results)
+    assert np.abs(weights - np.arange(20)).max() < 0.2
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_example_is_a_program_for_gpucoll_run(name):
     if name == "data_parallel_digits":
@@ -99,8 +118,9 @@ def test_example_is_a_program_for_gpucoll_run(name):
     check_program("-m", "gpucoll.launcher.cli", "-n", "2", str(EXAMPLES / f"{name}.py"))
 
 
-def test_example_is_a_program_by_itself():
-    check_program(str(EXAMPLES / "halo_exchange.py"))
+@pytest.mark.parametrize("name", ["halo_exchange", "elastic_training"])
+def test_example_is_a_program_by_itself(name):
+    check_program(str(EXAMPLES / f"{name}.py"))
 
 
 def check_program(*arguments: str) -> None:

@@ -27,6 +27,7 @@ HOLDS = [
     ("mailbox", "-DNO_BELLS"),
     ("mailbox", "-DONE_RING"),
     ("waiting", ""),
+    ("shrink", "-DP=2 -DROUNDS=4"),
 ]
 KILLED = [
     ("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL"),
@@ -56,6 +57,7 @@ CAUGHT = [
     ("mailbox", "-DNO_BELLS -DFORGETS_RECORD"),
     ("waiting", "-DPLAIN_STORE"),
     ("waiting", "-DSLEEP_WITHOUT_COMPARING"),
+    ("shrink", "-DP=3 -DNOT_SAID"),
 ]
 
 

@@ -126,7 +126,7 @@ def test_describe(hosts, certificates):
         if rank != 1:
             assert "authenticated, encrypted by TLS 1.3" in facts["links"], facts
             assert (
-                "large arrays over further connections, encrypted by TLS 1.3, by OpenSSL"
+                "arrays over further connections, encrypted by TLS 1.3, by OpenSSL"
                 in (facts["links"])
             ), facts
 

@@ -405,7 +405,7 @@ class WorldGroup:
                 guarded = "authenticated, encrypted by TLS 1.3"
             links = (
                 f"TCP, {guarded}, from {interface.name} (MTU {interface.mtu}) to "
-                f"{self.links.describe()}; large arrays over further connections, "
+                f"{self.links.describe()}; arrays over further connections, "
                 f"{self.bulk.describe() if self.bulk is not None else guarded}"
             )
         return {"hosts": placed, "links": links, **self.host.describe()}
