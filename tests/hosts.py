@@ -20,6 +20,7 @@ from gpucoll import config, init
 from gpucoll.api.communicator import Communicator
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer
 from gpucoll.testing.session import environment
+from gpucoll.transport.shared.words import Context
 from tests.ranks import Pool, Pools, Seat
 
 SECRET = "the secret of these tests, which is long enough"
@@ -61,7 +62,11 @@ class HostSeat:
         """Join the others; the deadline of later waits is shorter than that for meeting them."""
         place = {"rank": self.rank, "world_size": self.world_size, "meet": self.meeting.meet}
         made = init(**{**place, "timeout_s": meet_s, "backend": self.meeting.backend, **given})
-        made._group.timeout_s = self.meeting.timeout_s if timeout_s is None else timeout_s
+        limit_s = self.meeting.timeout_s if timeout_s is None else timeout_s
+        made._group.timeout_s = limit_s
+        host: Any = getattr(made._group, "host", made._group)
+        for context in (host.context, *host._beside):
+            context[Context.TIMEOUT_NS] = int(1e9 * limit_s)
         return made
 
 

@@ -77,7 +77,7 @@ def lose_peer(comm, way, direction):
             until(lambda: posted(comm, 0, 1) > 0)
         os.kill(os.getpid(), signal.SIGKILL)
     if direction == "sends":
-        until(lambda: posted(comm, 0, 1) > 0 or 1 in comm._group.members.ended_ranks())
+        until(lambda: posted(comm, 0, 1) > 0 or 1 in comm._group.ended_ranks())
     while True:
         comm.send_recv(x, 1, 1)
 
@@ -127,7 +127,7 @@ def receive_from_the_closed(comm, when):
         comm.close()
         return None
     if when == "closed":
-        until(lambda: all(map(comm._group.members.has_closed, (1, 2))))
+        until(lambda: all(map(comm._group.has_closed, (1, 2))))
     got = [int(comm.recv(np.zeros(3, int), peer, tag)[0]) for peer in (2, 1) for tag in (4, 0, 1)]
     got += [int(comm.recv(np.zeros(3, int), ANY_SOURCE, tag)[0]) % 10 for tag in (3, 2, 2, 3)]
     return got
@@ -270,12 +270,12 @@ def leave_messages(comm, who_first):
         for tag in range(7):
             comm.send(np.zeros(2), 1, tag)
         if who_first == 1:
-            until(lambda: comm._group.members.has_closed(1))
+            until(lambda: comm._group.has_closed(1))
     else:
         until(lambda: posted(comm, 1, 0) == 7)
         comm.recv(np.zeros(2), 0, 2)
         if who_first == 0:
-            until(lambda: comm._group.members.has_closed(0))
+            until(lambda: comm._group.has_closed(0))
     comm.close()
 
 

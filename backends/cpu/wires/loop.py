@@ -15,6 +15,7 @@ from gpucoll.backends.cpu.host.transfers import (
     CONTEXT,
     FOUND_PEER,
     IS_DEAD,
+    LEFT,
     MOVES,
     PENDING,
     WIRES,
@@ -26,7 +27,9 @@ from gpucoll.backends.cpu.wires.sending import send_on
 from gpucoll.backends.cpu.wires.state import (
     ASK_LAST,
     ASKS,
+    END,
     FETCHES,
+    HAS_BYE,
     own_rank,
     push,
     wake_thread,
@@ -54,6 +57,8 @@ _POLL_FDS, _BELLS = int(Wires.POLL_FDS), int(Context.BELLS)
 _SEALED_MESSAGE = int(Announced.SEALED)
 _FEW = 2
 _MOVED = 1
+_QUIET_STEPS = 3
+_NO_MOVES = -1
 
 _i64, _i32 = types.int64, types.int32
 _poll = types.ExternalFunction("poll", _i32(_i64, _i64, _i32))
@@ -93,11 +98,29 @@ def _send(table, wires):
 
 
 @inline
-def _send_locked(table, wires):
+def _note_left(table, wires):
+    """Note which ranks send nothing more, in a step in which nothing moved.
+
+    Not at once: what they had sent before must have reached who waits for it, in a step that
+    another thread may have kept this one from making.
+    """
+    for place in range(_n_wires(wires)):
+        wire = get(wires, _FIRST + place)
+        n_quiet = get(wire, HAS_BYE)
+        if 0 < n_quiet <= _QUIET_STEPS:
+            put(wire, HAS_BYE, n_quiet + 1)
+            if n_quiet == _QUIET_STEPS:
+                put(get(table, LEFT), get(wire, END), 1)
+
+
+@inline
+def _send_locked(table, wires, moves):
     """Send what there is, unless another thread is at it: it does."""
     if not try_lock(table):
         return
     if _may_touch(table):
+        if get(table, MOVES) == moves:
+            _note_left(table, wires)
         moved = _send(table, wires)
         if moved:
             put(table, MOVES, get(table, MOVES) + moved)
@@ -111,13 +134,14 @@ def wires_step(table):
     if not try_lock(table):
         return load64_acquire(table + 8 * PENDING)
     put(wires, _N_STEPS, get(wires, _N_STEPS) + 1)
+    moves = get(table, MOVES)
     if _may_touch(table):
         moved = _receive(table, wires)
         if moved:
             put(table, MOVES, get(table, MOVES) + moved)
     unlock(table)
     call_step(get(wires, _HOST_STEP), table)
-    _send_locked(table, wires)
+    _send_locked(table, wires, moves)
     bell = get(get(table, CONTEXT), _BELLS) + own_rank(table) * LINE
     if load64_acquire(wires + 8 * _IS_LOOKING) == 0 and load32_ordered(bell + 4) > 0:
         wake_thread(wires)  # who sleeps there does not see what comes over a connection
@@ -129,7 +153,7 @@ def wires_post(table, rows, count):
     """Begin sends, receives and probes; send what can be sent; return whether they were begun."""
     wires = get(table, WIRES)
     is_begun = call_post(get(wires, _HOST_POST), table, rows, count)
-    _send_locked(table, wires)
+    _send_locked(table, wires, _NO_MOVES)
     return is_begun
 
 

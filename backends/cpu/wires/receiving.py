@@ -37,7 +37,6 @@ from gpucoll.backends.cpu.host.transfers import (
     CONTEXT,
     DONE_BYTES,
     FOUND_BYTES,
-    LEFT,
     NEEDS_ROOM,
     SYNCHRONOUS,
 )
@@ -338,7 +337,6 @@ def _take_frame(table, wire, frame, is_sealed):
         return _TAKEN
     if kind == F_BYE:
         put(wire, HAS_BYE, 1)
-        put(get(table, LEFT), get(wire, END), 1)
         return _TAKEN
     return _BAD
 

@@ -183,7 +183,11 @@ class WorldCpuBackend:
             f"through the first rank of each; up to {LARGE_BYTES} bytes of all ranks together in "
             f"one exchange, more by schedules, over {guarded} TCP connections"
         )
-        return {"between hosts": between, **inside, **PROMISES}
+        messages = (
+            "directly from rank to rank: through shared memory inside a host, over a plain TCP "
+            "connection of the pair's own between hosts; objects in frames with a MAC"
+        )
+        return {"between hosts": between, "messages": messages, **inside, **PROMISES}
 
 
 def _kind_of(buffer: Buffer | None) -> tuple[object, ...]:

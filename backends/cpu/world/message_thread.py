@@ -41,7 +41,7 @@ _Words = npt.NDArray[np.int64]
 _BUSY_S, _PENDING_S, _IDLE_S = 0.005, 0.02, 0.5
 """How long it sleeps at most: beside who waits awake, while something is pending, and else."""
 _AGAIN_S = 0.001
-_TELLING_S = 0.2
+_TELLING_S = 1.0
 """How long, after a connection has ended, whoever knows why has for saying it."""
 _LEAVING_S = 5.0
 """How long who closes waits until what he has sent is on its way."""
@@ -184,10 +184,10 @@ class MessageThread:
     def _add(self, pair: Pair) -> None:
         ring_bytes = int(self._steps_context[Context.LARGE_RING_BYTES])
         wire = MessageWire(pair, self._ends[pair.rank], first_grant(ring_bytes))
-        self._by_rank[pair.rank] = wire
         if self._step is None:
             self._set_up()
         self.wires.add(wire)
+        self._by_rank[pair.rank] = wire  # last: who closes waits for it
         self.step()
 
     def _serve(self) -> None:
@@ -241,7 +241,7 @@ class MessageThread:
             return
         for rank, end in self._ends.items():
             wire = self._by_rank.get(rank)
-            is_over = wire is None or wire.state != WireState.OPEN
+            is_over = wire is None or wire.state == WireState.FAILED
             if is_over and not self.left[end] and group.has_closed(rank):
                 self.left[end] = 1
 

@@ -212,6 +212,14 @@ class WorldMessages(MessageTable):
         sent = self._peers[:, Mailbox.OUT_NUMBER]
         return [rank for rank in self._elsewhere if sent[self._end_of[rank]]]
 
+    def unreceived(self) -> list[tuple[int, int]]:
+        """Return sender and tag of messages that came and that nobody has received."""
+        return [(self._ranks[end], tag) for end, tag in super().unreceived()]
+
+    def undelivered(self) -> list[tuple[int, int]]:
+        """Return receiver and number of messages that lie with ranks which have closed."""
+        return [(self._ranks[end], count) for end, count in super().undelivered()]
+
     def _has_closed(self, rank: int) -> bool:
         if rank >= self._group.world_size:
             return bool(self._thread.left[rank])

@@ -213,6 +213,10 @@ def send_marks(comm):
     comm.all_gather_object([MARK] * 5_000)
     with comm.split(0) as part:
         part.broadcast_object(MARK, root=1)
+    for count in (1, 30_000):
+        work = comm.send(np.tile(marks, count), (comm.rank + 1) % 3, async_op=True)
+        comm.recv(source=(comm.rank - 1) % 3)
+        work.wait()
     return dict(comm.describe().facts)["links"]
 
 

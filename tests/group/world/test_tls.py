@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import numpy as np
 import pytest
 from tests.certificates import Authority
-from tests.faults.test_ends import errors
+from tests.faults.test_ends import errors, until
 from tests.group.world.test_bulk import (
     be_interrupted,
     be_killed,
@@ -19,6 +20,7 @@ from tests.group.world.test_joining import free_point, held_after, meet
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
 
+import gpucoll
 from gpucoll import config
 from gpucoll.backends.cpu.world import sizes
 from gpucoll.errors import (
@@ -85,6 +87,48 @@ def work(comm):
 def test_calls(hosts, certificates, placed):
     for found in hosts.call(placed, work, environment=certificates):
         assert all(found), found
+
+
+def send_all_kinds(comm):
+    """Send each rank small and large arrays and objects; return whether all came, and how."""
+    others = [rank for rank in range(comm.world_size) if rank != comm.rank]
+    works = []
+    for count in (1, 3000, 1_500_000):
+        for other in others:
+            works.append(comm.send(np.full(count, comm.rank), other, tag=count, async_op=True))
+    found = []
+    for count in (1_500_000, 1, 3000):
+        for other in others:
+            came = comm.recv(source=other, tag=count)
+            found.append(came.shape == (count,) and bool((came == other).all()))
+    for other in others:
+        comm.send_object({"from": comm.rank, "data": bytes(300_000)}, other)
+        found.append(comm.recv_object(source=other)["from"] == other)
+    gpucoll.wait_all(works, timeout_s=20)
+    comm.barrier()
+    return found, "gpucoll-tls" in {thread.name for thread in threading.enumerate()}
+
+
+@pytest.mark.parametrize("placed", ["ab", "aabb", "abc"])
+def test_messages(hosts, certificates, placed):
+    for found, is_relayed in hosts.call(placed, send_all_kinds, environment=certificates):
+        assert all(found), found
+        assert is_relayed
+
+
+def leave_messages(comm):
+    """Send what is not received before the sender has closed."""
+    if comm.rank == 0:
+        comm.send(np.arange(2000), 1)
+        return 0
+    until(lambda: comm._group.has_closed(0))
+    return int(comm.recv(source=0).sum())
+
+
+def test_what_was_sent_before_close_comes(hosts, certificates):
+    expected = 1999 * 1000
+
+    assert hosts.call("ab", leave_messages, environment=certificates) == [0, expected]
 
 
 def kind_of_group(comm):

@@ -117,8 +117,8 @@ ENTRIES = {
     "backends.cpu.host.message_step.message_drop": "XXSAS",
     "backends.cpu.host.message_step.message_end": "XXS",
     "backends.cpu.host.message_step.message_put_back": "XXS",
-    "backends.cpu.wires.loop.wires_step": "XSXASAO.*",  # locked twice; then who sleeps
-    "backends.cpu.wires.loop.wires_post": "XSA?",
+    "backends.cpu.wires.loop.wires_step": "XA*SAO.*",  # the lock; then IS_LOOKING, sleepers
+    "backends.cpu.wires.loop.wires_post": "X.*S.*",
     "backends.cpu.host.movements.movement_loop": ".*XO.*",
     "backends.cpu.host.movements.movement_post": "XO",
     "backends.cpu.host.movements.movement_finish": ".*XO.*",

@@ -103,6 +103,8 @@ class Question:
 
     def close(self) -> None:
         """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
         self._end.close()
 
 
@@ -225,13 +227,13 @@ class Pairs:
         try:
             if number:
                 raise OSError(number, os.strerror(number))
-            connection = self._connection(end, Role.CONNECTS)
-            connection.send(f"{self._rank}".encode())
+            self._asked[rank] = self._connection(end, Role.CONNECTS)
+            self._asked[rank].send(f"{self._rank}".encode())
         except (OSError, AuthenticationError) as error:
+            if (connection := self._asked.pop(rank, None)) is not None:
+                connection.close()
             end.close()
             self._fail(rank, getattr(error, "strerror", None) or str(error))
-            return
-        self._asked[rank] = connection
 
     def _hear_answer(self, rank: int, connection: SealedConnection) -> Pair | None:
         try:
