@@ -199,9 +199,11 @@ class WireTable:
 
     def take_need(self) -> bool:
         """Return whether there is something to do for Python, and note that it is done."""
-        is_needed = bool(ordering.load(self.address + 8 * Wires.NEEDS_PYTHON))
-        ordering.store(self.address + 8 * Wires.NEEDS_PYTHON, 0)
-        return is_needed
+        place = self.address + 8 * Wires.NEEDS_PYTHON
+        if not ordering.load(place):  # or what is noted just now would be forgotten
+            return False
+        ordering.store(place, 0)
+        return True
 
 
 def first_grant(large_ring_bytes: int) -> int:
