@@ -95,13 +95,14 @@ CALLS: dict[str, tuple[str, str]] = {
 
 MEMBERS = (
     *("abort", "all_gather", "all_gather_object", "all_reduce", "all_reduce_object", "all_to_all"),
-    *("barrier", "broadcast", "broadcast_object", "check", "close", "describe", "duplicate"),
-    *("empty", "exclusive_scan", "gather", "gather_object", "group", "is_closed"),
+    *("barrier", "broadcast", "broadcast_object", "check", "close", "completed", "describe"),
+    *("duplicate", "empty", "epoch", "exclusive_scan", "former_ranks", "gather", "gather_object"),
+    *("group", "is_closed"),
     *("plan_all_gather", "plan_all_reduce", "plan_all_to_all", "plan_broadcast"),
     *("plan_exclusive_scan", "plan_gather", "plan_reduce", "plan_reduce_scatter", "plan_scan"),
     *("plan_recv", "plan_scatter", "plan_send", "probe", "rank", "recv", "recv_object", "reduce"),
-    *("reduce_scatter", "register", "scan", "scatter", "scatter_object", "send", "send_object"),
-    *("send_recv", "shared_arrays", "split", "world_size"),
+    *("reduce_scatter", "register", "resumed_from", "scan", "scatter", "scatter_object", "send"),
+    *("send_object", "send_recv", "shared_arrays", "shrink", "split", "world_size"),
 )
 """What a communicator has, without importing it."""
 
