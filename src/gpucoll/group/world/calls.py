@@ -1,0 +1,170 @@
+"""How a rank of several hosts makes a call: its number, its beginning, and what ends it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from gpucoll.errors import GpucollError, MismatchError
+from gpucoll.group.world.call import WorldCall
+from gpucoll.group.world.failures import failure_of
+from gpucoll.group.world.news import WorldNews
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Context, Status
+from gpucoll.transport.tcp.exchange_words import Outcome, Word
+
+
+class WorldCalls(WorldNews):
+    """Makes calls of all hosts, by Python or compiled."""
+
+    @contextlib.contextmanager
+    def call(self, name: str, timeout_s: float | None = None) -> Iterator[WorldCall]:
+        """Run a collective of all hosts within the block.
+
+        What is raised in it by any rank of this host ends it on all hosts.
+        """
+        self.check_usable(timeout_s)
+        made = WorldCall(self, self._take_number(), name, timeout_s)
+        self._board.enter(self.host.rank, self._number)
+        self._calling = name
+        try:
+            self._check_closed(self._number)
+            yield made
+            self._note_completed()
+        except MismatchError as error:
+            made.fail(error)
+            raise
+        except BaseException as error:
+            self._break_off(error)
+            raise
+        finally:
+            self._calling = ""
+
+    def _take_number(self) -> int:
+        if self.exchanges is None:
+            self._n_calls += 1
+        else:
+            self.exchanges.number += 1
+        return self._number
+
+    def _note_completed(self) -> None:
+        if self.exchanges is None:
+            self._n_completed = self._number
+        else:
+            self.exchanges.completed = self._number
+
+    def run_small(
+        self, run: Callable[[], int], block: CallBlock, timeout_s: float | None = None
+    ) -> bool:
+        """Run a prepared small call; return False where it goes another way, and has not begun.
+
+        Parameters
+        ----------
+        run : callable
+            Runs the block, whose loop is that of `exchanges`; returns its `Status`.
+        block : CallBlock
+            The call.
+        timeout_s : float, optional
+            Its deadline.
+        """
+        exchanges = self.exchanges
+        assert exchanges is not None
+        timeout_s = self.timeout_s if timeout_s is None else timeout_s
+        self.check_usable(timeout_s)
+        self._block = block
+        with self._small_call(timeout_s):
+            self._check_closed(self._number + 1)
+            if self.links is not None and not exchanges.is_open:
+                call = self._call_now(timeout_s, 1)
+                self._board.enter(self.host.rank, self._number + 1)
+                try:
+                    call.open_exchanges(exchanges)
+                except BaseException:
+                    self._take_number()  # this rank had come to the call
+                    raise
+            exchanges.words[Word.MAY_RUN] = 1
+            try:
+                status = self.host.run_prepared(run, timeout_s, goes_on=(Status.NOT_YET,))
+            finally:
+                exchanges.words[Word.MAY_RUN] = 0
+            if status == Status.NOT_YET and exchanges.outcome != Outcome.NONE:
+                self._call_now(timeout_s).end_small_call(exchanges)
+        return status == Status.OK
+
+    def _call_now(self, timeout_s: float, ahead: int = 0) -> WorldCall:
+        """Return the call that compiled code has made, or is about to make."""
+        self._calling = self._called
+        return WorldCall(self, self._number + ahead, self._calling, timeout_s)
+
+    @contextlib.contextmanager
+    def _small_call(self, timeout_s: float) -> Iterator[None]:
+        """See to it, within the block, that what is raised there ends the call on all hosts."""
+        assert self.exchanges is not None
+        self._is_in_small_call = True
+        try:
+            yield
+        except MismatchError as error:
+            if self.exchanges.outcome == Outcome.NONE:  # the ranks of this host do not agree
+                self._call_now(timeout_s).fail(error)
+            raise
+        except BaseException as error:
+            self._calling = self._called
+            self._break_off(error)
+            raise
+        finally:
+            self._is_in_small_call = False
+            self._block = None
+            self._calling = ""
+
+    def _break_off(self, error: BaseException) -> None:
+        """Give the group up for what has ended a call here: all other ranks wait for this one."""
+        if isinstance(error, GpucollError):
+            self._raised = error
+        if self.bulk is not None:
+            self.bulk.close_connections()
+        if self.exchanges is not None:
+            self.exchanges.close_connections()
+        if not self.is_aborted:
+            if isinstance(error, GpucollError):
+                self.write(failure_of(error, self.rank))
+            else:
+                self.host.abort(Abort.INTERRUPTED)
+        self.ring()
+
+    def _check_closed(self, number: int) -> None:
+        """Raise where a rank on another host has closed before this call."""
+        if not self._board.has_closed_ranks():
+            return
+        for rank in range(self.world_size):
+            after = self._board.closed_after(rank)
+            if after is not None and after < number and rank != self.rank:
+                self.raise_if_aborted()  # why it has closed may just have been told
+                raise self._lost_error(rank)
+
+    def raise_for(self, status: int) -> None:
+        """Raise what a compiled loop's status means; return where the call is left to Python."""
+        if status in (Status.NO_ROOM, Status.NOT_RUN) or self.exchanges is None:
+            self._raise_for(status)
+            return
+        if status == Status.NOT_YET and self.exchanges.outcome == Outcome.NONE:
+            self.host.reset_timeout()
+            return
+        timeout_s = int(self.host.context[Context.TIMEOUT_NS]) / 1e9
+        with self._small_call(timeout_s):
+            if status != Status.NOT_YET:
+                self._raise_for(status)
+            self.host.reset_timeout()
+            self._call_now(timeout_s).end_small_call(self.exchanges)
+
+    def _raise_for(self, status: int) -> None:
+        try:
+            self.host.raise_for(status)
+        except GpucollError as error:
+            if self.is_aborted and self._raised is None:
+                self._raised = error
+            self.ring()
+            raise
+        except BaseException:
+            self.ring()
+            raise

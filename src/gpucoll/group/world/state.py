@@ -1,0 +1,124 @@
+"""What every part of a group of several hosts stands on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from gpucoll.errors import GpucollError
+from gpucoll.group.host.channel import ControlChannel
+from gpucoll.group.host.group import HostGroup
+from gpucoll.group.host.records import describe_block, describe_call
+from gpucoll.group.world.board import Board, Failure
+from gpucoll.group.world.bulk import Bulk
+from gpucoll.group.world.exchanges import Exchanges
+from gpucoll.group.world.gpu_calls import GpuCalls
+from gpucoll.group.world.hosts import Hosts
+from gpucoll.group.world.links import Links
+from gpucoll.group.world.pairs import Pairs
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.words import Context
+from gpucoll.transport.tcp.credentials import Credentials
+from gpucoll.wording import rank_of
+
+
+class WorldState:
+    """The attributes of `gpucoll.group.world.group.WorldGroup`, and what all of it needs."""
+
+    host: HostGroup
+    hosts: Hosts
+    names: tuple[str, ...]
+    links: Links | None
+    bulk: Bulk | None
+    pairs: Pairs | None
+    exchanges: Exchanges | None
+    channel: ControlChannel
+    rank: int
+    world_size: int
+    here: int
+    _board: Board
+    _bell_fd: int
+    _credentials: Credentials
+    _n_calls: int
+    _n_completed: int
+    _calling: str
+    _is_in_small_call: bool
+    _block: CallBlock | None
+    _raised: GpucollError | None
+    _answers: dict[int, dict[str, str]]
+    _n_asked: int
+    _told_closed: set[int]
+    _has_told_failure: bool
+    _gpu_calls: GpuCalls
+    _telling: threading.RLock
+
+    @property
+    def timeout_s(self) -> float:
+        """Default deadline of every wait, in seconds."""
+        return self.host.timeout_s
+
+    @timeout_s.setter
+    def timeout_s(self, timeout_s: float) -> None:
+        self.host.timeout_s = timeout_s
+        self.host.reset_timeout()
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether this rank takes part no more."""
+        return self.host.is_closed
+
+    @property
+    def is_aborted(self) -> bool:
+        """Whether some rank has given the group up."""
+        return self.host.is_aborted
+
+    @property
+    def is_encrypted(self) -> bool:
+        """Whether all that goes between hosts is: alike on all ranks."""
+        return self._credentials.tls is not None
+
+    def check_usable(self, timeout_s: float | None = None) -> None:
+        """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
+        self.host.check_usable(timeout_s)
+
+    def raise_if_aborted(self) -> None:
+        """Raise, now and from now on, where the group has been given up."""
+        try:
+            self.host.raise_if_aborted()
+        except GpucollError:
+            self.ring()
+            raise
+
+    def ring(self) -> None:
+        """Have the leader look what has happened on this host."""
+        if (bell_fd := self._bell_fd) >= 0:
+            with contextlib.suppress(OSError):  # rung already
+                os.eventfd_write(bell_fd, 1)
+
+    def write(self, failure: Failure) -> None:
+        """Break the communicator on this host, unless it is."""
+        if not self.is_aborted:
+            self._board.write(failure)
+            self.host.abort(Abort.ELSEWHERE)
+
+    @property
+    def _who(self) -> str:
+        return rank_of(self.rank, self.world_size)
+
+    @property
+    def _number(self) -> int:
+        """Number of the last call."""
+        return self._n_calls if self.exchanges is None else self.exchanges.number
+
+    @property
+    def _called(self) -> str:
+        """What this rank is calling, or has called last, as its user wrote it."""
+        if self._calling:
+            return self._calling
+        if self._block is not None:
+            return describe_block(self._block)
+        host = self.host
+        sequence = int(host.context[Context.SEQUENCE])
+        return describe_call(host.members, host.rank, sequence) or "its first collective"
