@@ -12,13 +12,13 @@ import time
 
 import numpy as np
 import pytest
+from tests.certificates import Authority
 from tests.faults.test_ends import SOON_S, errors, is_broken, until
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
 
 from gpucoll.calls.work import Work
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
-from gpucoll.group.world import joining
 
 SHAPES = ["ab", "aab", "abc", "abcde", "abcdefgh"]
 MARK = b"what will be unpickled"
@@ -172,21 +172,18 @@ def test_calls_of_all_kinds(hosts, placed):
     hosts.call(placed, mix, len(placed))
 
 
-def without_connections(seat):
-    before = joining.Joined.__init__.__defaults__
-    joining.Joined.__init__.__defaults__ = (False,)
-    try:
-        with seat.init() as comm:
-            assert comm._group.exchanges is None
-            mix(comm, 5)
-            return differ(comm, "all_gather", 1)[1]
-    finally:
-        joining.Joined.__init__.__defaults__ = before
+def mix_encrypted(comm):
+    assert comm._group.exchanges is None
+    mix(comm, 5)
+    return differ(comm, "all_gather", 1)[1]
 
 
 @pytest.mark.parametrize("placed", ["ab", "aab", "abc"])
-def test_everything_over_the_links(hosts, placed):
-    assert hosts.call(placed, without_connections, gives="seat") == [len(placed)] * len(placed)
+def test_everything_over_the_links(hosts, tmp_path, placed):
+    """With TLS, which compiled code cannot speak."""
+    found = hosts.call(placed, mix_encrypted, environment=Authority(tmp_path / "ca").environment())
+
+    assert found == [len(placed)] * len(placed)
 
 
 def look_for_objects(comm):

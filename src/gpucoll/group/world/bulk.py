@@ -13,7 +13,6 @@ is large enough goes over all of them, a piece over each.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,16 +22,13 @@ from typing import NamedTuple
 import numpy as np
 
 from gpucoll.errors import AuthenticationError
-from gpucoll.group.world.connecting import Connecting
+from gpucoll.group.world.connecting import Connecting, unsealed
 from gpucoll.group.world.schedules import Links, Schedule, Table, partners, table_of
 from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import encode_purpose
 from gpucoll.transport.tcp.streams import Outcome, Reduction, Streams, StreamStatus
 
-_BEGIN = b"\1"
-"""What the leader that has connected says last: only then may the other one send."""
-_SLICE_MS = 20
 _DONE = Outcome(StreamStatus.DONE)
 _NO_REDUCTION = Reduction(0, 1)
 _NO_STEPS = Table(np.zeros((0, 0), np.int64), (), 0)
@@ -143,7 +139,7 @@ class Bulk:
             made = task.connect(lane.listener, look, deadline)
         try:
             for host, connection in sorted(made.items()):
-                self._ends[host, number] = self._begun(host, connection, look)
+                self._ends[host, number] = unsealed(connection, host > self._here, look)
         except (OSError, AuthenticationError) as error:
             self._close_all(made)
             return Outcome(StreamStatus.GONE, host, getattr(error, "errno", 0) or 0)
@@ -160,19 +156,6 @@ class Bulk:
 
             return secure_streams(list(self._ends.values()))
         return Streams([end.fileno() for end in self._ends.values()])
-
-    def _begun(
-        self, host: int, connection: SealedConnection, look: Callable[[], None]
-    ) -> socket.socket:
-        """Go over to unsealed bytes, so that none of them is taken for the introduction's."""
-        end = connection.detach()
-        # A leader that takes nothing for long is not lost, but late: the links know the difference.
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        if host > self._here:
-            connection.send_unsealed(_BEGIN)  # a new connection has room for it
-        else:
-            _await_byte(connection, look)
-        return end
 
     def _close_all(self, made: dict[int, SealedConnection]) -> None:
         for connection in made.values():
@@ -281,17 +264,6 @@ class Bulk:
         self.close_connections()
         for lane in self._lanes:
             lane.listener.close()
-
-
-def _await_byte(connection: SealedConnection, look: Callable[[], None]) -> None:
-    """Take the one byte that the other leader sends before anything else."""
-    poll = select.poll()
-    poll.register(connection, select.POLLIN)
-    while (came := connection.receive_unsealed(1)) is None:
-        poll.poll(_SLICE_MS)
-        look()
-    if came != _BEGIN:
-        raise ConnectionError("the other end is gone")
 
 
 def _after_fork() -> None:

@@ -25,6 +25,8 @@ _MOST_UNKNOWN: Final = 64
 """Connections of who has not shown yet who it is; the oldest makes room."""
 _AGAIN_S: Final = 0.5
 """Pause between two tries to connect."""
+_BEGIN: Final = b"\1"
+"""What the leader that has connected sends first over an unsealed connection."""
 
 
 def purpose_of(group: str) -> bytes:
@@ -255,3 +257,32 @@ class Connecting:
             f"{', '.join(found)}: does a firewall between the hosts allow TCP between ranks, and "
             f"is that the right interface ({config.INTERFACES})?{self._turned_away}"
         )
+
+
+def unsealed(connection: SealedConnection, begins: bool, look: Callable[[], None]) -> socket.socket:
+    """Return the socket of a new connection, over which bytes go as they are from here on.
+
+    Parameters
+    ----------
+    connection : SealedConnection
+        Whose introduction is over.
+    begins : bool
+        Whether this end says so, and the other waits for that: or what comes behind it might be
+        taken for the introduction's.
+    look : callable
+        Called while waiting, again and again; raises where nothing can come of it.
+    """
+    end = connection.detach()
+    # A leader that takes nothing for long is not lost, but late: the links know the difference.
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
+    if begins:
+        connection.send_unsealed(_BEGIN)  # a new connection has room for it
+        return end
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    while (came := connection.receive_unsealed(1)) is None:
+        poll.poll(1000 * _SLICE_S)
+        look()
+    if came != _BEGIN:
+        raise ConnectionError("the other end is gone")
+    return end

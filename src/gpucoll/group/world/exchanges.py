@@ -9,7 +9,6 @@ communicator closes them, which its neighbours notice at once.
 from __future__ import annotations
 
 import os
-import select
 import socket
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gpucoll.group.world.connecting import Connecting
+from gpucoll.group.world.connecting import Connecting, unsealed
 from gpucoll.group.world.hosts import Hosts, neighbours
 from gpucoll.transport.tcp import exchange, small_calls
 from gpucoll.transport.tcp.connection import SealedConnection
@@ -35,10 +34,7 @@ from gpucoll.transport.tcp.handshake import encode_purpose
 
 MOST_BYTES: Final = 32 << 10
 """Of all ranks' data together: more goes by schedules."""
-_BEGIN = b"\1"
-"""What the leader that has connected says last: only then may the other one send."""
 _SLICE_NS: Final = 20_000_000
-_SLICE_MS: Final = 20
 _all: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
@@ -102,7 +98,7 @@ class Connections:
         assert sorted(made) == neighbours(self._here, count)
         try:
             for host, connection in sorted(made.items()):
-                self._ends[host] = self._begun(host, connection, look)
+                self._ends[host] = unsealed(connection, host > self._here, look)
         except OSError as error:
             self._close_all(made)
             return host, error.errno or 0
@@ -115,24 +111,6 @@ class Connections:
         for connection in made.values():
             connection.close()
         self.close_connections()
-
-    def _begun(
-        self, host: int, connection: SealedConnection, look: Callable[[], None]
-    ) -> socket.socket:
-        """Go over to plain bytes, so that none of them is taken for the introduction's."""
-        end = connection.detach()
-        # A leader that takes nothing for long is not lost, but late: the links know the difference.
-        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 0)
-        if host > self._here:
-            end.send(_BEGIN, socket.MSG_NOSIGNAL)  # a new connection has room for it
-            return end
-        poll = select.poll()
-        poll.register(end, select.POLLIN)
-        while not poll.poll(_SLICE_MS):
-            look()
-        if end.recv(1) != _BEGIN:
-            raise ConnectionError("the other end is gone")
-        return end
 
     def steps(self) -> list[list[int]]:
         """Return the rows of an exchange's steps, see `gpucoll.transport.tcp.exchange_words`."""
