@@ -79,7 +79,7 @@ def by_streams(rank: int, end: Any, data: np.ndarray[Any, Any]) -> Callable[[], 
     sends, receives = (0, 0, data.nbytes), (-1, 0, 0)
     if rank == 1:
         sends, receives = receives, sends
-    rows = np.array([[0, *sends, *receives, 0, 0, 0]], np.int64)
+    rows = np.array([[0, *sends, *receives, 0, 0, 0, 0, 1, 0]], np.int64)
     return lambda: streams.run(rows, data.ctypes.data, data.nbytes, (0, 1, 2))
 
 
