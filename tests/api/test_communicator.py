@@ -220,6 +220,7 @@ def test_the_errors_tree():
         "AuthenticationError": ("RendezvousError",),
         "RendezvousDeadlineError": ("RendezvousError", "DeadlineError"),
         "LaunchError": ("GpucollError",),
+        "ShrinkError": ("GpucollError",),
         "GpucollError": ("Exception",),
     }
 
