@@ -184,8 +184,8 @@ class WorldCpuBackend:
             f"one exchange, more by schedules, over {guarded} TCP connections"
         )
         messages = (
-            "directly from rank to rank: through shared memory inside a host, over a plain TCP "
-            "connection of the pair's own between hosts; objects in frames with a MAC"
+            "directly from rank to rank: through shared memory inside a host, between hosts over a "
+            f"TCP connection of the pair's own, {guarded}; objects in frames with a MAC"
         )
         return {"between hosts": between, "messages": messages, **inside, **PROMISES}
 

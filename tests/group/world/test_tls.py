@@ -168,6 +168,7 @@ def look(comm):
 def test_describe(hosts, certificates):
     for rank, facts in enumerate(hosts.call("aab", look, environment=certificates)):
         assert "over encrypted TCP" in facts["between hosts"], facts
+        assert "pair's own, encrypted" in facts["messages"], facts
         if rank != 1:
             assert "authenticated, encrypted by TLS 1.3" in facts["links"], facts
             assert (
