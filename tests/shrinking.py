@@ -18,6 +18,7 @@ from gpucoll.errors import (
     DeadlineError,
     PeerLostError,
 )
+from tests.ranks import Ended
 
 LOSSES = (PeerLostError, DeadlineError, AbortedError)
 
@@ -143,3 +144,18 @@ def random_call(comm, seed, step):
         return int(comm.all_gather_object({"step": step, "x": x})[-1]["step"])
     comm.barrier()
     return step
+
+
+def results(replies, but=()):
+    """Return what ranks returned; those of `but` were killed."""
+    failed = [
+        f"rank {rank}: {getattr(reply, 'trace', '') or reply}"
+        for rank, reply in enumerate(replies)
+        if isinstance(reply, Ended) != (rank in but) or getattr(reply, "error", None)
+    ]
+    assert not failed, "\n".join(failed)
+    return [reply.result for rank, reply in enumerate(replies) if rank not in but]
+
+
+def facts(comm):
+    return comm.rank, comm.world_size, comm.epoch, comm.former_ranks

@@ -10,8 +10,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.ranks import Ended
-from tests.shrinking import LOSSES, arrive, die, left_over, until, until_lost, use
+from tests.shrinking import LOSSES, arrive, die, facts, left_over, results, until, until_lost, use
 
 import gpucoll
 from gpucoll.errors import (
@@ -42,21 +41,6 @@ def fresh(rank_server):
             return pool.collect()
 
     return call
-
-
-def results(replies, but=()):
-    """Return what ranks returned; those of `but` were killed."""
-    failed = [
-        f"rank {rank}: {getattr(reply, 'trace', '') or reply}"
-        for rank, reply in enumerate(replies)
-        if isinstance(reply, Ended) != (rank in but) or getattr(reply, "error", None)
-    ]
-    assert not failed, "\n".join(failed)
-    return [reply.result for rank, reply in enumerate(replies) if rank not in but]
-
-
-def facts(comm):
-    return comm.rank, comm.world_size, comm.epoch, comm.former_ranks
 
 
 # --- ranks that are killed ------------------------------------------------------------------------

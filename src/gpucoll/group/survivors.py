@@ -48,6 +48,21 @@ class Survivors:
     meet: str = ""
 
 
+class SurvivorsWatch(Watch):
+    """Watches the meeting of those who go on, by the communicator that they had."""
+
+    call = "shrink"
+
+    def __init__(self, rank: int, world_size: int, survivors: Survivors) -> None:
+        super().__init__(rank, world_size)
+        self._survivors = survivors
+
+    def number(self, rank: int) -> int:
+        """Return the old communicator's number of a rank."""
+        ranks = self._survivors.ranks
+        return ranks[rank] if rank < len(ranks) else rank
+
+
 class Agreement(Protocol):
     """This rank's part in agreeing who goes on, and in making what they go on with."""
 

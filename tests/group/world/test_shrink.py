@@ -10,8 +10,7 @@ import time
 import numpy as np
 import pytest
 from tests.group.world.test_namespaces import ENVIRONMENT, namespaces, on_namespaces
-from tests.ranks import Ended
-from tests.shrinking import arrive, die, left_over, until, until_lost, use
+from tests.shrinking import arrive, die, facts, left_over, results, until, until_lost, use
 
 from gpucoll.errors import (
     AbortedError,
@@ -40,21 +39,6 @@ def fresh(hosts, rank_server):
             return pool.collect()
 
     return call
-
-
-def results(replies, but=()):
-    """Return what ranks returned; those of `but` were killed."""
-    failed = [
-        f"rank {rank}: {getattr(reply, 'trace', '') or reply}"
-        for rank, reply in enumerate(replies)
-        if isinstance(reply, Ended) != (rank in but) or getattr(reply, "error", None)
-    ]
-    assert not failed, "\n".join(failed)
-    return [reply.result for rank, reply in enumerate(replies) if rank not in but]
-
-
-def facts(comm):
-    return comm.rank, comm.world_size, comm.epoch, comm.former_ranks
 
 
 def expected(count, lost, epoch=1):
@@ -271,7 +255,7 @@ def test_a_rank_that_never_comes_counts_as_lost(fresh, away):
             with pytest.raises(ShrinkError):
                 comm.shrink(timeout_s=0.2)
             return None
-        with comm.shrink(timeout_s=0.4) as made:
+        with comm.shrink(timeout_s=2.0) as made:
             return facts(made), use(made)[-1][0]
 
     found = results(fresh("aabb", stay_away))

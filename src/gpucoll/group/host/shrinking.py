@@ -19,7 +19,13 @@ from typing import NamedTuple, Protocol
 
 from gpucoll.errors import AbortedError, GpucollError
 from gpucoll.group.host.members import Members
-from gpucoll.group.survivors import Survivors, are_enough, left_behind_error, too_few_error
+from gpucoll.group.survivors import (
+    Survivors,
+    SurvivorsWatch,
+    are_enough,
+    left_behind_error,
+    too_few_error,
+)
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
@@ -286,21 +292,13 @@ class HostAgreement:
         """Do nothing: what there is belongs to the group."""
 
 
-class _Watch(Watch):
+class _Watch(SurvivorsWatch):
     """Who can still come to the meeting of those who go on, by the old communicator."""
-
-    call = "shrink"
 
     def __init__(self, agreement: HostAgreement, survivors: Survivors) -> None:
         members = agreement._members
-        super().__init__(members.rank, members.world_size)
+        super().__init__(members.rank, members.world_size, survivors)
         self._agreement = agreement
-        self._survivors = survivors
-
-    def number(self, rank: int) -> int:
-        """Return the old communicator's number of a rank."""
-        ranks = self._survivors.ranks
-        return ranks[rank] if rank < len(ranks) else rank
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
         """Return an awaited rank that has ended or given up."""

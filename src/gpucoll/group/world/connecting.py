@@ -13,7 +13,7 @@ from typing import Any, Final
 from gpucoll import config
 from gpucoll.errors import AuthenticationError, RendezvousDeadlineError
 from gpucoll.group.world.links import Links
-from gpucoll.transport.tcp.connection import SealedConnection, spelled
+from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown, spelled
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.socket_options import tune_socket
@@ -146,7 +146,7 @@ class Connecting:
         for fd in ready & self._coming.keys():
             self._hear(fd)
         if listener.fileno() in ready:
-            self._accept(listener)
+            accept_unknown(listener, self._coming, _MOST_UNKNOWN, self._connection)
 
     # --- going to others --------------------------------------------------------------------------
 
@@ -209,21 +209,6 @@ class Connecting:
         return SealedConnection(end, self._credentials, role, self._purpose, MOST_BYTES)
 
     # --- others come ------------------------------------------------------------------------------
-
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            end, _ = listener.accept()
-        except OSError:
-            return
-        tune_socket(end)
-        try:
-            connection = self._connection(end, Role.ACCEPTS)
-        except OSError:  # it is gone already
-            end.close()
-            return
-        if len(self._coming) >= _MOST_UNKNOWN:
-            self._coming.pop(next(iter(self._coming))).close()
-        self._coming[connection.fileno()] = connection
 
     def _hear(self, fd: int) -> None:
         connection = self._coming[fd]

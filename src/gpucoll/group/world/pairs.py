@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from gpucoll.errors import AuthenticationError, GpucollError
-from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.sealed import Opening, Seal
@@ -204,7 +204,7 @@ class Pairs:
             if pair := self._hear(fd):
                 made.append(pair)
         if self._listener.fileno() in ready:
-            self._accept()
+            accept_unknown(self._listener, self._coming, _MOST_UNKNOWN, self._connection)
         return made
 
     # --- going to others --------------------------------------------------------------------------
@@ -281,21 +281,6 @@ class Pairs:
         return self._relay.put_behind(end)
 
     # --- others come ------------------------------------------------------------------------------
-
-    def _accept(self) -> None:
-        try:
-            end, _ = self._listener.accept()
-        except OSError:
-            return
-        try:
-            tune_socket(end)
-            connection = self._connection(end, Role.ACCEPTS)
-        except OSError:  # it is gone already
-            end.close()
-            return
-        if len(self._coming) >= _MOST_UNKNOWN:
-            self._coming.pop(next(iter(self._coming))).close()
-        self._coming[connection.fileno()] = connection
 
     def _hear(self, fd: int) -> Pair | None:
         connection = self._coming[fd]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from gpucoll.errors import AuthenticationError
-from gpucoll.transport.tcp.connection import SealedConnection
+from gpucoll.transport.tcp.connection import SealedConnection, accept_unknown
 from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
 from gpucoll.transport.tcp.socket_options import tune_socket
@@ -122,7 +122,7 @@ class Reunion:
             if connection.fileno() in ready:
                 self._serve_out(host, connection)
         if self._listener.fileno() in ready:
-            self._accept()
+            accept_unknown(self._listener, self._coming, _MOST_COMING, self._connection)
         found = [message for fd in ready & self._coming.keys() for message in self._hear(fd)]
         return fresh, found
 
@@ -190,21 +190,6 @@ class Reunion:
     def _connection(self, end: socket.socket, role: Role) -> SealedConnection:
         places = self._places
         return SealedConnection(end, places.credentials, role, places.purpose, _MOST_BYTES)
-
-    def _accept(self) -> None:
-        try:
-            end, _ = self._listener.accept()
-        except OSError:
-            return
-        try:
-            tune_socket(end)
-            connection = self._connection(end, Role.ACCEPTS)
-        except OSError:  # it is gone already
-            end.close()
-            return
-        if len(self._coming) >= _MOST_COMING:
-            self._coming.pop(next(iter(self._coming))).close()
-        self._coming[connection.fileno()] = connection
 
     def _hear(self, fd: int) -> list[Message]:
         connection, found = self._coming[fd], []

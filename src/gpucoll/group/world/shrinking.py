@@ -20,7 +20,13 @@ from typing import Final, Protocol
 from gpucoll.errors import AbortedError, PeerLostError, ShrinkError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.shrinking import PATIENCE_S, Standing, Statements
-from gpucoll.group.survivors import Survivors, are_enough, left_behind_error, too_few_error
+from gpucoll.group.survivors import (
+    Survivors,
+    SurvivorsWatch,
+    are_enough,
+    left_behind_error,
+    too_few_error,
+)
 from gpucoll.group.world.ballots import ROUNDS, Ballots
 from gpucoll.group.world.hosts import Hosts
 from gpucoll.group.world.reunion import MeetingPlaces, Message, Reunion
@@ -478,21 +484,13 @@ class WorldAgreement:
             self._listener = None
 
 
-class _Watch(Watch):
+class _Watch(SurvivorsWatch):
     """Whether anything can come of the meeting of those who go on."""
-
-    call = "shrink"
 
     def __init__(self, agreement: WorldAgreement, survivors: Survivors) -> None:
         group = agreement._group
-        super().__init__(group.rank, group.world_size)
+        super().__init__(group.rank, group.world_size, survivors)
         self._agreement = agreement
-        self._survivors = survivors
-
-    def number(self, rank: int) -> int:
-        """Return the old communicator's number of a rank."""
-        ranks = self._survivors.ranks
-        return ranks[rank] if rank < len(ranks) else rank
 
     def check(self, awaited: Collection[int]) -> tuple[int, str] | None:
         """Raise where nothing can come of it."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import select
 import socket
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from gpucoll.errors import AuthenticationError
@@ -17,6 +18,7 @@ from gpucoll.transport.tcp.credentials import Credentials
 from gpucoll.transport.tcp.handshake import ClosedEarlyError, Handshake, Role
 from gpucoll.transport.tcp.one_sided_tls import is_tls_greeting, send_alert
 from gpucoll.transport.tcp.sealed import Opening, Seal
+from gpucoll.transport.tcp.socket_options import tune_socket
 
 if TYPE_CHECKING:
     from gpucoll.transport.tcp.tls_socket import TlsSocket
@@ -234,3 +236,37 @@ class SealedConnection:
         if self._received or (self._opening is not None and self._opening.holds_part):
             raise AuthenticationError("sent more than was asked for")
         return self._end if isinstance(self._end, socket.socket) else self._end.detach()
+
+
+def accept_unknown(
+    listener: socket.socket,
+    coming: dict[int, SealedConnection],
+    most: int,
+    connection_of: Callable[[socket.socket, Role], SealedConnection],
+) -> None:
+    """Take one who connects, and has not shown yet who it is, if somebody does.
+
+    Parameters
+    ----------
+    listener : socket
+        Not blocking.
+    coming : dict
+        By descriptor, those that are not known yet, the oldest first; the new one is added.
+    most : int
+        So many are kept; the oldest makes room.
+    connection_of : callable
+        Makes a connection; OSError: the other end is gone already.
+    """
+    try:
+        end, _ = listener.accept()
+    except OSError:
+        return
+    try:
+        tune_socket(end)
+        connection = connection_of(end, Role.ACCEPTS)
+    except OSError:
+        end.close()
+        return
+    if len(coming) >= most:
+        coming.pop(next(iter(coming))).close()
+    coming[connection.fileno()] = connection
