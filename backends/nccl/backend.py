@@ -152,6 +152,10 @@ class NcclBackend:
                 "be part of group() or of a captured graph. Call it outside"
             )
 
+    def note_capture(self) -> None:
+        """Note that calls were captured: the library waits for such graphs at its end."""
+        self.connection.is_in_graphs = True
+
     def _operation(self, launch: Launch) -> int:
         if launch.factor is None:
             return 0

@@ -13,7 +13,7 @@ import pytest
 from tests.calls.gpu.conftest import in_rank
 from tests.faults.test_ends import until
 
-from gpucoll.backends.nccl import abandoned
+from gpucoll.backends.gpu import abandoned
 from gpucoll.errors import ArgumentError, DeadlineError, StateError
 
 

@@ -11,47 +11,23 @@ import contextlib
 import os
 import weakref
 from collections import deque
-from typing import Any, NamedTuple
-
-from gpucoll.backends.gpu.in_flight import InFlight
-from gpucoll.backends.gpu.scratch import Scratch
-from gpucoll.backends.gpu.streams import Streams
-from gpucoll.backends.nccl.communicator import NcclCommunicator
-from gpucoll.backends.nccl.memory import Registrations
-from gpucoll.errors import GpucollError
-
-__all__ = ["GpuResources", "end_all", "watch_over"]
+from typing import Any, Protocol
 
 
-class GpuResources(NamedTuple):
+class Resources(Protocol):
     """All that a communicator has on its GPU. None of it may refer to the communicator."""
-
-    connection: NcclCommunicator
-    registrations: Registrations
-    scratch: Scratch
-    streams: Streams
-    in_flight: InFlight
 
     def end(self) -> None:
         """Give it up, whatever the other ranks do."""
-        self.registrations.close(is_aborting=True)
-        has_ended, device = self.connection.abort(), self.connection.device
-        self.in_flight.let_go(self.streams)
-        # A GPU that has failed gives nothing back; another thread may be capturing a graph.
-        with contextlib.suppress(GpucollError), device, device.relaxed_capture():
-            self.streams.close()
-            if has_ended:  # else giving memory back would wait for the GPU, too
-                self.scratch.abandon()
-                self.registrations.collect()
 
 
-_left: deque[tuple[int, GpuResources]] = deque()
+_left: deque[tuple[int, Resources]] = deque()
 """With the process whose it is: a forked child has copies, and must not touch its parent's GPU."""
 
 
 def watch_over(
-    owner: object, resources: GpuResources
-) -> weakref.finalize[[tuple[int, GpuResources]], Any]:
+    owner: object, resources: Resources
+) -> weakref.finalize[[tuple[int, Resources]], Any]:
     """Queue what the owner has when it is dropped; `detach` the finalizer where it was closed.
 
     The garbage collector calls it, anywhere: appending to a deque takes no lock.

@@ -1,0 +1,248 @@
+"""A rank's GPU once it is connected: a backend, what issues its calls, and what watches them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+from gpucoll.backends.gpu.abandoned import Resources, end_all, watch_over
+from gpucoll.backends.gpu.compiled_call import CompiledCall
+from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.backends.gpu.monitor_thread import MonitorThread
+from gpucoll.backends.gpu.signature import Signature, Signatures
+from gpucoll.backends.protocol import MessageRequest, Request
+from gpucoll.devices import Device
+from gpucoll.errors import ArgumentError, DeadlineError
+from gpucoll.group.protocol import EnqueuedCalls, Group
+
+GIVING_UP_S = 5.0
+"""How long giving up waits for a thread that is in the driver or in the vendor's library."""
+
+
+class StreamBackend(Protocol):
+    """Puts requests on streams of one rank's GPU.
+
+    A launch is what the backend makes of a request, to be enqueued as often as wanted; nobody else
+    looks into it.
+
+    Attributes
+    ----------
+    name : str
+        The backend's.
+    device : Device
+        This rank's GPU.
+    """
+
+    name: str
+    device: Device
+
+    def prepare(self, request: Request) -> Any:
+        """Return how a collective is enqueued; ArgumentTypeError where that cannot be."""
+
+    def prepare_messages(self, requests: Sequence[MessageRequest]) -> Any:
+        """Return how sends and receives are enqueued, all at once."""
+
+    def outgrows_scratch(self, launch: Any) -> bool:
+        """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
+
+    def reserve(self, launch: Any) -> None:
+        """Allocate what a launch needs, before anybody is told of it; MemoryError."""
+
+    def enqueue(self, launch: Any, stream: int) -> None:
+        """Put a launch on a stream of the device, which is current."""
+
+    def enqueue_together(self, launches: Sequence[tuple[Any, int]]) -> None:
+        """Put launches on their streams, in no order."""
+
+    def check_groupable(self, launch: Any, name: str) -> None:
+        """Raise ArgumentError unless a launch can be part of a group, or of a captured graph."""
+
+    def note_capture(self) -> None:
+        """Note that calls were captured in a graph."""
+
+    def failure(self) -> Exception | None:
+        """Return what has gone wrong since, as an error; None: nothing. Does not wait."""
+
+    def abort(self) -> None:
+        """End what runs for this communicator on the GPU."""
+
+    def close(self, limit_s: float) -> None:
+        """Let go of everything; nothing is under way."""
+
+
+B = TypeVar("B", bound=StreamBackend)
+
+
+class ConnectedGpu(Generic[B]):
+    """What exists from the first call on GPU arrays to the communicator's end.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+    calls : EnqueuedCalls
+        Where calls are posted and compared.
+    backend : StreamBackend
+        What enqueues.
+    issuer : Issuer
+        Made with the backend's `failure` and `abort`.
+    resources : Resources
+        What is given up where the communicator is not closed.
+    exits : bool
+        Whether a failure that nobody asks for ends the process.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        calls: EnqueuedCalls,
+        backend: B,
+        issuer: Issuer,
+        resources: Resources,
+        exits: bool,
+    ) -> None:
+        self._group = group
+        self._calls = calls
+        self.backend = backend
+        self.device = backend.device
+        self.issuer = issuer
+        self._signatures = Signatures(calls, group.rank, group.world_size)
+        self._monitor_thread = MonitorThread(issuer, exits=exits)
+        self._resources = resources
+        # Works and plans have the issuer, too: as long as somebody has one, its call goes on.
+        self._dropped = watch_over(issuer, resources)
+        end_all()
+
+    def launches(
+        self, requests: Sequence[Request], messages: Sequence[MessageRequest]
+    ) -> list[Any]:
+        """Return what a call's requests enqueue; ArgumentTypeError where it cannot."""
+        made = [self.backend.prepare(request) for request in requests]
+        return [*made, self.backend.prepare_messages(messages)] if messages else made
+
+    def signatures(self, requests: Sequence[Request]) -> list[Signature]:
+        """Return what ranks compare of a call's requests."""
+        return [self._signatures.of(request) for request in requests]
+
+    def issue(self, stream_call: StreamCall) -> IssuedCall:
+        """Put one call on its stream, and return at once."""
+        launches = stream_call.launches
+        if len(launches) == 1 and self.backend.outgrows_scratch(launches[0]):
+            self._drain(stream_call)
+        with self.issuer.lock, self.device:
+            self._look_for_capture(stream_call)
+            if len(launches) == 1:
+                self.backend.reserve(launches[0])
+                enqueue: Callable[[], None] = partial(
+                    self.backend.enqueue, launches[0], stream_call.stream
+                )
+            else:
+                enqueue = self._together((stream_call,))
+            return self.issuer.issue((stream_call,), enqueue)[0]
+
+    def _drain(self, stream_call: StreamCall) -> None:
+        """Wait until earlier calls are done, before memory is given back for this one.
+
+        The driver waits for them, too, but without a deadline: the monitor thread could not end
+        what hangs there while this thread is in the driver and holds the lock.
+        """
+        self.refuse_capture(stream_call)  # where nothing may be asked for
+        self.issuer.synchronize()
+
+    def compiled_call(
+        self, name: str, signatures: Sequence[Signature], launches: Sequence[Any]
+    ) -> tuple[CompiledCall, tuple[int, int]] | None:
+        """Return what makes such a call in one compiled step: here there is none."""
+        return None
+
+    def issue_group(self, stream_calls: Sequence[StreamCall]) -> list[IssuedCall]:
+        """Put several calls on their streams at once, in no order."""
+        with self.issuer.lock, self.device:
+            enqueue = self._together(stream_calls)
+            for stream_call in stream_calls:
+                self._look_for_capture(stream_call)
+            return self.issuer.issue(stream_calls, enqueue)
+
+    def _together(self, stream_calls: Sequence[StreamCall]) -> Callable[[], None]:
+        for stream_call in stream_calls:
+            self._check_groupable(stream_call)
+        pairs = [(launch, each.stream) for each in stream_calls for launch in each.launches]
+        return partial(self.backend.enqueue_together, pairs)
+
+    def _check_groupable(self, stream_call: StreamCall) -> None:
+        for launch in stream_call.launches:
+            self.backend.check_groupable(launch, stream_call.name)
+
+    def refuse_capture(self, stream_call: StreamCall) -> None:
+        """Raise where a graph is captured that this cannot be part of: before anything joins it."""
+        with self.device:
+            self._look_for_capture(stream_call)
+
+    def _look_for_capture(self, stream_call: StreamCall) -> None:
+        """Note whether a graph is being captured; refuse what cannot be part of one."""
+        stream_call.is_captured = self.device.is_capturing(stream_call.stream)
+        if stream_call.is_captured:
+            self._check_groupable(stream_call)
+            if not stream_call.is_own:
+                raise ArgumentError(
+                    f"{stream_call.name}: a captured graph uses the same memory at every replay: "
+                    "give contiguous arrays, and out="
+                )
+            self.backend.note_capture()
+
+    def note_abort(self) -> None:
+        """Give up on the GPU what this rank itself has just given up."""
+        self.issuer.look()
+        self._group.was_told = True
+
+    def close(self, limit_s: float) -> None:
+        """Wait for all calls, let go of everything, raise what went wrong and nobody was told."""
+        issuer = self.issuer
+        if self._group.was_told:
+            self.give_up()
+            return
+        try:
+            self._stop_watching()  # from here on this thread looks itself
+        except DeadlineError as error:
+            issuer.end(error)
+            raise
+        try:
+            if issuer.is_busy:  # else all is known to be well, whatever the others did since
+                issuer.synchronize()
+        except BaseException:
+            self.give_up()
+            raise
+        self._dropped.detach()
+        issuer.end()  # all is known; the rest may fail
+        end_all()
+        self.backend.close(limit_s)
+        issuer.close()
+
+    def _stop_watching(self) -> None:
+        """End the monitor thread; DeadlineError where it does not end."""
+        group = self._group
+        if not self._monitor_thread.stop(group.timeout_s):
+            group.is_in_use = True
+            raise DeadlineError(
+                f"rank {group.rank} of {group.world_size} waited {group.timeout_s:g} s at close "
+                f"for the thread that watches {self.device.label}: the driver or "
+                f"{self.backend.name.upper()} does not return. What the communicator has on the "
+                "GPU stays there: end the process"
+            )
+
+    def give_up(self) -> None:
+        """Let go of everything without waiting for other ranks."""
+        if not self._monitor_thread.stop(GIVING_UP_S) or not self.issuer.lock.acquire(
+            timeout=GIVING_UP_S
+        ):
+            self._group.is_in_use = True
+            self.issuer.end()
+            return  # a thread hangs in the driver or the library: nothing there can be ended
+        self._dropped.detach()
+        self.issuer.end()
+        try:
+            self._resources.end()
+        finally:
+            self.issuer.lock.release()
