@@ -15,7 +15,7 @@ from gpucoll.kernels.cpu import library
 from gpucoll.kernels.cpu.library import Library
 from gpucoll.kernels.cpu.loop_files import read_own
 
-__all__ = ["kept_library"]
+__all__ = ["keep_content", "kept_content", "kept_library"]
 
 _CHECKSUM_BYTES = 32
 
@@ -32,29 +32,34 @@ def kept_library(path: Path, make: Callable[[], bytes]) -> Library | None:
         return found
     try:
         content = make()
-        _keep(path, content + _checksum(content))
+        keep_content(path, content)
     except Exception:
         return None
     return _load(path)
 
 
 def _load(path: Path) -> Library | None:
+    return None if kept_content(path) is None else library.load(path)
+
+
+def kept_content(path: Path) -> bytes | None:
+    """Return what a file holds before its checksum; None where it is not as it was written."""
     try:
         data = read_own(path)
     except OSError:
         return None
     content, checksum = data[:-_CHECKSUM_BYTES], data[-_CHECKSUM_BYTES:]
-    return library.load(path) if content and checksum == _checksum(content) else None
+    return content if content and checksum == _checksum(content) else None
 
 
-def _keep(path: Path, data: bytes) -> None:
+def keep_content(path: Path, content: bytes) -> None:
     """Put a file in its place at once; one that is there goes, but not from those who use it."""
     import tempfile  # of those who compile
 
     descriptor, made = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
-            file.write(data)
+            file.write(content + _checksum(content))
         os.replace(made, path)
     except BaseException:
         os.unlink(made)

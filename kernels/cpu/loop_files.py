@@ -219,10 +219,10 @@ class FolderLock:
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def take(self, *, alone: bool) -> None:
+    def take(self, *, alone: bool, limit_s: float | None = None) -> None:
         """Wait until no other process makes the folder; with `alone`, until none loads either."""
         kind = fcntl.LOCK_EX if alone else fcntl.LOCK_SH
-        deadline = time.monotonic() + LOCK_WAIT_S
+        deadline = time.monotonic() + (LOCK_WAIT_S if limit_s is None else limit_s)
         while self._try(kind) is False and time.monotonic() < deadline:
             time.sleep(0.02)
 

@@ -1,4 +1,5 @@
-"""Kernels for GPUs: one C++ source for CUDA and HIP, launched through CuPy.
+"""Kernels for GPUs: one C++ source for CUDA and HIP, launched by the vendor's driver.
 
-Nothing here imports CuPy, Numba or PyTorch before it is needed.
+`gpucoll.devices.kernels` compiles and launches them. Nothing here imports Numba before it is
+needed.
 """

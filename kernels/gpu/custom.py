@@ -11,7 +11,7 @@ import importlib.metadata
 import importlib.util
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
@@ -122,10 +122,10 @@ def _ptx_of(kernel: Any, signature: Any, compute_capability: tuple[int, int]) ->
     return str(ptx)
 
 
-def launch_custom(
+def prepare_custom(
     op: ReduceOp, destinations: Sequence[Buffer], sources: Sequence[Buffer], target: Target
-) -> None:
-    """Reduce by a user's function, left to right, into every destination. Enqueues, and returns.
+) -> Callable[[int], None]:
+    """Return what reduces by a user's function, left to right, into every destination.
 
     Raises
     ------
@@ -144,4 +144,4 @@ def launch_custom(
     )
     count = sources[0].count
     words = [count, *(buffer.address for buffer in (*destinations, *sources))]
-    target.launch(kernel, -(-count // TILE_ELEMENTS), words)
+    return target.prepared(kernel, -(-count // TILE_ELEMENTS), words)

@@ -7,9 +7,10 @@ Python that needs no GPU; the launch is one method of a `Launcher`, one for each
 from __future__ import annotations
 
 import functools
+import importlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -25,13 +26,15 @@ BLOCKS_PER_MULTIPROCESSOR = 32
 """Of a grid, at most: many, so that the last ones leave few idle; each with work to do."""
 
 
-def _cupy_launcher() -> Launcher:
-    from gpucoll.kernels.gpu.cupy_launcher import CupyLauncher
+def _driver_launcher(kind: str) -> Launcher:
+    # By name: devices stand on the kernels, which know nothing of them but this.
+    module = importlib.import_module("gpucoll.devices.kernels.driver_launcher")
+    return cast(Launcher, module.DriverLauncher(kind))
 
-    return CupyLauncher()
 
-
-LAUNCHERS: dict[str, Callable[[], Launcher]] = {"cuda": _cupy_launcher, "rocm": _cupy_launcher}
+LAUNCHERS: dict[str, Callable[[], Launcher]] = {
+    kind: functools.partial(_driver_launcher, kind) for kind in ("cuda", "rocm")
+}
 """Kind of device -> what makes its launcher."""
 
 
@@ -60,10 +63,18 @@ class Target:
         most = BLOCKS_PER_MULTIPROCESSOR * self.launcher.multiprocessors(self.number)
         return max(1, min(units, most))
 
+    def prepared(
+        self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
+    ) -> Callable[[int], None]:
+        """Return what launches as many blocks as these units need, on a stream, each time."""
+        launcher = self.launcher
+        return functools.partial(
+            launcher.launch, kernel, self.blocks(units), arguments, self.number
+        )
+
     def launch(self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]) -> None:
         """Launch as many blocks as these units of work need."""
-        blocks = self.blocks(units)
-        self.launcher.launch(kernel, blocks, arguments, self.number, self.stream)
+        self.prepared(kernel, units, arguments)(self.stream)
 
 
 def buffer_of(x: Any, what: str) -> Buffer:

@@ -271,14 +271,22 @@ DEVICE uint32 greatest_of_warp(uint32 value) {
 // KERNEL(name, resident, Type, body): an entry whose one argument is a struct by value; `body` takes
 // its place. NVIDIA's compiler gives it as many registers as let `resident` blocks run side by side.
 // WARP_KERNEL is the same, for a body whose lanes exchange values.
+// On the host the sizes of an entry's arguments stand beside it: how many there are, then each one's.
 #if defined(GPUCOLL_HOST)
 #include "host_grid.h"
+#define SIZES(name, Type)                                                                     \
+    extern "C" {                                                                              \
+    __attribute__((visibility("default"))) extern const unsigned name##_sizes[] = {           \
+        1, sizeof(Type)};                                                                     \
+    }
 #define KERNEL(name, resident, Type, ...)                                                     \
+    SIZES(name, Type)                                                                         \
     extern "C" __attribute__((visibility("default"))) void name(                              \
         const Type* arguments, unsigned blocks) {                                             \
         gpucoll::run_grid(blocks, [=] { __VA_ARGS__(arguments); });                           \
     }
 #define WARP_KERNEL(name, resident, Type, ...)                                                \
+    SIZES(name, Type)                                                                         \
     extern "C" __attribute__((visibility("default"))) void name(                              \
         const Type* arguments, unsigned blocks) {                                             \
         gpucoll::run_grid_of_warps(blocks, [=] { __VA_ARGS__(arguments); });                  \

@@ -1,7 +1,7 @@
 """The text of a kernel: what its source file includes, the constants, and the line that makes it.
 
-Headers are pasted in, so that no compiler needs an include path, and so that CuPy's cache of
-compiled kernels, which looks at this text alone, sees an edit of any of them.
+Headers are pasted in, so that no compiler needs an include path, and so that compiled kernels,
+which are kept under a digest of this text, are made anew after an edit of any of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,10 @@
-"""Doubles of NCCL, RCCL and the GPU drivers: real libraries with the real names, over host memory.
+"""Doubles of NCCL, RCCL, the GPU drivers and their compilers: real libraries with the real names.
+
+They work over host memory; what is compiled for a GPU is host code, which the driver's double runs.
 
 Compiled with the system's C compiler when a test first asks for one; without a compiler those tests
-are skipped. What they do is said at the head of ``nccl_double.c`` and ``device_double.c``.
+are skipped. What they do is said at the head of ``nccl_double.c``, ``device_double.c`` and
+``rtc_double.c``.
 
 >>> def function(seat, double):                 # in a rank
 ...     control = double.load()                 # from here on gpucoll finds them
@@ -17,6 +20,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +31,7 @@ import pytest
 
 from gpucoll import config
 
-__all__ = ["CUDA", "HIP", "Builder", "Control", "Double", "Graph", "run_python"]
+__all__ = ["CUDA", "HIP", "HIPRTC", "NVRTC", "Builder", "Control", "Double", "Graph", "run_python"]
 
 SOURCES = Path(__file__).resolve().parent
 OPTIONS = ("-O1", "-g", "-Wall", "-Wextra", "-Werror", "-Wno-unused-function", "-shared", "-fPIC")
@@ -57,9 +61,19 @@ class Builder:
             library = self._compile(
                 "nccl_double.c", "librccl.so.1", "-DRCCL", "-DWITHOUT_ncclAlltoAll", *defines
             )
-            return Double(vendor, library, self._compile("device_double.c", HIP, "-DHIP"))
+            driver = self._compile("device_double.c", HIP, "-DHIP")
+            return Double(vendor, library, driver, self._rtc(HIPRTC, "-DHIP"))
         library = self._compile("nccl_double.c", "libnccl.so.2", *defines)
-        return Double(vendor, library, self._compile("device_double.c", CUDA))
+        return Double(vendor, library, self._compile("device_double.c", CUDA), self._rtc(NVRTC))
+
+    def _rtc(self, soname: str, *defines: str) -> Path | None:
+        """Return the compiler's double; None without a C++ compiler behind it."""
+        found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
+        if found is None:
+            return None
+        source = (SOURCES / "rtc_double.c").read_bytes() + found.encode()
+        version = f"-DVERSION_MINOR={zlib.crc32(source) % 10**6}"
+        return self._compile("rtc_double.c", soname, f'-DCXX_COMPILER="{found}"', version, *defines)
 
     def _compile(self, source: str, soname: str, *defines: str) -> Path:
         if self._compiler is None:
@@ -86,6 +100,8 @@ class Builder:
 
 CUDA = "libcuda.so.1"
 HIP = "libamdhip64.so.6"
+NVRTC = "libnvrtc.so.12"
+HIPRTC = "libhiprtc.so.6"
 
 
 @dataclass(frozen=True)
@@ -95,6 +111,8 @@ class Double:
     vendor: str
     library: Path
     driver: Path
+    rtc: Path | None = None
+    """The compiler of kernels; None where the system has no C++ compiler for it."""
 
     @property
     def kind(self) -> str:
@@ -105,7 +123,9 @@ class Double:
     def variables(self) -> dict[str, str]:
         """The environment in which gpucoll takes these for the real ones, once they are loaded."""
         variable = config.NCCL_LIBRARY if self.vendor == "nccl" else config.RCCL_LIBRARY
-        return {variable: str(self.library), config.CPU_ONLY: "0"}
+        compiler = config.NVRTC_LIBRARY if self.vendor == "nccl" else config.HIPRTC_LIBRARY
+        found = {} if self.rtc is None else {compiler: str(self.rtc)}
+        return {variable: str(self.library), config.CPU_ONLY: "0", **found}
 
     @property
     def search_path(self) -> dict[str, str]:
@@ -122,6 +142,7 @@ class Control:
 
     def __init__(self, double: Double) -> None:
         self.double = double
+        self._rtc: Any = None
         self.driver: Any = ctypes.CDLL(str(double.driver), mode=ctypes.RTLD_GLOBAL)
         self.library: Any = ctypes.CDLL(str(double.library))
         names = self.library.ncclDoubleCalls, self.library.ncclDoubleGet, self.driver.double_get
@@ -172,6 +193,25 @@ class Control:
         """How many communicators of this process were neither destroyed nor aborted."""
         return int(self.library.ncclDoubleCommunicators())
 
+    # --- the compiler -----------------------------------------------------------------------------
+
+    @property
+    def rtc(self) -> Any:
+        """The compiler of kernels, loaded: ``double_rtc_set``, ``double_rtc_get``."""
+        if self._rtc is None:
+            if self.double.rtc is None:
+                pytest.skip(
+                    "no C++ compiler (g++, clang++) for the double of the kernels' compiler"
+                )
+            self._rtc = ctypes.CDLL(str(self.double.rtc))
+            self._rtc.double_rtc_get.restype = ctypes.c_long
+        return self._rtc
+
+    @property
+    def compilations(self) -> int:
+        """How often this process has compiled kernels."""
+        return int(self.rtc.double_rtc_get(b"compilations"))
+
     # --- the driver -------------------------------------------------------------------------------
 
     def driver_set(self, key: str, value: int) -> None:
@@ -188,7 +228,10 @@ class Control:
             self.driver_set("hold", 0)
 
     def count(self, what: str) -> int:
-        """Return how many ``streams`` or ``events`` there are, or bytes of ``memory`` in use."""
+        """Return how many ``streams``, ``events`` or ``modules`` there are.
+
+        Or how many bytes of ``memory`` are in use, or how many ``launches`` there were.
+        """
         return int(self.driver.double_get(what.encode()))
 
     @contextmanager

@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "device_memory.h"
+#include "device_modules.h"
 
 /* --- facts -------------------------------------------------------------------------------------- */
 
@@ -46,6 +47,10 @@ static const char *text_of(int code)
     case 3: return "initialization error";
     case NO_DEVICE: return "no GPU is detected";
     case INVALID_DEVICE: return "invalid device ordinal";
+    case INVALID_IMAGE: return "device kernel image is invalid";
+    case INVALID_PTX: return "a PTX JIT compilation failed";
+    case NOT_FOUND: return "named symbol not found";
+    case 719: return "unspecified launch failure";
     case INVALID_CONTEXT: return "invalid device context";
     case INVALID_HANDLE: return "invalid resource handle";
     case NOT_READY: return "device not ready";
@@ -95,9 +100,10 @@ EXPORT(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *out, int size, int devic
     snprintf(out, (size_t)size, "0000:%02X:00.0", 0x1b + device);
     return is_device(device) ? OK : INVALID_DEVICE;
 }
+/* It is no architecture that there is, so that no real GPU is ever given code for it: sm_99, gfx9ff. */
 EXPORT(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *out, int attribute, int device)
 {
-    *out = attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) ? 9 : 1;
+    *out = attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) || attribute == NAME(76, 61) ? 9 : 1;
     return is_device(device) && attribute < 200 ? OK : INVALID_VALUE;
 }
 #ifdef HIP
@@ -118,6 +124,13 @@ EXPORT(, hipStreamGetDevice)(void *stream, int *out)
 {
     *out = double_stream_device(stream);
     return *out < 0 ? INVALID_HANDLE : OK;
+}
+EXPORT(, hipGetDevicePropertiesR0600)(char *out, int device)
+{
+    memset(out, 0, 1472);
+    snprintf(out, 256, "Double of a GPU");
+    snprintf(out + 1160, 256, "gfx9ff:sramecc+:xnack-");
+    return is_device(device) ? OK : INVALID_DEVICE;
 }
 DOUBLE_API const char *hipGetErrorString(int code) { return text_of(code); }
 #else
@@ -240,4 +253,21 @@ EXPORT(cuMemsetD16Async, hipMemsetD16Async)(void *to, unsigned short word, size_
 EXPORT(cuMemsetD32Async, hipMemsetD32Async)(void *to, int word, size_t count, void *stream)
 {
     BEGIN return fill(to, word, 4, count, stream);
+}
+EXPORT(cuModuleLoadData, hipModuleLoadData)(void **out, const void *image)
+{
+    BEGIN return module_load(out, image);
+}
+EXPORT(cuModuleUnload, hipModuleUnload)(void *module) { BEGIN return module_unload(module); }
+EXPORT(cuModuleGetFunction, hipModuleGetFunction)(void **out, void *module, const char *name)
+{
+    BEGIN return module_function(out, module, name);
+}
+EXPORT(cuLaunchKernel, hipModuleLaunchKernel)(
+    void *function, unsigned blocks, unsigned blocks_y, unsigned blocks_z, unsigned threads,
+    unsigned threads_y, unsigned threads_z, unsigned shared_bytes, void *stream, void **arguments,
+    void **extra)
+{
+    const unsigned grid[] = {blocks, blocks_y, blocks_z, threads, threads_y, threads_z};
+    BEGIN return extra ? INVALID_VALUE : launch(function, grid, shared_bytes, stream, arguments);
 }

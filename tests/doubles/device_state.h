@@ -20,8 +20,11 @@ enum {
     OUT_OF_MEMORY = 2,
     NO_DEVICE = 100,
     INVALID_DEVICE = 101,
+    INVALID_IMAGE = 200,
     INVALID_CONTEXT = 201,
+    INVALID_PTX = 218,
     INVALID_HANDLE = 400,
+    NOT_FOUND = 500,
     NOT_READY = 600,
     LAUNCH_TIMEOUT = 702,
     CAPTURE_UNSUPPORTED = 900,
@@ -85,6 +88,8 @@ static struct event *events;
 static struct event *event_buckets[1024]; /* so that having many costs a call nothing */
 static struct block *blocks;
 static int is_initialised, is_held, captures, sticky_error, device_count_value = 8;
+static int module_error, launch_error = 719;
+static long fail_launch_in, launch_count, module_count;
 static long queue_length, delay_us, limit_bytes = (long)MEMORY_BYTES, used_bytes;
 static __thread int stack[64], depth, capture_mode;
 
@@ -92,7 +97,8 @@ static __thread int stack[64], depth, capture_mode;
 
 /* devices: how many GPUs; hold: 1 keeps every stream from going on; delay_us: before each piece of
  * work; error: every call gives this code from now on; memory: bytes of a device; queue: how much a
- * stream takes before it keeps who brings more waiting (0: no limit). */
+ * stream takes before it keeps who brings more waiting (0: no limit); module_error: modules do not load,
+ * with this code; fail_launch: the how-manieth launch from now on fails (0: none), with launch_error. */
 DOUBLE_API int double_set(const char *key, long value)
 {
     pthread_mutex_lock(&lock);
@@ -109,6 +115,12 @@ DOUBLE_API int double_set(const char *key, long value)
         sticky_error = (int)value;
     else if (!strcmp(key, "memory"))
         limit_bytes = value;
+    else if (!strcmp(key, "module_error"))
+        module_error = (int)value;
+    else if (!strcmp(key, "launch_error"))
+        launch_error = (int)value;
+    else if (!strcmp(key, "fail_launch"))
+        fail_launch_in = value;
     else
         known = 0;
     pthread_cond_broadcast(&changed);
@@ -122,6 +134,10 @@ DOUBLE_API long double_get(const char *key)
     pthread_mutex_lock(&lock);
     if (!strcmp(key, "memory")) {
         count = used_bytes;
+    } else if (!strcmp(key, "modules")) {
+        count = module_count;
+    } else if (!strcmp(key, "launches")) {
+        count = launch_count;
     } else if (!strcmp(key, "streams")) {
         count = 0;
         for (struct stream *s = streams; s; s = s->next_stream)

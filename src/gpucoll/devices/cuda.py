@@ -64,6 +64,10 @@ _SYMBOLS = {
     "context_push": ("cuCtxPushCurrent_v2",),
     "context_pop": ("cuCtxPopCurrent_v2",),
     "context_device": ("cuCtxGetDevice",),
+    "module_load": ("cuModuleLoadData",),
+    "module_unload": ("cuModuleUnload",),
+    "module_function": ("cuModuleGetFunction",),
+    "launch": ("cuLaunchKernel",),
     "error_string": ("cuGetErrorString",),
 }
 
@@ -158,6 +162,11 @@ class CudaDevice(DriverDevice):
 
     def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
         self._call("memory_copy", "copy", destination, source, size_bytes, stream)
+
+    @functools.cached_property
+    def target(self) -> str:
+        parts = (self.attribute(f"compute_capability_{part}") for part in ("major", "minor"))
+        return "sm_" + "".join(map(str, parts))
 
     def driver_version(self) -> str:
         version = self.driver.number("driver_version")

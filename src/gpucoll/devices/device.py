@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import NamedTuple, Protocol
 
@@ -136,6 +136,44 @@ class Device(Protocol):
 
     def memory_bytes(self) -> tuple[int, int]:
         """Return how much memory is free, and how much there is, in bytes."""
+
+    # --- kernels ------------------------------------------------------------------------------
+
+    @property
+    def target(self) -> str:
+        """What its kernels are compiled for: ``"sm_90"``, ``"gfx942:sramecc+:xnack-"``."""
+
+    def load_module(self, image: bytes) -> int:
+        """Load compiled kernels; return the module.
+
+        Parameters
+        ----------
+        image : bytes
+            Machine code for `target`; on an NVIDIA GPU PTX will do, too, which the driver compiles.
+        """
+
+    def unload_module(self, module: int) -> None:
+        """Let go of a module whose kernels are done: its functions are no more."""
+
+    def function_of(self, module: int, name: str) -> int:
+        """Return a module's kernel by its name, which C++ has not decorated (``extern "C"``)."""
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: Sequence[bytes], stream: int
+    ) -> None:
+        """Enqueue a kernel.
+
+        Parameters
+        ----------
+        function : int
+            Of `function_of`.
+        blocks, threads : int
+            Of the grid, and of a block.
+        arguments : sequence of bytes
+            Each one by value, of the size that the kernel declares. They are copied before this
+            returns.
+        stream : int
+        """
 
     # --- facts --------------------------------------------------------------------------------
 

@@ -53,6 +53,10 @@ PROTOTYPES: Final = (
     Prototype("memory_fill_4", (c_void_p, c_uint, c_size_t, c_void_p)),
     Prototype("memory_info", (POINTER(c_size_t), POINTER(c_size_t))),
     Prototype("pointer_attribute", (c_void_p, c_int, c_void_p)),
+    Prototype("module_load", (_HANDLES, c_char_p)),
+    Prototype("module_unload", (c_void_p,)),
+    Prototype("module_function", (_HANDLES, c_void_p, c_char_p)),
+    Prototype("launch", (c_void_p, *[c_uint] * 7, c_void_p, POINTER(c_char_p), c_void_p)),
 )
 """Functions that both drivers have, with the same arguments; the rest is in each one's module."""
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import sys
 import uuid
-from collections.abc import Callable, Iterator
-from ctypes import c_int, c_size_t, c_void_p
+from collections.abc import Callable, Iterator, Sequence
+from ctypes import c_char_p, c_int, c_size_t, c_void_p
 from typing import Any, Final
 
 from gpucoll.devices.device import PER_THREAD_STREAM, Device, Identity
@@ -50,6 +51,7 @@ class DriverDevice:
         self.stream_wait_event: Callable[[int, int, int], int] = functions["stream_wait_event"]
         self.query_event: Callable[[int], int] = functions["event_query"]
         self._stream_is_capturing = functions["stream_is_capturing"]
+        self._launch = functions["launch"]
         self.identity = self._identify()
 
     def __repr__(self) -> str:
@@ -206,6 +208,38 @@ class DriverDevice:
             what = "tell how much memory there is"
             self._call("memory_info", what, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
+
+    # --- kernels ----------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def target(self) -> str:
+        raise NotImplementedError
+
+    def load_module(self, image: bytes) -> int:
+        handle = c_void_p()
+        with self, self.relaxed_capture():  # loading takes memory, which a capture forbids
+            self._call("module_load", "load a module of kernels", ctypes.byref(handle), image)
+        return handle.value or 0
+
+    def unload_module(self, module: int) -> None:
+        with self, self.relaxed_capture():
+            self._call("module_unload", "unload a module of kernels", module)
+
+    def function_of(self, module: int, name: str) -> int:
+        handle, what = c_void_p(), f"find the kernel {name} in its module"
+        with self, self.relaxed_capture():  # some drivers load it only now
+            symbol = name.encode()
+            self._call("module_function", what, ctypes.byref(handle), module, symbol)
+        return handle.value or 0
+
+    def launch(
+        self, function: int, blocks: int, threads: int, arguments: Sequence[bytes], stream: int
+    ) -> None:
+        # Where each argument lies: ctypes keeps the bytes themselves, and their addresses.
+        places = (c_char_p * len(arguments))(*arguments)
+        code = self._launch(function, blocks, 1, 1, threads, 1, 1, 0, stream, places, None)
+        if code:
+            self.check(code, f"launch a kernel of {blocks} blocks of {threads} threads")
 
     # --- facts ------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import threading
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
 from typing import Final
@@ -16,6 +17,7 @@ from gpucoll.devices import driver
 from gpucoll.devices.driver import Driver, Vendor
 from gpucoll.devices.driver_device import DEFAULT_STREAMS, DriverDevice
 from gpucoll.devices.foreign_library import Prototype, address_of
+from gpucoll.errors import BackendError, BackendUnavailableError
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,
@@ -24,6 +26,7 @@ _PROTOTYPES = (
     Prototype("device_get", (POINTER(c_int),)),
     Prototype("stream_device", (c_void_p, POINTER(c_int)), since="ROCm 5.6"),
     Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_int, c_void_p)),
+    Prototype("device_properties", (c_char_p, c_int), since="ROCm 6.0"),
 )
 
 _SYMBOLS = {
@@ -59,6 +62,11 @@ _SYMBOLS = {
     "memory_fill_2": ("hipMemsetD16Async",),
     "memory_fill_4": ("hipMemsetD32Async",),
     "pointer_attribute": ("hipPointerGetAttribute",),
+    "module_load": ("hipModuleLoadData",),
+    "module_unload": ("hipModuleUnload",),
+    "module_function": ("hipModuleGetFunction",),
+    "launch": ("hipModuleLaunchKernel",),
+    "device_properties": ("hipGetDevicePropertiesR0600",),
     "error_string": ("hipGetErrorString",),
 }
 
@@ -84,6 +92,10 @@ VENDOR = Vendor(
 )
 
 _COPY_OF_ANY_KIND: Final = 4  # hipMemcpyDefault: by where the addresses lie
+_PROPERTIES_BYTES: Final = 8192
+"""hipDeviceProp_tR0600 has 1472; some to spare."""
+_ARCHITECTURE = slice(1160, 1160 + 256)
+"""Its gcnArchName: no attribute says it."""
 
 
 class HipDriver(Driver):
@@ -150,6 +162,23 @@ class HipDevice(DriverDevice):
     def copy(self, destination: int, source: int, size_bytes: int, stream: int) -> None:
         arguments = destination, source, size_bytes, _COPY_OF_ANY_KIND, stream
         self._call("memory_copy", "copy", *arguments)
+
+    @functools.cached_property
+    def target(self) -> str:
+        if "device_properties" not in self._functions:
+            raise BackendUnavailableError(
+                f"{self.label}: kernels need ROCm 6.0 or later: {self.driver.vendor.driver} has no "
+                f"{_SYMBOLS['device_properties'][0]}"
+            )
+        properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
+        self._call("device_properties", "tell its architecture", properties, self.number)
+        name = properties.raw[_ARCHITECTURE].partition(b"\0")[0].decode(errors="replace")
+        if not re.fullmatch(r"gfx[0-9a-f]+(:[a-z]+[+-])*", name):
+            raise BackendError(
+                f"{self.label}: {self.driver.vendor.driver} {self.driver_version()} names its "
+                f"architecture {name[:40]!r}, which gpucoll does not understand"
+            )
+        return name
 
     def driver_version(self) -> str:
         version = self.driver.number("driver_version")

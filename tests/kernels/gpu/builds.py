@@ -8,7 +8,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from tests.kernels.gpu.host import all_kernels
+
+from gpucoll.kernels.gpu.catalogue import all_kernels
 
 FILES = ("reduce.cu", "pack.cu", "quantise.cu")
 

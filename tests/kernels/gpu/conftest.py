@@ -1,4 +1,4 @@
-"""Launchers that need no GPU, in the place of CuPy's."""
+"""Launchers that need no GPU, in the place of the driver's."""
 
 from __future__ import annotations
 

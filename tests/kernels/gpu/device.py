@@ -16,20 +16,20 @@ from gpucoll.arrays.buffer import Buffer
 
 
 def require_gpu(library: str) -> Any:
-    """Return the library's module; skip where there is no GPU, or no CuPy to launch with."""
-    cupy = pytest.importorskip("cupy", reason="no CuPy, which compiles and launches the kernels")
+    """Return the library's module; skip where it is not there, or there is no GPU."""
+    if library == "torch":
+        torch = pytest.importorskip("torch", reason="no PyTorch")
+        if not torch.cuda.is_available():
+            pytest.skip("PyTorch sees no GPU")
+        return torch
+    cupy = pytest.importorskip("cupy", reason="no CuPy")
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as error:
         pytest.skip(f"no GPU: {error}")
     if count == 0:
         pytest.skip("no GPU")
-    if library == "cupy":
-        return cupy
-    torch = pytest.importorskip("torch", reason="no PyTorch")
-    if not torch.cuda.is_available():
-        pytest.skip("PyTorch sees no GPU")
-    return torch
+    return cupy
 
 
 def require_numba_cuda() -> None:

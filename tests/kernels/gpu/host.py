@@ -16,15 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from gpucoll.kernels.gpu import pack, quantise, reduce
+from gpucoll.kernels.gpu.catalogue import all_kernels
 from gpucoll.kernels.gpu.source import Kernel, source_of
 
 COMPILER = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)
 OPTIONS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared")
-
-
-def all_kernels() -> list[Kernel]:
-    return [*reduce.kernels(), *pack.kernels(), *quantise.kernels()]
 
 
 def build(kernels: Sequence[Kernel], folder: Path) -> ctypes.CDLL:

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.kernels.gpu.host import all_kernels
-
+from gpucoll.kernels.gpu.catalogue import all_kernels
 from gpucoll.kernels.gpu.source import source_of
 
 OPTIONS = ("-std=c++17", "--fmad=false")
-"""Those of `gpucoll.kernels.gpu.cupy_launcher`, which cannot be imported without CuPy."""
+"""Those of `gpucoll.devices.kernels.compiler`."""
 
 
 def compile_for(architecture: str, file: str) -> dict[str, str]:

@@ -1,0 +1,138 @@
+"""Launching by the vendor's driver, NVIDIA's or AMD's, whichever library made the arrays."""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll import devices
+from gpucoll.devices.device import Device
+from gpucoll.devices.kernels.images import image_of
+from gpucoll.devices.kernels.table_memory import TableMemory
+from gpucoll.errors import ArgumentTypeError, BackendError
+from gpucoll.kernels.gpu.launcher import CompiledKernel
+from gpucoll.kernels.gpu.source import THREADS, Kernel
+
+__all__ = ["DriverLauncher"]
+
+_WORD = struct.Struct("=Q")
+
+
+class DriverLauncher:
+    """The `gpucoll.kernels.gpu.launcher.Launcher` of a kind of devices, CUDA's or AMD's.
+
+    A kernel is loaded on a device when it is first launched there, and stays: graphs may have it.
+    """
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._lock = threading.RLock()
+        self._functions: dict[tuple[Kernel | CompiledKernel, int], int] = {}
+        self._modules: dict[tuple[tuple[Kernel, ...], int], int] = {}
+        self._devices: dict[int, Device] = {}
+        self._multiprocessors: dict[int, int] = {}
+        self._tables: dict[int, TableMemory] = {}
+
+    def multiprocessors(self, number: int) -> int:
+        """Return how many multiprocessors (compute units) a device has."""
+        found = self._multiprocessors.get(number)
+        if found is None:
+            device = self._device(number)
+            found = device.attribute("multiprocessor_count")
+            if not found:
+                raise BackendError(f"{device.label} does not say how many multiprocessors it has")
+            self._multiprocessors[number] = found
+        return found
+
+    def compute_capability(self, number: int) -> tuple[int, int]:
+        """Return a CUDA device's compute capability."""
+        if self._kind != "cuda":
+            raise ArgumentTypeError(
+                "a user's operation cannot run on AMD GPUs: Numba compiles for NVIDIA's only; use "
+                "a built-in operation, or reduce on the host"
+            )
+        device = self._device(number)
+        parts = (device.attribute(f"compute_capability_{part}") for part in ("major", "minor"))
+        major, minor = (part or 0 for part in parts)
+        return major, minor
+
+    def launch(
+        self,
+        kernel: Kernel | CompiledKernel,
+        blocks: int,
+        arguments: Sequence[Any],
+        number: int,
+        stream: int,
+    ) -> None:
+        """Enqueue a kernel; it is compiled and loaded on its first launch on a device."""
+        function = self._functions.get((kernel, number)) or self._load(kernel, number)
+        given = [_bytes_of(argument) for argument in arguments]
+        device = self._device(number)
+        try:
+            with device:
+                device.launch(function, blocks, THREADS, given, stream)
+        except BackendError as error:
+            raise BackendError(f"{kernel.name}: {error}") from None
+
+    def upload(self, table: npt.NDArray[Any], number: int, stream: int) -> tuple[int, Any]:
+        """Copy a table to the device, in the stream's order; `Table` says how long it is kept."""
+        with self._lock:
+            memory = self._tables.get(number)
+            if memory is None:
+                memory = self._tables[number] = TableMemory(self._device(number))
+            made = memory.upload(table, stream)
+        return made.address, made
+
+    def _device(self, number: int) -> Device:
+        found = self._devices.get(number)
+        if found is None:
+            found = self._devices[number] = devices.open_device(self._kind, number)
+        return found
+
+    def _load(self, kernel: Kernel | CompiledKernel, number: int) -> int:
+        device = self._device(number)
+        with self._lock:
+            key = kernel, number
+            if key not in self._functions:
+                if isinstance(kernel, CompiledKernel):
+                    made_by = "Numba"
+                    module = _loaded(device, kernel.ptx.encode(), kernel.name, made_by)
+                else:
+                    module = self._module(kernel, device)
+                self._functions[key] = device.function_of(module, kernel.name)
+            return self._functions[key]
+
+    def _module(self, kernel: Kernel, device: Device) -> int:
+        """Return the loaded module of a kernel, which may have been loaded for another one."""
+        for (kernels, number), module in self._modules.items():
+            if number == device.number and kernel in kernels:
+                return module
+        image = image_of(kernel, device.target, _most_major(device))
+        module = _loaded(device, image.content, kernel.name, image.origin)
+        self._modules[image.kernels, device.number] = module
+        return module
+
+
+def _loaded(device: Device, content: bytes, name: str, origin: str) -> int:
+    try:
+        return device.load_module(content)
+    except BackendError as error:
+        raise BackendError(
+            f"{name}, made for {device.target} by {origin}: {error}. The driver's version is "
+            f"{device.driver_version()}: a compiler that is newer may make what it does not load"
+        ) from None
+
+
+def _most_major(device: Device) -> int:
+    """Return the newest major version of a compiler whose code the driver surely loads."""
+    return int(device.driver_version().partition(".")[0])
+
+
+def _bytes_of(argument: Any) -> bytes:
+    """Return an argument as it is passed: a struct as it is, whole numbers as 64-bit words."""
+    return argument.tobytes() if isinstance(argument, np.ndarray) else _WORD.pack(argument)
