@@ -1,0 +1,1 @@
+"""GPU arrays without a vendor's library."""

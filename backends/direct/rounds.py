@@ -1,0 +1,467 @@
+"""Collectives through GPU memory that all ranks of a host can read, as steps on a stream.
+
+Each rank has an exchange: memory of its own GPU, in two halves, that every rank of the host has
+mapped. A call is a sequence of rounds, which take the halves in turn. In a round a rank copies its
+part into its half and says so (`Word.READY`); it waits until others have said so, and combines or
+copies what lies in their halves into its own output; then it says that it needs those halves no
+more (`Word.DONE`). Before a half is written again all ranks must be done with it.
+
+All of that goes onto a stream: saying is a write of a number, waiting is the stream's wait for one.
+No kernel waits for another rank, so that ranks may share a GPU. Sources are combined in the order
+of the ranks: the same bits on every rank, whatever the size and the number of rounds.
+
+Steps are data, made by functions of what all ranks know alike; numbers count from the call's first
+round. `gpucoll.backends.direct.peer` puts them on streams.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+ALIGNMENT_BYTES = 16
+"""Of what lies in a half: the kernels' widest access."""
+
+
+class Word(enum.IntEnum):
+    """The numbers that each rank keeps for the others to wait for."""
+
+    READY = 0
+    """Two for each round: my part is in my half; my share of the result is there."""
+    DONE = 1
+    """One for each round: I read no half of it any more."""
+
+
+def value_of(word: Word, number: int, before: int) -> int:
+    """Return the 32-bit value of a call's number; `before` it came so many rounds."""
+    return (number + before * (2 if word == Word.READY else 1)) % (1 << 32)
+
+
+class Copy(NamedTuple):
+    """A copy on the GPU, or from another one's memory."""
+
+    destination: int
+    source: int
+    size_bytes: int
+
+
+class Combine(NamedTuple):
+    """Every destination becomes source 0 op source 1 op ..."""
+
+    destinations: tuple[int, ...]
+    sources: tuple[int, ...]
+    n_elements: int
+
+
+class Identity(NamedTuple):
+    """The op's identity, `n_elements` times."""
+
+    destination: int
+    n_elements: int
+
+
+class Say(NamedTuple):
+    """Write a number of this rank's, behind all that is on the stream."""
+
+    word: Word
+    number: int
+
+
+class Await(NamedTuple):
+    """Let what comes on the stream wait until a rank has said a number, or a later one."""
+
+    rank: int
+    word: Word
+    number: int
+
+
+Step = Copy | Combine | Identity | Say | Await
+
+
+class Rounds(NamedTuple):
+    """A call's steps, and how many rounds it takes.
+
+    An even number, so that each call begins with the same half.
+    """
+
+    steps: tuple[Step, ...]
+    n_rounds: int
+
+
+class Exchange(NamedTuple):
+    """The ranks' exchanges, as one of them sees them.
+
+    Attributes
+    ----------
+    rank, world_size : int
+        Whose view, of how many.
+    addresses : tuple of int
+        Where each rank's first half begins; multiples of `ALIGNMENT_BYTES`.
+    half_bytes : int
+        Size of a half; the second one lies behind the first. At least `ALIGNMENT_BYTES` for each
+        rank.
+    """
+
+    rank: int
+    world_size: int
+    addresses: tuple[int, ...]
+    half_bytes: int
+
+    @property
+    def slot_bytes(self) -> int:
+        """The part of a half that is for one rank."""
+        return self.half_bytes // self.world_size // ALIGNMENT_BYTES * ALIGNMENT_BYTES
+
+
+class Part(NamedTuple):
+    """An array that is combined element by element; `destination` 0: this rank gets no result."""
+
+    source: int
+    destination: int
+    n_elements: int
+
+
+class _Segment(NamedTuple):
+    """Elements of one array that take part in a round, and where they lie in the half."""
+
+    source: int
+    destination: int
+    n_elements: int
+    offset: int
+
+
+class _Builder:
+    """Steps of one rank, round by round."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.steps: list[Step] = []
+        self.number = 0
+        self._done = [0] * exchange.world_size
+        """By rank: how many rounds it is known to be done with."""
+
+    @property
+    def peers(self) -> list[int]:
+        return [rank for rank in range(self.exchange.world_size) if rank != self.exchange.rank]
+
+    def half(self, rank: int) -> int:
+        """Return where a rank's half of this round begins."""
+        return self.exchange.addresses[rank] + self.number % 2 * self.exchange.half_bytes
+
+    @property
+    def mine(self) -> int:
+        """Where this rank's half of this round begins."""
+        return self.half(self.exchange.rank)
+
+    def copy(self, destination: int, source: int, size_bytes: int) -> None:
+        if size_bytes > 0 and destination != source:
+            self.steps.append(Copy(destination, source, size_bytes))
+
+    def combine(self, destinations: Iterable[int], sources: Iterable[int], count: int) -> None:
+        given = tuple(filter(None, destinations))
+        if count > 0 and given:
+            self.steps.append(Combine(given, tuple(sources), count))
+
+    def open_half(self) -> None:
+        """Wait until nobody reads any more what was in this rank's half before."""
+        # What came before this call is done with when all have said so at its end: 0.
+        number = max(self.number - 1, 0)
+        for peer in self.peers:
+            if self.number < 1 or self._done[peer] < number:
+                self.steps.append(Await(peer, Word.DONE, number))
+                self._done[peer] = number
+
+    def say_ready(self, turn: int = 0) -> None:
+        self.steps.append(Say(Word.READY, 2 * self.number + turn + 1))
+
+    def await_ready(self, ranks: Iterable[int], turn: int = 0) -> None:
+        number = 2 * self.number + turn + 1
+        for rank in ranks:
+            if rank != self.exchange.rank:
+                self.steps.append(Await(rank, Word.READY, number))
+                self._done[rank] = self.number  # it has said so behind all rounds before
+
+    def end_round(self) -> None:
+        self.number += 1
+        self.steps.append(Say(Word.DONE, self.number))
+
+    def rounds(self) -> Rounds:
+        """Return all of it; the last round counts for two where there is an odd number of them."""
+        count = self.number + self.number % 2
+        if count != self.number:
+            self.steps[-1] = Say(Word.DONE, count)
+        return Rounds(tuple(self.steps), count)
+
+
+# --- element by element ---------------------------------------------------------------------------
+
+
+def _segments(
+    parts: Sequence[Part], item_bytes: int, half_bytes: int
+) -> Iterator[tuple[_Segment, ...]]:
+    """Yield what takes part in each round: what a half takes, of one array after the other."""
+    taken: list[_Segment] = []
+    offset = 0
+    for part in parts:
+        start = 0
+        while start < part.n_elements:
+            room = (half_bytes - offset) // item_bytes
+            if room <= 0:
+                yield tuple(taken)
+                taken, offset = [], 0
+                continue
+            count, at = min(room, part.n_elements - start), start * item_bytes
+            destination = part.destination and part.destination + at
+            taken.append(_Segment(part.source + at, destination, count, offset))
+            start += count
+            offset += -(-count * item_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+    if taken:
+        yield tuple(taken)
+
+
+def _share(count: int, item_bytes: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return the first element of a rank's share, and how many there are."""
+    unit = max(ALIGNMENT_BYTES // item_bytes, 1)
+    length = -(-count // (world_size * unit)) * unit
+    start = min(rank * length, count)
+    return start, min(length, count - start)
+
+
+def reduction(
+    exchange: Exchange,
+    parts: Sequence[Part],
+    item_bytes: int,
+    *,
+    shares: bool,
+    root: int | None = None,
+) -> Rounds:
+    """Return the steps of an all_reduce, or with a root of a reduce.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    parts : sequence of Part
+        The arrays: their counts are the same on all ranks.
+    item_bytes : int
+        Of an element.
+    shares : bool
+        Whether each rank combines a share of the array, and then collects those of the others (two
+        turns, each half is read about twice); else each rank that wants the result combines all of
+        it (one turn, each half is read by all of them).
+    root : int, optional
+        Who alone gets the result.
+    """
+    build = _Builder(exchange)
+    for segments in _segments(parts, item_bytes, exchange.half_bytes):
+        build.open_half()
+        for segment in segments:
+            build.copy(build.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
+        build.say_ready()
+        gets = root is None or root == exchange.rank
+        if shares:
+            _combine_shares(build, segments, item_bytes, gets)
+        elif gets:
+            build.await_ready(build.peers)
+            for segment in segments:
+                _combine_all(build, segment)
+        build.end_round()
+    return build.rounds()
+
+
+def _combine_all(build: _Builder, segment: _Segment) -> None:
+    ranks = range(build.exchange.world_size)
+    sources = (build.half(rank) + segment.offset for rank in ranks)
+    build.combine((segment.destination,), sources, segment.n_elements)
+
+
+def _combine_shares(
+    build: _Builder, segments: Sequence[_Segment], item_bytes: int, gets: bool
+) -> None:
+    rank, world_size = build.exchange.rank, build.exchange.world_size
+    build.await_ready(build.peers)
+    for segment in segments:
+        start, count = _share(segment.n_elements, item_bytes, rank, world_size)
+        at = segment.offset + start * item_bytes
+        destination = segment.destination + start * item_bytes if gets else 0
+        sources = (build.half(peer) + at for peer in range(world_size))
+        # Nobody but this rank reads its share of any half before it says so again.
+        build.combine((build.mine + at, destination), sources, count)
+    build.say_ready(1)
+    if not gets:
+        return
+    build.await_ready(build.peers, 1)
+    for segment in segments:
+        for peer in build.peers:
+            start, count = _share(segment.n_elements, item_bytes, peer, world_size)
+            at = start * item_bytes
+            source = build.half(peer) + segment.offset + at
+            build.copy(segment.destination + at, source, count * item_bytes)
+
+
+def scan(exchange: Exchange, part: Part, item_bytes: int, *, is_exclusive: bool) -> Rounds:
+    """Return the steps of a scan: each rank combines those before it, and itself if inclusive."""
+    build = _Builder(exchange)
+    rank = exchange.rank
+    before = range(rank if is_exclusive else rank + 1)
+    for segments in _segments([part], item_bytes, exchange.half_bytes):
+        build.open_half()
+        for segment in segments:
+            build.copy(build.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
+        build.say_ready()
+        build.await_ready(before)
+        for segment in segments:
+            sources = [build.half(peer) + segment.offset for peer in before]
+            if sources:
+                build.combine((segment.destination,), sources, segment.n_elements)
+            elif segment.n_elements:
+                build.steps.append(Identity(segment.destination, segment.n_elements))
+        build.end_round()
+    return build.rounds()
+
+
+# --- moving blocks --------------------------------------------------------------------------------
+
+
+def broadcast(exchange: Exchange, parts: Sequence[tuple[int, int, int]], root: int) -> Rounds:
+    """Return the steps of a broadcast of arrays: (source on the root, destination, bytes)."""
+    build = _Builder(exchange)
+    given = [Part(*part) for part in parts]
+    is_root = exchange.rank == root
+    for segments in _segments(given, 1, exchange.half_bytes):
+        if is_root:
+            build.open_half()
+            for segment in segments:
+                build.copy(build.mine + segment.offset, segment.source, segment.n_elements)
+            build.say_ready()
+            for segment in segments:
+                if segment.destination:
+                    build.copy(segment.destination, segment.source, segment.n_elements)
+        else:
+            build.await_ready([root])
+            for segment in segments:
+                build.copy(
+                    segment.destination, build.half(root) + segment.offset, segment.n_elements
+                )
+        build.end_round()
+    return build.rounds()
+
+
+def gathering(
+    exchange: Exchange,
+    source: int,
+    destination: int,
+    starts: Sequence[int],
+    root: int | None = None,
+) -> Rounds:
+    """Return the steps of an all_gather, or with a root of a gather.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    source : int
+        This rank's block.
+    destination : int
+        Where all blocks go.
+    starts : sequence of int
+        Where each rank's block begins there, in bytes, and last where they end.
+    root : int, optional
+        Who alone gets them.
+    """
+    build = _Builder(exchange)
+    rank, sizes = exchange.rank, _sizes(starts)
+    gets = root is None or root == rank
+    if gets:
+        build.copy(destination + starts[rank], source, sizes[rank])
+    piece = exchange.half_bytes
+    for at in range(0, max(sizes, default=0), piece):
+        pieces = [min(piece, size - at) for size in sizes]
+        if pieces[rank] > 0 and rank != root:
+            build.open_half()
+            build.copy(build.mine, source + at, pieces[rank])
+            build.say_ready()
+        if gets:
+            build.await_ready(peer for peer in build.peers if pieces[peer] > 0)
+            for peer in build.peers:
+                build.copy(destination + starts[peer] + at, build.half(peer), pieces[peer])
+        build.end_round()
+    return build.rounds()
+
+
+def _sizes(starts: Sequence[int]) -> list[int]:
+    return [end - start for start, end in pairwise(starts)]
+
+
+def scatter(
+    exchange: Exchange, source: int, destination: int, starts: Sequence[int], root: int
+) -> Rounds:
+    """Return the steps of a scatter: block r of the root's goes to rank r."""
+    build = _Builder(exchange)
+    rank, sizes, slot = exchange.rank, _sizes(starts), exchange.slot_bytes
+    for at in range(0, max(sizes, default=0), slot):
+        pieces = [min(slot, size - at) for size in sizes]
+        if rank == root:
+            build.open_half()
+            for peer in build.peers:
+                build.copy(build.mine + peer * slot, source + starts[peer] + at, pieces[peer])
+            build.say_ready()
+            build.copy(destination + at, source + starts[rank] + at, pieces[rank])
+        elif pieces[rank] > 0:
+            build.await_ready([root])
+            build.copy(destination + at, build.half(root) + rank * slot, pieces[rank])
+        build.end_round()
+    return build.rounds()
+
+
+def all_to_all(exchange: Exchange, source: int, destination: int, block_bytes: int) -> Rounds:
+    """Return the steps of an all_to_all of equal blocks; in place too."""
+    build = _Builder(exchange)
+    rank, slot = exchange.rank, exchange.slot_bytes
+    for at in range(0, block_bytes, slot):
+        piece = min(slot, block_bytes - at)
+        build.open_half()
+        for peer in build.peers:
+            build.copy(build.mine + peer * slot, source + peer * block_bytes + at, piece)
+        build.say_ready()
+        own = rank * block_bytes + at
+        build.copy(destination + own, source + own, piece)
+        build.await_ready(build.peers)
+        for peer in build.peers:
+            here = destination + peer * block_bytes + at
+            build.copy(here, build.half(peer) + rank * slot, piece)
+        build.end_round()
+    return build.rounds()
+
+
+def reduce_scatter(
+    exchange: Exchange, source: int, destination: int, starts: Sequence[int], item_bytes: int
+) -> Rounds:
+    """Return the steps of a reduce_scatter: block r of the reduction goes to rank r.
+
+    Parameters
+    ----------
+    exchange : Exchange
+    source, destination : int
+        All blocks of this rank's input, and its own block of the result.
+    starts : sequence of int
+        Where each block begins in the input, in elements, and last where they end.
+    item_bytes : int
+        Of an element.
+    """
+    build = _Builder(exchange)
+    rank, counts, slot = exchange.rank, _sizes(starts), exchange.slot_bytes
+    length = slot // item_bytes
+    for at in range(0, max(counts, default=0), length):
+        pieces = [min(length, count - at) for count in counts]
+        build.open_half()
+        for peer in range(exchange.world_size):
+            here = source + (starts[peer] + at) * item_bytes
+            build.copy(build.mine + peer * slot, here, pieces[peer] * item_bytes)
+        build.say_ready()
+        if pieces[rank] > 0:
+            build.await_ready(build.peers)
+            sources = (build.half(peer) + rank * slot for peer in range(exchange.world_size))
+            build.combine((destination + at * item_bytes,), sources, pieces[rank])
+        build.end_round()
+    return build.rounds()

@@ -1,0 +1,434 @@
+"""Rounds through exchanges, over NumPy's memory: in any order that the numbers allow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+
+import ml_dtypes  # noqa: F401  (makes np.dtype("bfloat16") known)
+import numpy as np
+import pytest
+from tests import oracle
+
+from gpucoll.backends.direct import rounds
+from gpucoll.backends.direct.rounds import Await, Combine, Copy, Exchange, Identity, Part, Say, Word
+from gpucoll.kernels import reference
+
+HALF_BYTES = 256
+POISON = 0x5A
+BASE = 1 << 20
+"""Of addresses: 0 is none."""
+
+
+class Memory:
+    """All ranks' memory, as every one of them sees it."""
+
+    def __init__(self) -> None:
+        self.bytes = np.zeros(0, np.uint8)
+
+    def place(self, size_bytes: int, values: np.ndarray | None = None) -> int:
+        """Return the address of new memory, behind a gap that nobody may touch."""
+        start = -(-(len(self.bytes) + 64) // 64) * 64
+        grown = np.full(start + size_bytes, POISON, np.uint8)
+        grown[: len(self.bytes)] = self.bytes
+        if values is not None:
+            grown[start:] = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+        self.bytes = grown
+        return BASE + start
+
+    def at(self, address: int, size_bytes: int) -> np.ndarray:
+        start = address - BASE
+        assert 0 <= start <= start + size_bytes <= len(self.bytes)
+        return self.bytes[start : start + size_bytes]
+
+
+@dataclass
+class Stream:
+    """One rank's stream: what is to come, and what it is doing."""
+
+    rank: int
+    steps: list = field(default_factory=list)
+    running: tuple | None = None
+    """What a step has read when it began, where from, and where it will write."""
+
+
+class World:
+    """Ranks whose streams go on in an order drawn at random.
+
+    A step reads when it begins and writes when it ends; what it reads must not change in between.
+    """
+
+    def __init__(self, world_size: int, seed: int, dtype: str = "int32", op: str = "sum") -> None:
+        self.random = Random(seed)
+        self.world_size, self.dtype, self.op = world_size, np.dtype(dtype), op
+        self.memory = Memory()
+        self.half_bytes = HALF_BYTES
+        self.exchanges = tuple(self.memory.place(2 * HALF_BYTES) for _ in range(world_size))
+        self.before = (1 << 31) - 3  # numbers wrap, and become negative as signed ones
+        self.words = {
+            (rank, word): rounds.value_of(word, 0, self.before)
+            for rank in range(world_size)
+            for word in Word
+        }
+        self.streams = [Stream(rank) for rank in range(world_size)]
+
+    def seen_by(self, rank: int) -> Exchange:
+        return Exchange(rank, self.world_size, self.exchanges, self.half_bytes)
+
+    def enqueue(self, calls: list[rounds.Rounds]) -> None:
+        """Put a call on every stream."""
+        assert len({call.n_rounds for call in calls}) == 1, "ranks disagree on the rounds"
+        assert calls[0].n_rounds % 2 == 0
+        for stream, call in zip(self.streams, calls, strict=True):
+            stream.steps += [(step, self.before) for step in call.steps]
+        self.before += calls[0].n_rounds
+
+    def run(self) -> None:
+        while any(stream.steps for stream in self.streams):
+            able = [stream for stream in self.streams if stream.steps and self._can_go_on(stream)]
+            assert able, f"all ranks wait: {[stream.steps[:1] for stream in self.streams]}"
+            self._go_on(self.random.choice(able))
+
+    def _can_go_on(self, stream: Stream) -> bool:
+        step, before = stream.steps[0]
+        if not isinstance(step, Await):
+            return True
+        assert step.rank != stream.rank
+        wanted = rounds.value_of(step.word, step.number, before)
+        return (self.words[step.rank, step.word] - wanted) % (1 << 32) < 1 << 31
+
+    def _go_on(self, stream: Stream) -> None:
+        step, before = stream.steps[0]
+        if isinstance(step, Say):
+            value = rounds.value_of(step.word, step.number, before)
+            passed = (value - self.words[stream.rank, step.word]) % (1 << 32)
+            assert 0 < passed < 1 << 31, f"{step}: numbers go up"
+            self.words[stream.rank, step.word] = value
+        elif not isinstance(step, Await):
+            if stream.running is None:
+                stream.running = self._begin(step)
+                return
+            read, result, destinations = stream.running
+            for address, values in read:
+                now = self.memory.at(address, len(values))
+                assert (now == values).all(), f"rank {stream.rank}, {step}: read memory has changed"
+            for destination in destinations:
+                self.memory.at(destination, len(result))[:] = result
+            stream.running = None
+        stream.steps.pop(0)
+
+    def _begin(self, step) -> tuple:
+        item_bytes = self.dtype.itemsize
+        sources: tuple[int, ...]
+        destinations: tuple[int, ...]
+        if isinstance(step, Copy):
+            sources, size_bytes, destinations = (step.source,), step.size_bytes, (step.destination,)
+        elif isinstance(step, Combine):
+            sources, size_bytes = step.sources, step.n_elements * item_bytes
+            destinations = step.destinations
+        else:
+            assert isinstance(step, Identity)
+            element = reference.identity(self.op, self.dtype)
+            return [], np.full(step.n_elements, element).view(np.uint8), (step.destination,)
+        assert size_bytes > 0
+        read = [(address, self.memory.at(address, size_bytes).copy()) for address in sources]
+        values = [each.view(self.dtype) for _, each in read] if isinstance(step, Combine) else None
+        result = read[0][1]
+        if values is not None:
+            parameter = self.world_size if self.op == "avg" else 1
+            result = reference.reduce(self.op, values, parameter).view(np.uint8)
+        overwritten = [pair for pair in read if pair[0] not in destinations]
+        return overwritten, result, destinations
+
+
+def arrays(world: World, count: int, seed: int) -> list[np.ndarray]:
+    numbers = np.random.default_rng(seed)
+    made = [numbers.integers(-50, 50, count) for _ in range(world.world_size)]
+    return [(x / 7 if world.dtype.kind not in "iu" else x).astype(world.dtype) for x in made]
+
+
+def put(world: World, inputs: list[np.ndarray]) -> list[int]:
+    return [world.memory.place(x.nbytes, x) for x in inputs]
+
+
+def got(world: World, address: int, like: np.ndarray) -> np.ndarray:
+    return world.memory.at(address, like.nbytes).view(like.dtype)
+
+
+def check(world: World, addresses: list[int], expected: Sequence[np.ndarray | None]) -> None:
+    for rank, (address, values) in enumerate(zip(addresses, expected, strict=True)):
+        if values is not None:
+            found = got(world, address, values)
+            assert found.tobytes() == values.tobytes(), f"rank {rank}: {found} is not {values}"
+
+
+SIZES = (0, 1, 3, 31, 64, 65, 128, 200, 517)
+"""In elements: below a half of 64 or 32, and several."""
+RANKS = (1, 2, 3, 4, 7, 16)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("root", [None, 0, -1])
+def test_reduction(world_size, shares, root):
+    root = root and world_size - 1 if root == -1 else root
+    for seed, (dtype, op) in enumerate([("int32", "sum"), ("float64", "avg"), ("bfloat16", "sum")]):
+        world = World(world_size, seed, dtype, op)
+        results = []
+        for count in SIZES:
+            inputs = arrays(world, count, seed + count)
+            sources = put(world, inputs)
+            is_in_place = count % 2 == 1
+            outs = sources if is_in_place else [world.memory.place(x.nbytes) for x in inputs]
+            wants = [root in (None, rank) for rank in range(world_size)]
+            world.enqueue(
+                [
+                    rounds.reduction(
+                        world.seen_by(rank),
+                        [Part(sources[rank], outs[rank] if wants[rank] else 0, count)],
+                        world.dtype.itemsize,
+                        shares=shares,
+                        root=root,
+                    )
+                    for rank in range(world_size)
+                ]
+            )
+            whole = oracle.all_reduce(inputs, op)
+            results.append(
+                (
+                    outs,
+                    [
+                        each if wants[rank] else inputs[rank] if is_in_place else None
+                        for rank, each in enumerate(whole)
+                    ],
+                )
+            )
+        world.run()
+        for outs, expected in results:
+            check(world, outs, expected)
+
+
+@pytest.mark.parametrize("world_size", [2, 5])
+@pytest.mark.parametrize("shares", [False, True])
+def test_reduction_of_lists(world_size, shares):
+    world = World(world_size, 3)
+    counts = (5, 0, 70, 1, 1, 300, 16)
+    inputs = [arrays(world, count, place) for place, count in enumerate(counts)]
+    sources = [put(world, each) for each in inputs]
+    world.enqueue(
+        [
+            rounds.reduction(
+                world.seen_by(rank),
+                [Part(x[rank], x[rank], count) for x, count in zip(sources, counts, strict=True)],
+                4,
+                shares=shares,
+            )
+            for rank in range(world_size)
+        ]
+    )
+    world.run()
+    for each, addresses in zip(inputs, sources, strict=True):
+        check(world, addresses, oracle.all_reduce(each))
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("is_exclusive", [False, True])
+def test_scan(world_size, is_exclusive):
+    world = World(world_size, 5, "float32")
+    results = []
+    for count in SIZES:
+        inputs = arrays(world, count, count)
+        sources = put(world, inputs)
+        outs = sources if count % 2 else [world.memory.place(x.nbytes) for x in inputs]
+        parts = [Part(*pair, count) for pair in zip(sources, outs, strict=True)]
+        world.enqueue(
+            [
+                rounds.scan(world.seen_by(rank), parts[rank], 4, is_exclusive=is_exclusive)
+                for rank in range(world_size)
+            ]
+        )
+        results.append((outs, (oracle.exclusive_scan if is_exclusive else oracle.scan)(inputs)))
+    world.run()
+    for outs, expected in results:
+        check(world, outs, expected)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+def test_broadcast(world_size):
+    world = World(world_size, 7)
+    results = []
+    for turn, count in enumerate(SIZES):
+        root = turn % world_size
+        inputs = arrays(world, count, count)
+        sources = put(world, inputs)
+        outs = sources if count % 2 else [world.memory.place(x.nbytes) for x in inputs]
+        world.enqueue(
+            [
+                rounds.broadcast(
+                    world.seen_by(rank), [(sources[rank], outs[rank], inputs[rank].nbytes)], root
+                )
+                for rank in range(world_size)
+            ]
+        )
+        results.append((outs, oracle.broadcast(inputs, root)))
+    world.run()
+    for outs, expected in results:
+        check(world, outs, expected)
+
+
+def counts_of(world_size: int, count: int, random: Random) -> list[int]:
+    return [random.choice((0, 1, count, 2 * count)) for _ in range(world_size)]
+
+
+def starts_of(counts: list[int], item_bytes: int) -> list[int]:
+    return [0, *np.cumsum(np.array(counts, int) * item_bytes).tolist()]
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize("rooted", [False, True])
+def test_gathering(world_size, rooted):
+    world = World(world_size, 9)
+    results = []
+    for turn, count in enumerate(SIZES):
+        root = turn % world_size if rooted else None
+        counts = counts_of(world_size, count, world.random)
+        starts = starts_of(counts, 4)
+        inputs = [arrays(world, each, turn)[rank] for rank, each in enumerate(counts)]
+        whole = np.concatenate(inputs)
+        outs = [world.memory.place(whole.nbytes) for _ in inputs]
+        if turn % 2:
+            sources = [out + start for out, start in zip(outs, starts, strict=False)]
+            for source, x in zip(sources, inputs, strict=True):
+                world.memory.at(source, x.nbytes)[:] = x.view(np.uint8)
+        else:
+            sources = put(world, inputs)
+        world.enqueue(
+            [
+                rounds.gathering(world.seen_by(rank), sources[rank], outs[rank], starts, root)
+                for rank in range(world_size)
+            ]
+        )
+        results.append((outs, [whole if root in (None, r) else None for r in range(world_size)]))
+    world.run()
+    for outs, expected in results:
+        check(world, outs, expected)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+def test_scatter(world_size):
+    world = World(world_size, 11)
+    results = []
+    for turn, count in enumerate(SIZES):
+        root = turn % world_size
+        counts = counts_of(world_size, count, world.random)
+        starts = starts_of(counts, 4)
+        x = arrays(world, sum(counts), turn)[0]
+        source = world.memory.place(x.nbytes, x)
+        outs = [world.memory.place(4 * each) for each in counts]
+        if turn % 2:
+            outs[root] = source + starts[root]
+        world.enqueue(
+            [
+                rounds.scatter(
+                    world.seen_by(rank), source if rank == root else 0, outs[rank], starts, root
+                )
+                for rank in range(world_size)
+            ]
+        )
+        results.append((outs, oracle.blocks(x, world_size, counts)))
+    world.run()
+    for outs, expected in results:
+        check(world, outs, expected)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+def test_all_to_all(world_size):
+    world = World(world_size, 13)
+    results = []
+    for turn, count in enumerate(SIZES):
+        inputs = arrays(world, count * world_size, turn)
+        sources = put(world, inputs)
+        outs = sources if turn % 2 else [world.memory.place(x.nbytes) for x in inputs]
+        world.enqueue(
+            [
+                rounds.all_to_all(world.seen_by(rank), sources[rank], outs[rank], 4 * count)
+                for rank in range(world_size)
+            ]
+        )
+        results.append((outs, oracle.all_to_all(inputs)))
+    world.run()
+    for outs, expected in results:
+        check(world, outs, expected)
+
+
+@pytest.mark.parametrize("world_size", RANKS)
+@pytest.mark.parametrize(("dtype", "op"), [("int16", "max"), ("float16", "sum")])
+def test_reduce_scatter(world_size, dtype, op):
+    world = World(world_size, 15, dtype, op)
+    results = []
+    for turn, count in enumerate(SIZES):
+        counts = counts_of(world_size, count, world.random)
+        starts = starts_of(counts, 1)
+        inputs = arrays(world, sum(counts), turn)
+        sources = put(world, inputs)
+        outs = [world.memory.place(2 * each) for each in counts]
+        if turn % 2:
+            outs = [x + 2 * start for x, start in zip(sources, starts, strict=False)]
+        world.enqueue(
+            [
+                rounds.reduce_scatter(world.seen_by(rank), sources[rank], outs[rank], starts, 2)
+                for rank in range(world_size)
+            ]
+        )
+        whole = oracle.all_reduce(inputs, op)[0]
+        results.append((outs, oracle.blocks(whole, world_size, counts)))
+    world.run()
+    for outs, expected in results:
+        check(world, outs, expected)
+
+
+def broken(step: type, keep, call: rounds.Rounds) -> rounds.Rounds:
+    """Return a call without some of its steps of a kind."""
+    steps = [each for each in call.steps if not isinstance(each, step) or keep(each)]
+    return call._replace(steps=tuple(steps))
+
+
+def without(word: Word, call: rounds.Rounds) -> rounds.Rounds:
+    """Return a call that does not wait for one kind of numbers."""
+    steps = (step for step in call.steps if not (isinstance(step, Await) and step.word == word))
+    return call._replace(steps=tuple(steps))
+
+
+@pytest.mark.parametrize("word", list(Word))
+def test_the_simulation_sees_a_wait_that_is_missing(word):
+    """Without one of the two kinds of waits some order of the streams gives wrong results."""
+    failures = 0
+    for seed in range(10):
+        world = World(4, seed)
+        inputs = arrays(world, 500, seed)
+        sources, starts = put(world, inputs), starts_of([500] * 4, 4)
+        outs = [world.memory.place(8000) for _ in inputs]
+        calls = [
+            rounds.gathering(world.seen_by(rank), sources[rank], outs[rank], starts, 0)
+            for rank in range(4)
+        ]
+        world.enqueue([without(word, call) for call in calls])
+        try:
+            world.run()
+            check(world, outs, [np.concatenate(inputs), None, None, None])
+        except AssertionError:
+            failures += 1
+    assert failures > 5
+
+
+def test_symmetric_calls_wait_for_each_peer_once_a_round():
+    """Who has said that its part is there has read what it wanted of the rounds before."""
+    exchange = Exchange(0, 3, (1 << 20, 2 << 20, 3 << 20), HALF_BYTES)
+    call = rounds.reduction(exchange, [Part(16, 16, 5 * 64)], 4, shares=False)
+    waits = [step for step in call.steps if isinstance(step, Await)]
+    assert sum(step.word == Word.READY for step in waits) == 2 * 5
+    assert [step for step in waits if step.word == Word.DONE] == [
+        Await(1, Word.DONE, 0),
+        Await(2, Word.DONE, 0),
+    ]
