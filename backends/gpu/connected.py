@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from gpucoll.backends.gpu.abandoned import Resources, end_all, watch_over
@@ -47,17 +46,17 @@ class StreamBackend(Protocol):
     def outgrows_scratch(self, launch: Any) -> bool:
         """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
 
-    def reserve(self, launch: Any) -> None:
+    def reserve(self, launch: Any, is_captured: bool) -> None:
         """Allocate what a launch needs, before anybody is told of it; MemoryError."""
 
-    def enqueue(self, launch: Any, stream: int) -> None:
-        """Put a launch on a stream of the device, which is current."""
+    def enqueue(self, launch: Any, stream: int, is_captured: bool) -> Any:
+        """Put a launch on a stream of the device, which is current, or into a captured graph.
 
-    def enqueue_together(self, launches: Sequence[tuple[Any, int]]) -> None:
-        """Put launches on their streams, in no order."""
+        What is returned lives until that is done; a graph's for ever.
+        """
 
-    def check_groupable(self, launch: Any, name: str) -> None:
-        """Raise ArgumentError unless a launch can be part of a group, or of a captured graph."""
+    def enqueue_together(self, launches: Sequence[tuple[Any, int, bool]]) -> Any:
+        """Put launches on their streams, in no order; each is as `enqueue` is given it."""
 
     def note_capture(self) -> None:
         """Note that calls were captured in a graph."""
@@ -129,17 +128,16 @@ class ConnectedGpu(Generic[B]):
     def issue(self, stream_call: StreamCall) -> IssuedCall:
         """Put one call on its stream, and return at once."""
         launches = stream_call.launches
-        if len(launches) == 1 and self.backend.outgrows_scratch(launches[0]):
+        if any(map(self.backend.outgrows_scratch, launches)):
             self._drain(stream_call)
         with self.issuer.lock, self.device:
             self._look_for_capture(stream_call)
-            if len(launches) == 1:
-                self.backend.reserve(launches[0])
-                enqueue: Callable[[], None] = partial(
-                    self.backend.enqueue, launches[0], stream_call.stream
-                )
-            else:
-                enqueue = self._together((stream_call,))
+            self._reserve(stream_call)
+
+            def enqueue() -> list[Any]:
+                stream, is_captured = stream_call.stream, stream_call.is_captured
+                return [self.backend.enqueue(each, stream, is_captured) for each in launches]
+
             return self.issuer.issue((stream_call,), enqueue)[0]
 
     def _drain(self, stream_call: StreamCall) -> None:
@@ -148,8 +146,9 @@ class ConnectedGpu(Generic[B]):
         The driver waits for them, too, but without a deadline: the monitor thread could not end
         what hangs there while this thread is in the driver and holds the lock.
         """
-        self.refuse_capture(stream_call)  # where nothing may be asked for
-        self.issuer.synchronize()
+        self.refuse_capture(stream_call)
+        if not stream_call.is_captured:  # graphs have memory of their own
+            self.issuer.synchronize()
 
     def compiled_call(
         self, name: str, signatures: Sequence[Signature], launches: Sequence[Any]
@@ -159,21 +158,28 @@ class ConnectedGpu(Generic[B]):
 
     def issue_group(self, stream_calls: Sequence[StreamCall]) -> list[IssuedCall]:
         """Put several calls on their streams at once, in no order."""
+        for stream_call in stream_calls:
+            if any(map(self.backend.outgrows_scratch, stream_call.launches)):
+                self._drain(stream_call)
         with self.issuer.lock, self.device:
-            enqueue = self._together(stream_calls)
             for stream_call in stream_calls:
                 self._look_for_capture(stream_call)
-            return self.issuer.issue(stream_calls, enqueue)
+                self._reserve(stream_call)
+            return self.issuer.issue(
+                stream_calls,
+                lambda: self.backend.enqueue_together(
+                    [
+                        (launch, each.stream, each.is_captured)
+                        for each in stream_calls
+                        for launch in each.launches
+                    ]
+                ),
+            )
 
-    def _together(self, stream_calls: Sequence[StreamCall]) -> Callable[[], None]:
-        for stream_call in stream_calls:
-            self._check_groupable(stream_call)
-        pairs = [(launch, each.stream) for each in stream_calls for launch in each.launches]
-        return partial(self.backend.enqueue_together, pairs)
-
-    def _check_groupable(self, stream_call: StreamCall) -> None:
+    def _reserve(self, stream_call: StreamCall) -> None:
+        """Allocate what a call needs, before other ranks are told of it."""
         for launch in stream_call.launches:
-            self.backend.check_groupable(launch, stream_call.name)
+            self.backend.reserve(launch, stream_call.is_captured)
 
     def refuse_capture(self, stream_call: StreamCall) -> None:
         """Raise where a graph is captured that this cannot be part of: before anything joins it."""
@@ -184,7 +190,6 @@ class ConnectedGpu(Generic[B]):
         """Note whether a graph is being captured; refuse what cannot be part of one."""
         stream_call.is_captured = self.device.is_capturing(stream_call.stream)
         if stream_call.is_captured:
-            self._check_groupable(stream_call)
             if not stream_call.is_own:
                 raise ArgumentError(
                     f"{stream_call.name}: a captured graph uses the same memory at every replay: "

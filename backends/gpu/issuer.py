@@ -41,7 +41,7 @@ class Issuer(Monitor):
     # --- issuing ----------------------------------------------------------------------------------
 
     def issue(
-        self, stream_calls: Sequence[StreamCall], enqueue: Callable[[], None]
+        self, stream_calls: Sequence[StreamCall], enqueue: Callable[[], Any]
     ) -> list[IssuedCall]:
         """Post what ranks compare, enqueue the work, and watch it from here on.
 
@@ -52,7 +52,8 @@ class Issuer(Monitor):
         stream_calls : sequence of StreamCall
             The calls that make up the work.
         enqueue : callable
-            Puts it on their streams; a failure there breaks the communicator.
+            Puts it on their streams; a failure there breaks the communicator. What it returns lives
+            until the calls are done.
         """
         for stream_call in stream_calls:
             self.streams.check(stream_call.stream)
@@ -67,7 +68,7 @@ class Issuer(Monitor):
                     with self.in_driver():
                         in_flight[-1].start = self.streams.record(stream_call.stream)
             is_enqueuing = True
-            enqueue()
+            kept = enqueue()
             with self.in_driver():
                 for issued, stream_call in zip(in_flight, stream_calls, strict=True):
                     if stream_call.is_awaited or not stream_call.is_captured:
@@ -79,6 +80,8 @@ class Issuer(Monitor):
                 self.give_up(Abort.BACKEND, self.group.rank, None, error)
             raise
         for issued, stream_call in zip(in_flight, stream_calls, strict=True):
+            if kept is not None:
+                issued.keep = issued.keep, kept
             if stream_call.is_captured:
                 self._leave_to_graph(issued)
             else:

@@ -1,4 +1,9 @@
-"""Scratch memory on the GPU: one piece, used by one call after the other, on whatever stream."""
+"""Scratch memory on the GPU: one piece, used by one call after the other, on whatever stream.
+
+Captured graphs use another piece, which stays where it is as long as there is the communicator:
+nobody knows when a graph is launched. All of them share it, since calls of one communicator that
+run at the same time would wait for each other anyway.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,9 @@ class Scratch:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._address = self._size_bytes = self._event = 0
+        self._in_graphs: list[int] = []
+        self._graph_bytes = 0
+        """Size of the last of them."""
 
     def is_outgrown_by(self, size_bytes: int) -> bool:
         """Return whether `reserve` would give the piece back, and wait for what uses it."""
@@ -35,6 +43,18 @@ class Scratch:
                 self._device.free(self._address)  # waits for what uses it
                 self._address = self._size_bytes = 0
             self._address, self._size_bytes = self._device.allocate(size_bytes), size_bytes
+
+    def reserve_for_graph(self, size_bytes: int) -> None:
+        """Make sure that captured calls have so much; MemoryError where the GPU has no more."""
+        if size_bytes > self._graph_bytes:
+            with self._device.relaxed_capture():  # graphs that are there keep what they have
+                self._in_graphs.append(self._device.allocate(size_bytes))
+            self._graph_bytes = size_bytes
+
+    @property
+    def of_graphs(self) -> int:
+        """The memory of captured calls."""
+        return self._in_graphs[-1]
 
     def take(self, stream: int) -> int:
         """Return the memory for what comes on a stream next; that waits for who had it before."""
@@ -67,4 +87,6 @@ class Scratch:
             self._device.free(self._address)
         if self._event:
             self._device.destroy_event(self._event)
-        self._address = self._size_bytes = self._event = 0
+        while self._in_graphs:
+            self._device.free(self._in_graphs.pop())
+        self._address = self._size_bytes = self._event = self._graph_bytes = 0

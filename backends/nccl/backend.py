@@ -7,20 +7,24 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
+from gpucoll.backends.gpu import rank_order
 from gpucoll.backends.gpu.compiled_call import Function
 from gpucoll.backends.gpu.scratch import Scratch
-from gpucoll.backends.nccl.collectives import launch_of
+from gpucoll.backends.gpu.steps import Copy, Fill, Place, Step
+from gpucoll.backends.nccl.collectives import fused, launch_of, put_together
 from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
-from gpucoll.backends.nccl.elements import BYTES, OPERATION
-from gpucoll.backends.nccl.launch import Copy, Fill, Launch, Place, plain
+from gpucoll.backends.nccl.elements import BYTES, OPERATION, lack
+from gpucoll.backends.nccl.launch import Launch, plain
 from gpucoll.backends.nccl.library import IN_PROGRESS, Library
 from gpucoll.backends.nccl.memory import Registrations
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.devices.foreign_library import address_of
-from gpucoll.errors import ArgumentError, ArgumentTypeError, GpucollError
+from gpucoll.errors import GpucollError
 from gpucoll.transport.shared.words import Kind
+from gpucoll.types import Collective
 
 FLOAT8_CAPABILITY = 9
 """NVIDIA's Hopper: what is older can move float8, but NCCL does not reduce it there."""
@@ -31,6 +35,12 @@ PROMISES = {
     "GPU: half types": "as the library adds them: rounded at every step",
     "GPU: min and max of NaN": "as the library does them: a NaN may be lost",
 }
+
+
+BY_KERNELS = (
+    "by gpucoll's kernels, in rank order (all_to_all, kernel, all_gather): int16, uint16, bitwise "
+    "and logical ops, products and extrema of complex numbers, functions of the user's"
+)
 
 
 class NcclBackend:
@@ -60,26 +70,35 @@ class NcclBackend:
         self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
         self.scratch = Scratch(self.device)
+        self._in_graphs: list[Any] = []
+        """What graphs use as long as they are launched."""
         self.registrations = Registrations(self.library, self.device, connection.handle)
         """What the library knows of memory on this communicator."""
 
     # --- preparing --------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> Launch:
-        """Return how a collective is enqueued; ArgumentTypeError where the library cannot."""
-        if request.op is not None and request.data.dtype.startswith("float8"):
-            self._check_float8(request.data.dtype)
-        return launch_of(request, self._place, self.library)
+        """Return how a collective is enqueued; ArgumentTypeError where nothing here can do it."""
+        if self._lacks(request):
+            composed = rank_order.compose(request, self._place, self.device.label)
+            return put_together(composed, self._place, self.library)
+        make = fused if request.parts else launch_of
+        return make(request, self._place, self.library)
 
-    def _check_float8(self, dtype: str) -> None:
-        """Refuse what NCCL would answer with an error that ends the communicator."""
+    def _lacks(self, request: Request) -> bool:
+        """Return whether the library does not have this reduction."""
+        op, dtype, library = request.op, request.data.dtype, self.library
+        if op is None:
+            return False
+        op.check_dtype(dtype)
+        if lack(op, dtype, library.vendor.name, library.version, self._place.world_size):
+            return True
+        if dtype.startswith("float8") and request.collective == Collective.EXCLUSIVE_SCAN:
+            return True  # the identity may be infinite, which the library makes finite
+        # NCCL would answer with an error that ends the communicator.
         major = self.device.attribute("compute_capability_major")
-        if self.device.kind == "cuda" and major is not None and major < FLOAT8_CAPABILITY:
-            raise ArgumentTypeError(
-                f"{self.library.vendor.name} reduces {dtype} on GPUs of compute capability "
-                f"{FLOAT8_CAPABILITY}.0 and newer only; {self.device.label} "
-                f"({self.device.identity.name}) has {major}.x: convert to float16 first"
-            )
+        is_older = self.device.kind == "cuda" and major is not None and major < FLOAT8_CAPABILITY
+        return dtype.startswith("float8") and is_older
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
         """Return how sends and receives are enqueued, all at once."""
@@ -96,22 +115,28 @@ class NcclBackend:
         """Return whether `reserve` will give memory back, which waits for all of the GPU's work."""
         return self.scratch.is_outgrown_by(launch.scratch_bytes)
 
-    def reserve(self, launch: Launch) -> None:
+    def reserve(self, launch: Launch, is_captured: bool) -> None:
         """Allocate what a launch needs, before anybody is told of it; MemoryError."""
-        self.scratch.reserve(launch.scratch_bytes)
+        if is_captured:
+            self.scratch.reserve_for_graph(launch.scratch_bytes)
+        else:
+            self.scratch.reserve(launch.scratch_bytes)
 
     # --- enqueuing --------------------------------------------------------------------------------
 
-    def enqueue(self, launch: Launch, stream: int) -> None:
-        """Put a launch on a stream of the device, which is current."""
+    def enqueue(self, launch: Launch, stream: int, is_captured: bool) -> Any:
+        """Put a launch on a stream of the device, which is current, or into a captured graph."""
         if launch.call is not None and launch.factor is None:
             name, arguments = launch.call
             if code := getattr(self._functions, name)(*arguments, self.connection.handle, stream):
                 self._check(code, name)
-            return
+            return None
         operation = self._operation(launch)
-        scratch = self.scratch.take(stream) if launch.scratch_bytes else 0
-        for phase in launch.phases(scratch):
+        scratch = 0
+        if launch.scratch_bytes:
+            scratch = self.scratch.of_graphs if is_captured else self.scratch.take(stream)
+        phases = launch.phases(scratch, stream)
+        for phase in phases:
             self._move(phase.before, stream)
             if len(phase.calls) == 1:
                 ((name, arguments),) = phase.calls
@@ -121,10 +146,13 @@ class NcclBackend:
                     (name, arguments, operation, stream) for name, arguments in phase.calls
                 )
             self._move(phase.after, stream)
-        if launch.scratch_bytes:
+        if launch.scratch_bytes and not is_captured:
             self.scratch.give_back(stream)
         if launch.factor is not None:
             self.connection.forget_old_operations()
+        if is_captured:
+            self._in_graphs.append(phases)
+        return phases
 
     def function(self, name: str, settings: Sequence[int]) -> Function:
         """Return a function of the library's as compiled code calls it."""
@@ -132,25 +160,22 @@ class NcclBackend:
         poll = address_of(self._functions.ncclCommGetAsyncError)
         return Function(address, settings, poll, IN_PROGRESS, partial(self._check, what=name))
 
-    def enqueue_together(self, launches: Sequence[tuple[Launch, int]]) -> None:
-        """Put launches on their streams as one group of the library's; none needs scratch."""
-        calls = []
-        for launch, stream in launches:
-            operation = self._operation(launch)
-            for phase in launch.phases(0):
-                self._move((*phase.before, *phase.after), stream)
-                calls += [(name, arguments, operation, stream) for name, arguments in phase.calls]
+    def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> list[Any]:
+        """Put launches on their streams: one group of the library's, then what needs scratch."""
+        calls, kept = [], []
+        for launch, stream, _ in launches:
+            if not launch.scratch_bytes:
+                operation = self._operation(launch)
+                for phase in launch.phases(0, stream):
+                    self._move((*phase.before, *phase.after), stream)
+                    calls += [(name, given, operation, stream) for name, given in phase.calls]
         if calls:
             self._enqueue_group(calls)
+        for launch, stream, is_captured in launches:
+            if launch.scratch_bytes:
+                kept.append(self.enqueue(launch, stream, is_captured))
         self.connection.forget_old_operations()
-
-    def check_groupable(self, launch: Launch, name: str) -> None:
-        """Raise ArgumentError unless a launch can be part of a group, or of a captured graph."""
-        if launch.scratch_bytes:
-            raise ArgumentError(
-                f"{name} of GPU arrays like this needs scratch memory and several steps: it cannot "
-                "be part of group() or of a captured graph. Call it outside"
-            )
+        return kept
 
     def note_capture(self) -> None:
         """Note that calls were captured: the library waits for such graphs at its end."""
@@ -189,13 +214,15 @@ class NcclBackend:
         if code:
             self.library.check(code, what, self.connection.handle)
 
-    def _move(self, steps: Iterable[Copy | Fill], stream: int) -> None:
+    def _move(self, steps: Iterable[Step], stream: int) -> None:
         for step in steps:
             with self.in_driver():
                 if isinstance(step, Copy):
                     self.device.copy(*step, stream)
-                else:
+                elif isinstance(step, Fill):
                     self.device.fill(*step, stream)
+                else:
+                    step.enqueue(stream)
 
     # --- the rest ---------------------------------------------------------------------------------
 
@@ -224,6 +251,7 @@ class NcclBackend:
             "GPU": f"{self.device.label}: {identity.name}, {identity.uuid}",
             "GPU library": f"{library} ({library.reason})",
             **PROMISES,
+            f"GPU: reductions that {library.vendor.name} lacks": BY_KERNELS,
         }
         if emulated:
             facts["emulated by sends and receives"] = ", ".join(emulated)

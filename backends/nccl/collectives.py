@@ -14,12 +14,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.gpu import fusion
+from gpucoll.backends.gpu.composed import Composed
+from gpucoll.backends.gpu.steps import Copy, Place
 from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
-from gpucoll.backends.nccl.launch import Copy, FunctionArguments, Launch, Phase, Place, plain
+from gpucoll.backends.nccl.launch import FunctionArguments, Launch, Phase, plain
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.nccl.scans import scan
 from gpucoll.backends.protocol import Request
@@ -44,6 +48,32 @@ def launch_of(request: Request, place: Place, library: Library) -> Launch:
     if reduced is not None and reduced.factor is not None:
         made = made._replace(factor=(reduced.factor, reduced.type))
     return made
+
+
+def put_together(composed: Composed, place: Place, library: Library) -> Launch:
+    """Return how a call is enqueued that is put together of others, and of kernels."""
+
+    def made(scratch: int, stream: int) -> Iterator[Phase]:
+        for step in composed.steps(scratch, stream):
+            if isinstance(step, Request):
+                yield from launch_of(step, place, library).phases(0, stream)
+            else:
+                yield Phase((), (step,))
+
+    @functools.lru_cache(maxsize=1)
+    def phases(scratch: int, stream: int) -> tuple[Phase, ...]:
+        return tuple(made(scratch, stream))  # a plan's hardly ever change
+
+    return Launch(phases, composed.scratch_bytes)
+
+
+def fused(request: Request, place: Place, library: Library) -> Launch:
+    """Return how a list is enqueued; its small arrays go packed."""
+    apart = launch_of(request, place, library)
+    composed = fusion.compose(request, place)
+    if composed is None:
+        return apart
+    return put_together(composed, place, library)._replace(factor=apart.factor)
 
 
 _Maker = Callable[[Request, Place, Library, Reduction | None], Launch]
@@ -225,7 +255,7 @@ def _all_to_all(request: Request, place: Place, library: Library, _: Reduction |
     is_native = request.counts is None and library.has("ncclAlltoAll")
     size_bytes, is_in_place = x.size_bytes, x.address == out.address and x.size_bytes > 0
 
-    def phases(scratch: int) -> Iterator[Phase]:
+    def phases(scratch: int, _: int) -> Iterator[Phase]:
         source = scratch if is_in_place else x.address
         before = (Copy(scratch, x.address, size_bytes),) if is_in_place else ()
         if is_native:
@@ -266,7 +296,7 @@ def _own(destination: int, source: int, size_bytes: int) -> tuple[Copy, ...]:
 
 def _exchange(*calls: tuple[_Call, ...], own: tuple[Copy, ...] = ()) -> Launch:
     phases = (Phase(tuple(call for group in calls for call in group), own),)
-    return Launch(lambda _: phases)
+    return Launch(lambda *_: phases)
 
 
 _MAKERS: dict[Collective, _Maker] = {

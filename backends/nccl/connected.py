@@ -15,11 +15,12 @@ from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.gpu.signature import Signature
+from gpucoll.backends.gpu.steps import Place
 from gpucoll.backends.gpu.streams import Streams
 from gpucoll.backends.nccl import bootstrap, windows
 from gpucoll.backends.nccl.backend import NcclBackend
 from gpucoll.backends.nccl.communicator import NcclCommunicator
-from gpucoll.backends.nccl.launch import Launch, Place
+from gpucoll.backends.nccl.launch import Launch
 from gpucoll.backends.nccl.memory import Memory, Registration, Registrations
 from gpucoll.errors import BackendUnavailableError, GpucollError
 from gpucoll.group.protocol import Channel, EnqueuedCalls, Group

@@ -103,7 +103,7 @@ def reduction(
         It cannot: why, and what to do.
     """
     op.check_dtype(dtype)
-    if reason := _refusal(op, dtype, version, is_alone=world_size == 1 and name == "NCCL"):
+    if reason := lack(op, dtype, name, version, world_size):
         raise ArgumentTypeError(f"{name} cannot reduce {dtype} with {op}: {reason}")
     operations = _OPERATIONS_OF_BOOL if dtype == "bool" else _OPERATIONS
     operation = operations["sum" if op.name == "avg" and world_size == 1 else op.name]
@@ -112,6 +112,11 @@ def reduction(
         factor = _factor(op.factor or 0.0, dtype).tobytes()
     parts = 2 if dtype.startswith("complex") else 1
     return Reduction(int(_TYPES[dtype]), int(operation), parts, factor)
+
+
+def lack(op: ReduceOp, dtype: str, name: str, version: tuple[int, ...], world_size: int) -> str:
+    """Return why the library cannot reduce this dtype so; empty where it can. See `reduction`."""
+    return _refusal(op, dtype, version, is_alone=world_size == 1 and name == "NCCL")
 
 
 def _refusal(op: ReduceOp, dtype: str, version: tuple[int, ...], *, is_alone: bool) -> str:

@@ -1,35 +1,14 @@
-"""What a call enqueues, as data: copies and fills, then calls of the library, in phases."""
+"""What a call enqueues, as data: copies, fills and kernels, and calls of the library, in phases."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from gpucoll.backends.gpu.steps import Step
+
 FunctionArguments = tuple[int | None, ...]
 """Of a function of NCCL's, but for the communicator and the stream, which come last."""
-
-
-class Place(NamedTuple):
-    """Who this rank is."""
-
-    rank: int
-    world_size: int
-
-
-class Copy(NamedTuple):
-    """A copy on the device."""
-
-    destination: int
-    source: int
-    size_bytes: int
-
-
-class Fill(NamedTuple):
-    """Elements of one value."""
-
-    destination: int
-    element: bytes
-    n_elements: int
 
 
 class Phase(NamedTuple):
@@ -39,13 +18,13 @@ class Phase(NamedTuple):
     ----------
     calls : sequence of (str, FunctionArguments)
         Functions by name; several are made within one ncclGroupStart and ncclGroupEnd.
-    before, after : sequence of Copy or Fill
+    before, after : sequence of Step
         What is enqueued before and after them.
     """
 
     calls: tuple[tuple[str, FunctionArguments], ...] = ()
-    before: tuple[Copy | Fill, ...] = ()
-    after: tuple[Copy | Fill, ...] = ()
+    before: tuple[Step, ...] = ()
+    after: tuple[Step, ...] = ()
 
 
 class Launch(NamedTuple):
@@ -54,16 +33,17 @@ class Launch(NamedTuple):
     Attributes
     ----------
     phases : callable
-        Returns them, given the address of scratch memory.
+        Returns them, given the address of scratch memory and the stream; they live until they are
+        done.
     scratch_bytes : int
-        How much of that is needed; one with any cannot be part of a group, or be captured.
+        How much of that is needed; one with any is not part of a group of the library's.
     factor : (bytes, int), optional
         Of a premultiplied sum: the element and its type; `OPERATION` stands for the op.
     call : (str, FunctionArguments), optional
         Where one call is all that there is to it: that call. Such a launch is the fastest.
     """
 
-    phases: Callable[[int], Iterable[Phase]]
+    phases: Callable[[int, int], Iterable[Phase]]
     scratch_bytes: int = 0
     factor: tuple[bytes, int] | None = None
     call: tuple[str, FunctionArguments] | None = None
@@ -72,4 +52,4 @@ class Launch(NamedTuple):
 def plain(*calls: tuple[str, FunctionArguments]) -> Launch:
     """Return a launch of these calls."""
     phases = (Phase(calls),) if calls else ()
-    return Launch(lambda _: phases, call=calls[0] if len(calls) == 1 else None)
+    return Launch(lambda *_: phases, call=calls[0] if len(calls) == 1 else None)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpucoll.backends.gpu.steps import Copy, Fill, Place
 from gpucoll.backends.nccl.elements import Reduction
-from gpucoll.backends.nccl.launch import Copy, Fill, Launch, Phase, Place
+from gpucoll.backends.nccl.launch import Launch, Phase
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.protocol import Request
 from gpucoll.errors import ArgumentTypeError
@@ -38,7 +39,7 @@ def scan(request: Request, place: Place, library: Library, reduced: Reduction | 
     row_bytes = x.item_bytes * place.world_size
     piece = max(min(x.count, SCRATCH_BYTES // row_bytes), 1)
 
-    def phases(scratch: int) -> Iterator[Phase]:
+    def phases(scratch: int, _: int) -> Iterator[Phase]:
         for start in range(0, x.count, piece):
             count = min(piece, x.count - start)
             at, size_bytes = start * x.item_bytes, count * x.item_bytes

@@ -66,8 +66,12 @@ class Target:
     def prepared(
         self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
     ) -> Callable[[int], None]:
-        """Return what launches as many blocks as these units need, on a stream, each time."""
+        """Return what launches as many blocks as these units need, on a stream, each time.
+
+        The kernel is compiled and loaded before this returns.
+        """
         launcher = self.launcher
+        launcher.load(kernel, self.number)
         return functools.partial(
             launcher.launch, kernel, self.blocks(units), arguments, self.number
         )

@@ -28,6 +28,12 @@ class Launcher(Protocol):
     def compute_capability(self, number: int) -> tuple[int, int]:
         """Return a CUDA device's compute capability; ArgumentTypeError on others."""
 
+    def load(self, kernel: Kernel | CompiledKernel, number: int) -> None:
+        """Compile a kernel, if it is not, and load it: `launch` does no more than launch it then.
+
+        BackendUnavailableError where nothing compiles it.
+        """
+
     def launch(
         self,
         kernel: Kernel | CompiledKernel,

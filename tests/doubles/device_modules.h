@@ -15,6 +15,11 @@
 #include <limits.h>
 
 #define MOST_THREADS 1024
+#ifdef HIP
+#define MODULES_OF "hip"
+#else
+#define MODULES_OF "cuda"
+#endif
 
 typedef void kernel_entry(const void *arguments, unsigned blocks);
 
@@ -52,7 +57,7 @@ static void *load_library(const void *image)
     static unsigned number;
     const char *folder = getenv("TMPDIR");
     char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/gpucoll-module-%ld-%u.so", folder ? folder : "/tmp", (long)getpid(),
+    snprintf(path, sizeof path, "%s/gpucoll-" MODULES_OF "-module-%ld-%u.so", folder ? folder : "/tmp", (long)getpid(),
              __atomic_fetch_add(&number, 1, __ATOMIC_RELAXED));
     FILE *file = fopen(path, "wx");
     if (!file)

@@ -9,7 +9,7 @@ import pytest
 from tests.calls.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
 from tests.calls.gpu.conftest import EVERYWHERE, REAL, REPLAYED
 from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
-from tests.dtypes import op_of
+from tests.dtypes import ALLOWED
 
 from gpucoll import ReduceOp
 from gpucoll.errors import ArgumentTypeError
@@ -19,7 +19,7 @@ from gpucoll.types import DTYPES
 def cases_of(name, world_size, seed, n_cases=24):
     """Return drawn cases of one collective that hold every dtype and way."""
     random = Random(f"{name}-{world_size}-{seed}")
-    pairs = [pair for pair in REDUCIBLE if not (name in SCANS and pair[1] == "avg")]
+    pairs = [pair for pair in ALLOWED if not (name in SCANS and pair[1] == "avg")]
     if world_size == 3:  # a third is not exact
         pairs = [pair for pair in pairs if pair[1] != "avg" or pair[0].startswith(("int", "uint"))]
     random.shuffle(pairs)
@@ -73,43 +73,54 @@ def test_every_dtype_and_op_that_the_library_reduces(gpus):
     assert {dtype for dtype, _ in REDUCIBLE} == {*DTYPES} - {"int16", "uint16"}
 
 
-def refuse(comm, kit):
-    """Make every reduction that the library lacks; return what is wrong with the refusals."""
-    wrong = []
-    for place, (dtype, op) in enumerate(NOT_REDUCIBLE):
-        if not kit.knows(dtype):
-            continue
-        x = kit.seen_as(kit.bytes_of(np.zeros(2 * np.dtype(dtype).itemsize, np.uint8)), (2,), dtype)
-        call = (comm.all_reduce, comm.reduce, comm.scan)[place % 3]
-        try:
-            call(x, op_of(op))
-            wrong.append((dtype, op, "was not refused"))
-        except ArgumentTypeError as error:
-            if not any(word in str(error) for word in ("convert", "host", "sum")):
-                wrong.append((dtype, op, str(error)))
-    total = comm.all_reduce(kit.seen_as(kit.bytes_of(np.ones(4, np.uint8)), (4,), "uint8"))
-    return wrong, kit.read(total).tolist()
+@pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL], indirect=True)
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_what_the_library_cannot_reduce_goes_by_kernels(gpus, world_size):
+    cases = [
+        Case(dtype, (65, 6, 2)[place % 3], op, root, seed=place, collective=name)
+        for name in REDUCTIONS
+        for place, (dtype, op) in enumerate(NOT_REDUCIBLE)
+        if not (name in SCANS and op == "avg")
+        for root in [place % gpus.world(world_size) if name in ROOTED else -1]
+    ]
+    assert {"int16", "uint16", "complex64", "float32"} < {case.dtype for case in cases}
+    gpus.call(world_size, run_cases, cases)
 
 
-@REPLAYED
-def test_what_the_library_cannot_reduce_is_refused_with_the_remedy(gpus):
-    size = gpus.world(2)
-    assert {"int16", "uint16"} < {dtype for dtype, _ in NOT_REDUCIBLE}
-    assert gpus.call(2, refuse) == [([], [size] * 4)] * size
+def reduce_in_pieces(comm, kit, cases):
+    from gpucoll.backends.gpu import rank_order
+
+    rank_order.SCRATCH_BYTES = 1000
+    try:
+        return run_cases(comm, kit, cases)
+    finally:
+        rank_order.SCRATCH_BYTES = 64 << 20
 
 
-def refuse_custom(comm, kit):
-    x = kit.bytes_of(np.ones(4, np.uint8))
-    with pytest.raises(ArgumentTypeError, match="its operations are fixed"):
-        comm.all_reduce(x, ReduceOp.custom(lambda a, b: a + b))
+@EVERYWHERE
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_kernels_reduce_in_pieces(gpus, world_size):
+    cases = [
+        Case(dtype, count, op, root, seed=7, collective=name, in_place=in_place, counts=counts)
+        for dtype, op in (("int16", "sum"), ("uint8", "bxor"), ("complex128", "prod"))
+        for name in REDUCTIONS
+        for count in (1, 100, 1001)
+        for in_place in (False, True)
+        for root in [gpus.world(world_size) - 1 if name in ROOTED else -1]
+        for counts in (["", "steep"] if name == "reduce_scatter" else [""])
+    ]
+    assert gpus.call(world_size, reduce_in_pieces, cases) == [len(cases)] * gpus.world(world_size)
+
+
+def refuse_averages(comm, kit):
     x = kit.seen_as(kit.bytes_of(np.zeros(16, np.uint8)), (4,), "float32")
     with pytest.raises(ArgumentTypeError, match="cannot scan with avg"):
         comm.scan(x, "avg")
 
 
 @REPLAYED
-def test_user_ops_and_scans_of_averages_are_refused(gpus):
-    gpus.call(2, refuse_custom)
+def test_scans_of_averages_are_refused(gpus):
+    gpus.call(2, refuse_averages)
 
 
 def give_lists_of_blocks(comm, kit):
@@ -134,23 +145,26 @@ def test_lists_of_blocks_are_refused(gpus):
     assert gpus.call(2, give_lists_of_blocks) == [[size] * 4] * size
 
 
-def reduce_float8_on_an_older_gpu(comm, kit):
-    x = kit.seen_as(kit.bytes_of(np.zeros(4, np.uint8)), (4,), "float8_e4m3fn")
+def reduce_float8(comm, kit):
+    values = np.array([1, -2, 0.5, 448], "float8_e4m3fn")
+    x = kit.seen_as(kit.bytes_of(values.view(np.uint8)), (4,), "float8_e4m3fn")
     comm.all_gather(x)  # a reduction would be known from then on: a GPU does not grow older
     device = comm._gpu._connected.device
-    device.attribute = {"compute_capability_major": 8}.get
+    calls = lambda: comm._gpu._connected.issuer.calls.sequence  # noqa: E731
+    device.attribute = {"compute_capability_major": 8, "multiprocessor_count": 2}.get
     try:
-        comm.all_gather(x)
-        with pytest.raises(ArgumentTypeError, match=r"capability 9\.0 and newer only; cuda:\d"):
-            comm.all_reduce(x)
+        before = calls()
+        largest = kit.read(comm.all_reduce(x, "max"))
+        assert calls() == before + 1
     finally:
         del device.attribute
     comm.check()
+    assert largest.tobytes() == values.tobytes()
 
 
 @pytest.mark.parametrize("gpus", ["nccl", REAL[1]], indirect=True)  # CuPy has no float8
-def test_float8_is_reduced_on_hopper_and_newer_only(gpus):
-    gpus.call(2, reduce_float8_on_an_older_gpu)
+def test_float8_on_gpus_before_hopper_goes_by_kernels(gpus):
+    gpus.call(2, reduce_float8)
 
 
 def reduce_float8_alone(comm, kit):
@@ -158,11 +172,10 @@ def reduce_float8_alone(comm, kit):
     values = np.array([1, -2, 0.5, 448], "float8_e4m3fn")
     x = kit.seen_as(kit.bytes_of(values.view(np.uint8)), (4,), "float8_e4m3fn")
     averages = kit.read(comm.all_reduce(x, "avg"))
-    if comm._gpu._connected.backend.name == "nccl":
-        with pytest.raises(ArgumentTypeError, match="one rank alone; multiply"):
-            comm.all_reduce(x, ReduceOp.scaled_sum(2.0))
+    halves = kit.read(comm.all_reduce(x, ReduceOp.scaled_sum(0.5)))
     comm.check()
     assert averages.tobytes() == values.tobytes()
+    assert halves.tolist() == [0.5, -1, 0.25, 224]
 
 
 @pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL[1:]], indirect=True)

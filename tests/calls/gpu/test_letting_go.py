@@ -67,13 +67,12 @@ def refuse_in_a_capture(rank):
     """What cannot be captured draws no other stream into the capture: it would end in an error."""
     with rank.init() as comm:
         kit = rank.kit
-        x, out, stream = full(kit, 1), full(kit, 0), kit.stream()
+        x, stream = full(kit, 1), kit.stream()
         comm.all_reduce(x, async_op=True).wait()
         comm.check()
         issuer = comm._gpu._connected.issuer
         calls = (
             lambda: comm.all_reduce(x, async_op=True),
-            lambda: comm.scan(x, out=out, async_op=True),
             lambda: comm.all_reduce(x),
         )
         with stream, rank.control.captured(stream.ptr) as graph:

@@ -87,8 +87,6 @@ def refuse(comm, kit):
         comm.send(x, 7)
     with pytest.raises(ArgumentError, match="inside group"), comm.group():
         comm.all_reduce(x, async_op=True)
-    with pytest.raises(ArgumentError, match="scratch memory and several steps"), comm.group():
-        comm.scan(x)
     y = poisoned(kit, "float32", (4,))
     for uses in (
         lambda: comm.all_reduce(y),
@@ -102,8 +100,6 @@ def refuse(comm, kit):
         comm.all_reduce(
             x, out=kit.seen_as(kit.bytes_of(np.zeros(32, np.uint8)), (8,), "float32")[::2]
         )
-    with pytest.raises(ArgumentTypeError, match="cannot reduce int16"), comm.group():
-        comm.all_reduce(poisoned(kit, "int16", (3,)))
     return kit.read(comm.all_reduce(x)).tolist()
 
 

@@ -61,6 +61,11 @@ class DriverLauncher:
         major, minor = (part or 0 for part in parts)
         return major, minor
 
+    def load(self, kernel: Kernel | CompiledKernel, number: int) -> None:
+        """Compile a kernel, if it is not, and load it on a device."""
+        if (kernel, number) not in self._functions:
+            self._load(kernel, number)
+
     def launch(
         self,
         kernel: Kernel | CompiledKernel,
