@@ -29,11 +29,13 @@ BACKENDS = MappingProxyType(
         # Arrays on GPUs, through their vendor's library.
         "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
         "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
+        # Arrays on GPUs, without one.
+        "direct": KnownBackend("gpucoll.backends.direct.connected", enqueues=True),
     }
 )
 """Backends of this version, by name. Nothing is imported before it is asked for."""
 
-PLANNED = ("mpi", "direct")
+PLANNED = ("mpi",)
 """Names that are known but not served yet: asking for one says so."""
 
 

@@ -15,6 +15,10 @@ from gpucoll.wording import list_ranks
 VENDOR_BACKENDS = {"cuda": "nccl", "rocm": "rccl"}
 """Kind of GPU, as in a Buffer's ``device`` -> the backend over its vendor's library."""
 KINDS = {backend: kind for kind, backend in VENDOR_BACKENDS.items()}
+DIRECT = "direct"
+"""The backend without a vendor's library, for GPUs of every kind."""
+GPU_BACKENDS = (*KINDS, DIRECT)
+"""What moves GPU arrays."""
 SHARING_VERSION = (2, 30, 0)
 """NCCL from here on can be told to take several ranks on one GPU."""
 
@@ -46,6 +50,8 @@ class Pick(NamedTuple):
     """Its name; empty: none."""
     reason: str
     """Why; where there is none, with what to do."""
+    kinds: tuple[str, ...] = ()
+    """Of GPU arrays: the kind of device that it serves on each rank."""
 
 
 class Choice(NamedTuple):
@@ -80,13 +86,14 @@ def choose(wish: str, seen: Sequence[Seen]) -> Choice:
     Parameters
     ----------
     wish : str
-        What the user asked for: ``"auto"``, ``"cpu"``, ``"nccl"`` or ``"rccl"``.
+        What the user asked for: ``"auto"`` or a backend's name.
     seen : sequence of Seen
         By rank.
     """
-    if wish in KINDS:
+    if wish in GPU_BACKENDS:
         refusal = f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
-        return Choice(Pick("", refusal), Pick(wish, "asked for"))
+        kinds = tuple(KINDS.get(wish, item.kind) for item in seen)
+        return Choice(Pick("", refusal), Pick(wish, "asked for", kinds))
     if wish == "cpu":
         refusal = "backend='cpu' was asked for: use backend='auto', or copy to the host"
         return Choice(Pick("cpu", "asked for"), Pick("", refusal))
@@ -113,7 +120,8 @@ def _for_gpus(seen: Sequence[Seen]) -> Pick:
             "them; copy to the host",
         )
     (kind,) = by_kind
-    return Pick(VENDOR_BACKENDS[kind], f"chosen by auto: {seen[0].reason}")
+    kinds_by_rank = tuple(item.kind for item in seen)
+    return Pick(VENDOR_BACKENDS[kind], f"chosen by auto: {seen[0].reason}", kinds_by_rank)
 
 
 def obstacle(backend: str, found: Sequence[Found]) -> str:

@@ -153,6 +153,7 @@ class Control:
         for function in (self.library.ncclDoubleSet, self.driver.double_set):
             function.argtypes = [ctypes.c_char_p, ctypes.c_long]
         self.library.ncclDoubleFailAt.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
+        self.driver.double_trace.restype = ctypes.c_char_p
         self.driver.double_capture_begin.argtypes = [ctypes.c_void_p]
         self.driver.double_capture_end.argtypes = [
             ctypes.c_void_p,
@@ -226,6 +227,22 @@ class Control:
             yield
         finally:
             self.driver_set("hold", 0)
+
+    @contextmanager
+    def driver_calls(self) -> Iterator[list[tuple[str, list[int]]]]:
+        """Give the list of calls of the driver within the block, in order, when it is over.
+
+        Each with its numbers; those that ``device_double.c`` notes. Not more than 64 KiB of text.
+        """
+        calls: list[tuple[str, list[int]]] = []
+        self.driver_set("trace", 1)
+        try:
+            yield calls
+        finally:
+            self.driver_set("trace", 0)
+            for line in self.driver.double_trace().decode().splitlines():
+                name, *numbers = line.split()
+                calls.append((name, [int(number) for number in numbers]))
 
     def count(self, what: str) -> int:
         """Return how many ``streams``, ``events`` or ``modules`` there are.

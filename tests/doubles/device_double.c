@@ -8,6 +8,7 @@
 #define _GNU_SOURCE
 #include "device_memory.h"
 #include "device_modules.h"
+#include "device_sharing.h"
 
 /* --- facts -------------------------------------------------------------------------------------- */
 
@@ -103,8 +104,8 @@ EXPORT(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *out, int size, int devic
 /* It is no architecture that there is, so that no real GPU is ever given code for it: sm_99, gfx9ff. */
 EXPORT(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *out, int attribute, int device)
 {
-    *out = attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) || attribute == NAME(76, 61) ? 9 : 1;
-    return is_device(device) && attribute < 200 ? OK : INVALID_VALUE;
+    *out = attribute == NAME(92, 10013) ? (int)waits : attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) || attribute == NAME(76, 61) ? 9 : 1;
+    return is_device(device) && (attribute < 200 || attribute == NAME(200, 10013)) ? OK : INVALID_VALUE;
 }
 #ifdef HIP
 EXPORT(, hipSetDevice)(int device)
@@ -190,6 +191,7 @@ EXPORT(cuStreamSynchronize, hipStreamSynchronize)(void *stream)
 }
 EXPORT(cuStreamWaitEvent, hipStreamWaitEvent)(void *stream, void *event, unsigned flags)
 {
+    NOTE(NAME("cuStreamWaitEvent", "hipStreamWaitEvent"), stream, event, flags);
     BEGIN return flags ? INVALID_VALUE : stream_wait_event(stream, event);
 }
 EXPORT(cuStreamIsCapturing, hipStreamIsCapturing)(void *stream, int *out)
@@ -210,6 +212,7 @@ EXPORT(cuEventCreate, hipEventCreateWithFlags)(void **out, unsigned flags)
 EXPORT(cuEventDestroy_v2, hipEventDestroy)(void *event) { BEGIN return event_destroy(event); }
 EXPORT(cuEventRecord, hipEventRecord)(void *event, void *stream)
 {
+    NOTE(NAME("cuEventRecord", "hipEventRecord"), event, stream);
     BEGIN return event_record(event, stream);
 }
 EXPORT(cuEventQuery, hipEventQuery)(void *event) { BEGIN return event_state(event, 0); }
@@ -226,19 +229,22 @@ EXPORT(cuPointerGetAttribute, hipPointerGetAttribute)(void *out, int attribute, 
 {
     BEGIN pthread_mutex_lock(&lock);
     struct block *b = find_block(address);
-    if (b)
-        *(int *)out = b->device;
+    struct mapping *opened = b ? NULL : find_mapping(address, OPENED);
+    if (b || opened)
+        *(int *)out = attribute == 8 ? b && b->is_managed : b ? b->device : opened->device;
     pthread_mutex_unlock(&lock);
-    return b && attribute == 9 ? OK : INVALID_VALUE;
+    return (b || opened) && (attribute == 9 || attribute == 8) ? OK : INVALID_VALUE;
 }
 #ifdef HIP
 EXPORT(, hipMemcpyAsync)(void *to, const void *from, size_t size, int kind, void *stream)
 {
+    NOTE("hipMemcpyAsync", to, from, size, kind, stream);
     BEGIN return kind == 4 ? move(to, from, size, stream) : INVALID_VALUE;
 }
 #else
 EXPORT(cuMemcpyAsync, )(void *to, const void *from, size_t size, void *stream)
 {
+    NOTE("cuMemcpyAsync", to, from, size, stream);
     BEGIN return move(to, from, size, stream);
 }
 #endif
@@ -269,5 +275,84 @@ EXPORT(cuLaunchKernel, hipModuleLaunchKernel)(
     void **extra)
 {
     const unsigned grid[] = {blocks, blocks_y, blocks_z, threads, threads_y, threads_z};
+    NOTE(NAME("cuLaunchKernel", "hipModuleLaunchKernel"), function, blocks, threads, stream);
     BEGIN return extra ? INVALID_VALUE : launch(function, grid, shared_bytes, stream, arguments);
+}
+
+/* --- what ranks of one host share ---------------------------------------------------------------- */
+
+EXPORT(cuMemGetAddressRange_v2, hipMemGetAddressRange)(void **base, size_t *size, void *address)
+{
+    NOTE(NAME("cuMemGetAddressRange_v2", "hipMemGetAddressRange"), address);
+    BEGIN return address_range(base, size, address);
+}
+EXPORT(cuIpcGetMemHandle, hipIpcGetMemHandle)(struct handle *out, void *address)
+{
+    NOTE(NAME("cuIpcGetMemHandle", "hipIpcGetMemHandle"), address);
+    BEGIN return export_block(out, address);
+}
+EXPORT(cuIpcOpenMemHandle_v2, hipIpcOpenMemHandle)(void **out, struct handle given, unsigned flags)
+{
+    NOTE(NAME("cuIpcOpenMemHandle_v2", "hipIpcOpenMemHandle"), flags);
+    BEGIN return flags == 1 ? open_handle(out, &given) : INVALID_VALUE;
+}
+EXPORT(cuIpcCloseMemHandle, hipIpcCloseMemHandle)(void *base)
+{
+    NOTE(NAME("cuIpcCloseMemHandle", "hipIpcCloseMemHandle"), base);
+    BEGIN return close_handle(base);
+}
+EXPORT(cuMemHostAlloc, hipHostMalloc)(void **out, size_t size, unsigned flags)
+{
+    NOTE(NAME("cuMemHostAlloc", "hipHostMalloc"), size, flags);
+    BEGIN return flags == 3 ? allocate_host(out, size) : INVALID_VALUE;
+}
+EXPORT(cuMemFreeHost, hipHostFree)(void *address)
+{
+    NOTE(NAME("cuMemFreeHost", "hipHostFree"), address);
+    BEGIN return free_host(address);
+}
+EXPORT(cuMemHostRegister_v2, hipHostRegister)(void *address, size_t size, unsigned flags)
+{
+    NOTE(NAME("cuMemHostRegister_v2", "hipHostRegister"), address, size, flags);
+    BEGIN return flags == 3 ? register_host(address, size) : INVALID_VALUE;
+}
+EXPORT(cuMemHostUnregister, hipHostUnregister)(void *address)
+{
+    NOTE(NAME("cuMemHostUnregister", "hipHostUnregister"), address);
+    BEGIN return unregister_host(address);
+}
+EXPORT(cuMemHostGetDevicePointer_v2, hipHostGetDevicePointer)(void **out, void *address, unsigned flags)
+{
+    NOTE(NAME("cuMemHostGetDevicePointer_v2", "hipHostGetDevicePointer"), address, flags);
+    BEGIN return flags ? INVALID_VALUE : device_address(out, address);
+}
+EXPORT(cuDeviceCanAccessPeer, hipDeviceCanAccessPeer)(int *out, int device, int peer)
+{
+    NOTE(NAME("cuDeviceCanAccessPeer", "hipDeviceCanAccessPeer"), device, peer);
+    *out = device != peer && peers;
+    return is_device(device) && is_device(peer) ? OK : INVALID_DEVICE;
+}
+#ifdef HIP
+EXPORT(, hipStreamWaitValue32)(void *stream, void *address, unsigned value, unsigned flags, unsigned mask)
+{
+    NOTE("hipStreamWaitValue32", stream, address, value, flags, mask);
+    BEGIN return flags || mask != 0xFFFFFFFF ? INVALID_VALUE : use_word(stream, address, value, 0);
+}
+#else
+EXPORT(cuStreamWaitValue32_v2, )(void *stream, void *address, unsigned value, unsigned flags)
+{
+    NOTE("cuStreamWaitValue32_v2", stream, address, value, flags);
+    BEGIN return flags ? INVALID_VALUE : use_word(stream, address, value, 0);
+}
+EXPORT(cuStreamWaitValue32, )(void *stream, void *address, unsigned value, unsigned flags)
+{
+    NOTE("cuStreamWaitValue32", stream, address, value, flags);
+    BEGIN return flags ? INVALID_VALUE : use_word(stream, address, value, 0);
+}
+#endif
+EXPORT(cuStreamWriteValue32_v2, hipStreamWriteValue32)(
+    void *stream, void *address, unsigned value, unsigned flags)
+{
+    NOTE(NAME("cuStreamWriteValue32_v2", "hipStreamWriteValue32"), stream, address, value, flags);
+    BEGIN return flags ? INVALID_VALUE : use_word(stream, address, value, 1);
 }

@@ -1,8 +1,11 @@
-/* Memory of the double: host memory, unmapped when freed. */
+/* Memory of the double: host memory, unmapped when freed. It all lies in one file without a name, which
+ * other processes can map. */
 #ifndef GPUCOLL_DEVICE_MEMORY_H
 #define GPUCOLL_DEVICE_MEMORY_H
 
 #include "device_streams.h"
+
+#include <fcntl.h>
 
 /* --- memory ------------------------------------------------------------------------------------- */
 
@@ -23,6 +26,36 @@ DOUBLE_API int double_owns(const void *address, size_t size)
     return is_inside;
 }
 
+static long makes_managed, makes_private; /* what is allocated from now on */
+static int memory_file = -1, memory_file_owner;
+static size_t memory_file_used;
+
+/* Map new memory at the end of the file, which only grows: freed pages are given back. */
+static char *map_new(size_t mapped, size_t *offset)
+{
+    if (memory_file < 0 || memory_file_owner != (int)getpid()) { /* a forked child gets its own */
+        memory_file_used = 0;
+        memory_file_owner = (int)getpid();
+        memory_file = memfd_create("device double", MFD_CLOEXEC);
+    }
+    *offset = memory_file_used;
+    if (memory_file < 0 || ftruncate(memory_file, (off_t)(memory_file_used + mapped)))
+        return MAP_FAILED;
+    memory_file_used += mapped;
+    return mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_SHARED, memory_file, (off_t)*offset);
+}
+
+/* Other processes may still have it mapped: who uses it there finds this. */
+static void unmap_freed(struct block *b)
+{
+    if (b->is_exported)
+        memset(b->address, 0xDD, b->mapped);
+    else if (memory_file_owner == (int)getpid())
+        fallocate(memory_file, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)b->offset,
+                  (off_t)b->mapped);
+    munmap(b->address, b->mapped);
+}
+
 DOUBLE_API int double_allocate(void **out, size_t size)
 {
     size_t page = 4096, mapped = (size + page - 1) / page * page;
@@ -34,15 +67,24 @@ DOUBLE_API int double_allocate(void **out, size_t size)
         code = INVALID_VALUE;
     else if (used_bytes + (long)size > limit_bytes)
         code = OUT_OF_MEMORY;
-    char *address = code ? MAP_FAILED
-                         : mmap(NULL, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    size_t offset = 0;
+    char *address = code ? MAP_FAILED : map_new(mapped, &offset);
     if (address == MAP_FAILED) {
         pthread_mutex_unlock(&lock);
         return code ? code : OUT_OF_MEMORY;
     }
     memset(address, 0xA5, mapped);
     struct block *b = calloc(1, sizeof *b);
-    *b = (struct block){blocks, address, size, mapped, current() < 0 ? 0 : current()};
+    *b = (struct block){
+        .next = blocks,
+        .address = address,
+        .size = size,
+        .mapped = mapped,
+        .device = current() < 0 ? 0 : current(),
+        .is_managed = makes_managed != 0,
+        .is_private = makes_private || makes_managed,
+        .offset = offset,
+    };
     blocks = b;
     used_bytes += (long)size;
     pthread_mutex_unlock(&lock);
@@ -84,7 +126,7 @@ DOUBLE_API int double_free(void *address)
             ;
         *at = b->next;
         used_bytes -= (long)b->size;
-        munmap(b->address, b->mapped);
+        unmap_freed(b);
         free(b);
     }
     pthread_mutex_unlock(&lock);

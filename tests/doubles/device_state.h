@@ -74,11 +74,13 @@ struct graph {
     int is_invalid;
 };
 
-struct block {
+struct block { /* of device memory */
     struct block *next;
     char *address;
     size_t size, mapped;
     int device;
+    int is_managed, is_private, is_exported; /* private: no handle can name it */
+    size_t offset;                           /* in this process's file of device memory */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -99,6 +101,8 @@ static __thread int stack[64], depth, capture_mode;
  * work; error: every call gives this code from now on; memory: bytes of a device; queue: how much a
  * stream takes before it keeps who brings more waiting (0: no limit); module_error: modules do not load,
  * with this code; fail_launch: the how-manieth launch from now on fails (0: none), with launch_error. */
+static long *sharing_setting(const char *key); /* device_sharing.h */
+
 DOUBLE_API int double_set(const char *key, long value)
 {
     pthread_mutex_lock(&lock);
@@ -121,6 +125,8 @@ DOUBLE_API int double_set(const char *key, long value)
         launch_error = (int)value;
     else if (!strcmp(key, "fail_launch"))
         fail_launch_in = value;
+    else if (sharing_setting(key))
+        *sharing_setting(key) = value;
     else
         known = 0;
     pthread_cond_broadcast(&changed);
@@ -132,7 +138,9 @@ DOUBLE_API long double_get(const char *key)
 {
     long count = -1;
     pthread_mutex_lock(&lock);
-    if (!strcmp(key, "memory")) {
+    if (sharing_setting(key)) {
+        count = *sharing_setting(key);
+    } else if (!strcmp(key, "memory")) {
         count = used_bytes;
     } else if (!strcmp(key, "modules")) {
         count = module_count;

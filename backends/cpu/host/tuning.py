@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from gpucoll import config
-from gpucoll.backends.choice import KINDS
+from gpucoll.backends.choice import GPU_BACKENDS
 from gpucoll.errors import ArgumentError
 from gpucoll.kernels.cpu.addresses import HAS_STRING_COPY
 from gpucoll.kernels.cpu.cache_key import processor
@@ -60,7 +60,7 @@ def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
 def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
     """Return whether some rank sees a GPU, or was told to use one."""
     wishes = {introduction["same"].get(WISH) for introduction in introductions}
-    return bool(wishes & {*KINDS}) or any(
+    return bool(wishes & {*GPU_BACKENDS}) or any(
         introduction.get("gpu", [""])[0] for introduction in introductions
     )
 

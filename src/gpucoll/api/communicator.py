@@ -23,7 +23,7 @@ from gpucoll.api.names_elsewhere import SaysNamesElsewhere
 from gpucoll.api.objects import Objects
 from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
-from gpucoll.backends.choice import KINDS, Choice, Seen, Wish, choose
+from gpucoll.backends.choice import GPU_BACKENDS, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.protocol import HostBackend, HostBackends
 from gpucoll.calls.begun_message import BegunMessage
@@ -400,7 +400,7 @@ def create(
     try:
         with held_signals():
             made = _meet(job, meet_timeout_s, timeout_s, wish, watch)
-        asks = wish.device is not None or wish.backend in KINDS
+        asks = wish.device is not None or wish.backend in GPU_BACKENDS
         if connects and asks and made._choice.gpu.backend:
             made._gpu.connect(None, meet_timeout_s)
         return made

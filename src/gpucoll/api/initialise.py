@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
 from gpucoll.backends import BACKENDS, PLANNED
-from gpucoll.backends.choice import KINDS, VENDOR_BACKENDS, Wish
+from gpucoll.backends.choice import GPU_BACKENDS, VENDOR_BACKENDS, Wish
 from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import find_job
@@ -126,7 +126,7 @@ def _check_backend(backend: object) -> None:
             f"backend {backend!r} is not part of this version of gpucoll: it has "
             f"{', '.join(BACKENDS)}. Use backend='auto'"
         )
-    if backend in KINDS and config.cpu_only():
+    if backend in GPU_BACKENDS and config.cpu_only():
         raise BackendUnavailableError(
             f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"
         )

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
-from gpucoll.devices import driver
+from gpucoll.devices import driver, shared_memory
 from gpucoll.devices.driver import Driver, Vendor
-from gpucoll.devices.driver_device import DEFAULT_STREAMS, DriverDevice
+from gpucoll.devices.driver_device import DEFAULT_STREAMS
 from gpucoll.devices.foreign_library import Prototype, address_of
+from gpucoll.devices.shared_memory import SharedMemoryDevice
 
 _HANDLES = POINTER(c_void_p)
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,
+    *shared_memory.PROTOTYPES,
     Prototype("error_string", (c_int, POINTER(c_char_p))),
     Prototype("context_retain", (_HANDLES, c_int)),
     Prototype("context_push", (c_void_p,)),
@@ -26,7 +28,10 @@ _PROTOTYPES = (
     Prototype("context_device", (POINTER(c_int),)),
     Prototype("stream_context", (c_void_p, _HANDLES)),
     Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_void_p)),
+    Prototype("stream_wait_value", (c_void_p, c_void_p, c_uint, c_uint), since="CUDA 8"),
 )
+
+_WAIT_VALUE = "cuStreamWaitValue32_v2"  # of CUDA 11.7; the one before may be switched off
 
 # A name with _v2 is what the headers turn the plain one into; the plain symbol is an older one.
 _SYMBOLS = {
@@ -69,6 +74,18 @@ _SYMBOLS = {
     "module_function": ("cuModuleGetFunction",),
     "launch": ("cuLaunchKernel",),
     "error_string": ("cuGetErrorString",),
+    "memory_range": ("cuMemGetAddressRange_v2",),
+    "memory_export": ("cuIpcGetMemHandle",),
+    "memory_open": ("cuIpcOpenMemHandle_v2", "cuIpcOpenMemHandle"),
+    "memory_close": ("cuIpcCloseMemHandle",),
+    "host_allocate": ("cuMemHostAlloc",),
+    "host_free": ("cuMemFreeHost",),
+    "host_register": ("cuMemHostRegister_v2",),
+    "host_unregister": ("cuMemHostUnregister",),
+    "host_device_address": ("cuMemHostGetDevicePointer_v2",),
+    "can_access_peer": ("cuDeviceCanAccessPeer",),
+    "stream_wait_value": (_WAIT_VALUE, "cuStreamWaitValue32"),
+    "stream_write_value": ("cuStreamWriteValue32_v2", "cuStreamWriteValue32"),
 }
 
 _ATTRIBUTES = {
@@ -80,6 +97,7 @@ _ATTRIBUTES = {
     "gpu_direct_rdma": 116,
     "dma_buf": 124,
     "multicast": 132,
+    "stream_wait_value": 92,
 }
 
 VENDOR = Vendor(
@@ -93,6 +111,9 @@ VENDOR = Vendor(
     remedy="It comes with NVIDIA's driver, not with CUDA or a wheel; in a container it is mounted "
     "by the NVIDIA container toolkit (docker run --gpus all)",
 )
+
+
+_AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 
 
 class CudaDriver(Driver):
@@ -120,7 +141,7 @@ def open_device(number: int) -> CudaDevice:
     return CudaDevice(load(), number)
 
 
-class CudaDevice(DriverDevice):
+class CudaDevice(SharedMemoryDevice):
     """An NVIDIA GPU, in its primary context."""
 
     def __init__(self, driver: CudaDriver, number: int) -> None:
@@ -167,6 +188,17 @@ class CudaDevice(DriverDevice):
     def target(self) -> str:
         parts = (self.attribute(f"compute_capability_{part}") for part in ("major", "minor"))
         return "sm_" + "".join(map(str, parts))
+
+    @functools.cached_property
+    def can_wait_for_values(self) -> bool:
+        function = self._functions.get("stream_wait_value")
+        if function is None or "stream_write_value" not in self._functions:
+            return False
+        # The attribute speaks of the older function alone; the newer one is always on.
+        return function.__name__ == _WAIT_VALUE or self.attribute("stream_wait_value") == 1
+
+    def stream_wait_value(self, stream: int, address: int, value: int) -> int:
+        return self._quick("stream_wait_value", stream, address, value & 0xFFFFFFFF, _AT_LEAST)
 
     def driver_version(self) -> str:
         version = self.driver.number("driver_version")

@@ -21,11 +21,22 @@ class Identity(NamedTuple):
     """``0000:3b:00.0``, in lower case, as sysfs spells it."""
 
 
+class Exported(NamedTuple):
+    """Memory that other processes can open: what they must be told."""
+
+    handle: bytes
+    """Of the whole allocation that the memory is part of: opening it gives the base."""
+    offset: int
+    """Where the memory lies in that allocation, in bytes."""
+    size_bytes: int
+    """Of the whole allocation."""
+
+
 class Device(Protocol):
     """One GPU of this process.
 
     Streams, events and memory are plain integers: the vendor's own handles, which every library
-    understands. Methods raise BackendError where the driver reports an error; the three *quick*
+    understands. Methods raise BackendError where the driver reports an error; the *quick*
     functions return the driver's code instead, and `check` makes an error of it. Streams 0, 1 and 2
     (the vendor's default streams) mean those of the current device: enter the device first.
 
@@ -54,6 +65,27 @@ class Device(Protocol):
     """``(event)``: 0 when reached or never recorded, `not_ready` before."""
     not_ready: int
     """What `query_event` returns while work is pending."""
+
+    def stream_wait_value(self, stream: int, address: int, value: int) -> int:
+        """Let what comes on the stream wait until the word at `address` is at least `value`.
+
+        A word has 32 bits and lies at a multiple of 4; `address` is the GPU's (`register_host`,
+        `allocate_pinned`, or its own memory). CUDA compares the signed difference modulo 2**32,
+        HIP the unsigned numbers: whoever serves both lets a word grow from 0 to below 2**31.
+
+        The driver knows nothing of the order that this makes: whatever writes the word must not
+        come later on any stream of this process that the driver may run after this one.
+        """
+
+    def stream_write_value(self, stream: int, address: int, value: int) -> int:
+        """Write a word of 32 bits when all that is on the stream now is done, and visible."""
+
+    @property
+    def can_wait_for_values(self) -> bool:
+        """Whether streams can wait for words and write them; False: the host must signal.
+
+        On AMD GPUs the functions are marked as beta by the vendor; this is what the runtime says.
+        """
 
     def addresses(self) -> dict[str, int]:
         """Return where compiled code finds them, and how it enters the device.
@@ -137,6 +169,48 @@ class Device(Protocol):
     def memory_bytes(self) -> tuple[int, int]:
         """Return how much memory is free, and how much there is, in bytes."""
 
+    def is_managed(self, address: int) -> bool:
+        """Return whether it is managed memory, which moves between host and GPUs by itself."""
+
+    # --- host memory that the GPU works with --------------------------------------------------
+
+    def allocate_pinned(self, size_bytes: int) -> int:
+        """Return page-locked host memory: one address for the host and for every GPU."""
+
+    def free_pinned(self, address: int) -> None:
+        """Give page-locked memory back; whatever used it is done."""
+
+    def register_host(self, address: int, size_bytes: int) -> int:
+        """Page-lock memory that is mapped here; return the address at which GPUs see it.
+
+        That address may be another one than the host's. Both are multiples of a page.
+        """
+
+    def unregister_host(self, address: int) -> None:
+        """Undo `register_host`; `address` is the host's. Before the memory is unmapped."""
+
+    # --- memory of other processes ------------------------------------------------------------
+
+    def export_memory(self, address: int) -> Exported | None:
+        """Return how other processes open this memory; None where they cannot.
+
+        Managed memory and memory that a pool has made of virtual addresses cannot be exported.
+        Whoever opens it stops using it before it is freed.
+        """
+
+    def open_exported(self, handle: bytes) -> int:
+        """Return where an allocation of another process on this host begins here.
+
+        The process that exported it cannot: it has the address. GPUs reach each other's memory
+        from then on where they can at all (`can_access`).
+        """
+
+    def close_exported(self, base: int) -> None:
+        """Let go of what `open_exported` returned; whatever used it is done."""
+
+    def can_access(self, number: int) -> bool:
+        """Return whether it reads and writes the memory of GPU `number` of this process."""
+
     # --- kernels ------------------------------------------------------------------------------
 
     @property
@@ -193,5 +267,6 @@ ATTRIBUTES = (
     "gpu_direct_rdma_with_virtual_memory",
     "dma_buf",
     "multicast",
+    "stream_wait_value",
 )
 """What `Device.attribute` knows the names of."""

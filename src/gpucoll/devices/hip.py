@@ -10,22 +10,25 @@ import ctypes
 import functools
 import re
 import threading
-from ctypes import POINTER, c_char_p, c_int, c_size_t, c_void_p
+from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 from typing import Final
 
-from gpucoll.devices import driver
+from gpucoll.devices import driver, shared_memory
 from gpucoll.devices.driver import Driver, Vendor
-from gpucoll.devices.driver_device import DEFAULT_STREAMS, DriverDevice
+from gpucoll.devices.driver_device import DEFAULT_STREAMS
 from gpucoll.devices.foreign_library import Prototype, address_of
+from gpucoll.devices.shared_memory import SharedMemoryDevice
 from gpucoll.errors import BackendError, BackendUnavailableError
 
 _PROTOTYPES = (
     *driver.PROTOTYPES,
+    *shared_memory.PROTOTYPES,
     Prototype("error_string", (c_int,), c_char_p),
     Prototype("device_set", (c_int,)),
     Prototype("device_get", (POINTER(c_int),)),
     Prototype("stream_device", (c_void_p, POINTER(c_int)), since="ROCm 5.6"),
     Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_int, c_void_p)),
+    Prototype("stream_wait_value", (c_void_p, c_void_p, *[c_uint] * 3), since="ROCm 4.2"),
     Prototype("device_properties", (c_char_p, c_int), since="ROCm 6.0"),
 )
 
@@ -68,6 +71,18 @@ _SYMBOLS = {
     "launch": ("hipModuleLaunchKernel",),
     "device_properties": ("hipGetDevicePropertiesR0600",),
     "error_string": ("hipGetErrorString",),
+    "memory_range": ("hipMemGetAddressRange",),
+    "memory_export": ("hipIpcGetMemHandle",),
+    "memory_open": ("hipIpcOpenMemHandle",),
+    "memory_close": ("hipIpcCloseMemHandle",),
+    "host_allocate": ("hipHostMalloc",),
+    "host_free": ("hipHostFree",),
+    "host_register": ("hipHostRegister",),
+    "host_unregister": ("hipHostUnregister",),
+    "host_device_address": ("hipHostGetDevicePointer",),
+    "can_access_peer": ("hipDeviceCanAccessPeer",),
+    "stream_wait_value": ("hipStreamWaitValue32",),
+    "stream_write_value": ("hipStreamWriteValue32",),
 }
 
 ATTRIBUTES: Final = {
@@ -77,6 +92,7 @@ ATTRIBUTES: Final = {
     "virtual_memory_management": 89,
     "dma_buf": 93,
     "gpu_direct_rdma_with_virtual_memory": 94,
+    "stream_wait_value": 10013,
 }
 """As the enumeration of ROCm 7 has them; a runtime that lacks one answers with an error."""
 
@@ -96,6 +112,10 @@ _PROPERTIES_BYTES: Final = 8192
 """hipDeviceProp_tR0600 has 1472; some to spare."""
 _ARCHITECTURE = slice(1160, 1160 + 256)
 """Its gcnArchName: no attribute says it."""
+
+
+_AT_LEAST: Final = 0  # hipStreamWaitValueGte
+_ALL_BITS: Final = 0xFFFFFFFF
 
 
 class HipDriver(Driver):
@@ -132,7 +152,7 @@ class _Before(threading.local):
 _before = _Before()
 
 
-class HipDevice(DriverDevice):
+class HipDevice(SharedMemoryDevice):
     """An AMD GPU."""
 
     def __enter__(self) -> HipDevice:
@@ -179,6 +199,15 @@ class HipDevice(DriverDevice):
                 f"architecture {name[:40]!r}, which gpucoll does not understand"
             )
         return name
+
+    @functools.cached_property
+    def can_wait_for_values(self) -> bool:
+        has_both = {"stream_wait_value", "stream_write_value"} <= self._functions.keys()
+        return has_both and self.attribute("stream_wait_value") == 1
+
+    def stream_wait_value(self, stream: int, address: int, value: int) -> int:
+        word = value & _ALL_BITS
+        return self._quick("stream_wait_value", stream, address, word, _AT_LEAST, _ALL_BITS)
 
     def driver_version(self) -> str:
         version = self.driver.number("driver_version")

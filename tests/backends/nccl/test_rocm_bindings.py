@@ -44,12 +44,16 @@ def test_hip():
         "virtual_memory_management": "hipDeviceAttributeVirtualMemoryManagementSupported",
         "dma_buf": "hipDeviceAttributeDmaBufSupported",
         "gpu_direct_rdma_with_virtual_memory": "hipDeviceAttributeGPUDirectRDMAWithHipVMMSupported",
+        "stream_wait_value": "hipDeviceAttributeCanUseStreamWaitValue",
     }
     theirs = {ours: int(bindings.hipDeviceAttribute_t[name]) for ours, name in names.items()}
     assert theirs == hip.ATTRIBUTES
     assert int(bindings.hipError_t.hipErrorNotReady) == hip.HipDevice.not_ready
     assert int(bindings.hipError_t.hipErrorOutOfMemory) == 2
     assert int(bindings.hipMemcpyKind.hipMemcpyDefault) == 4
+    assert (bindings.hipHostMallocPortable, bindings.hipHostMallocMapped) == (1, 2)
+    assert (bindings.hipHostRegisterPortable, bindings.hipHostRegisterMapped) == (1, 2)
+    assert (bindings.hipIpcMemLazyEnablePeerAccess, bindings.hipStreamWaitValueGte) == (1, 0)
     assert (bindings.hipStreamNonBlocking, bindings.hipEventDisableTiming) == (1, 2)
     for symbols in hip.VENDOR.symbols.values():
         assert hasattr(bindings, symbols[0])

@@ -10,7 +10,7 @@ from gpucoll import backends, devices
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
-from gpucoll.backends.choice import KINDS, Choice, Wish
+from gpucoll.backends.choice import Choice, Wish
 from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
 from gpucoll.calls.gpu.cache import CallCache
 from gpucoll.calls.gpu.call import GpuCall
@@ -96,8 +96,8 @@ class GpuConnection:
                 f"arrays: {self.refusal}"
             )
         kind, _, number = template.device.partition(":")
-        if kind != KINDS[self.pick.backend]:
-            served = KINDS[self.pick.backend]
+        served = self.pick.kinds[self._group.rank]
+        if kind != served:
             raise BackendUnavailableError(
                 f"x lies on {template.device}, but this communicator's backend for GPU arrays is "
                 f"{self.pick.backend}, for {served} devices ({self.pick.reason}): copy it to the "

@@ -1,0 +1,294 @@
+"""The direct backend: what it enqueues for calls on GPU arrays, and how it lets go of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+
+from gpucoll.backends.direct.engine import Engine, Job, StagedCall
+from gpucoll.backends.direct.inner import Inner
+from gpucoll.backends.direct.messages import Flow, MessageEngine
+from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
+from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
+from gpucoll.backends.protocol import MessageRequest, Request
+from gpucoll.devices import Device
+from gpucoll.errors import (
+    AbortedError,
+    BackendError,
+    DeadlineError,
+    GpucollError,
+    MismatchError,
+    PeerLostError,
+    StateError,
+)
+
+RESET_AT = 1 << 30
+"""How far words are counted before they begin anew, as soon as nothing is under way."""
+_TOLD_BY_OTHERS_S = 1.0
+"""So long what all ranks find out by themselves is left to those who name it better."""
+_SEEN_BY_ALL = (AbortedError, DeadlineError, MismatchError, PeerLostError, StateError)
+
+Launch = StagedCall | tuple[MessageRequest, ...]
+
+
+class DirectBackend:
+    """GPU arrays of the ranks, staged through host memory.
+
+    Parameters
+    ----------
+    device : Device
+        This rank's GPU.
+    inner : Inner
+        The CPU backend's group of the same ranks.
+    """
+
+    name = "direct"
+
+    def __init__(self, device: Device, inner: Inner) -> None:
+        self.device = device
+        self.inner = inner
+        self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
+        """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
+        self._rank, self._world_size = inner.group.rank, inner.group.world_size
+        self._slot_bytes = slot_bytes_for(self._world_size)
+        self._slots: Slots | None = None
+        self._words = Words(device)
+        self._drained_word = self._words.address + 2 * WORD_BYTES
+        self._issued = 0
+        self._tail = 0
+        """An event behind the last staged call."""
+        self._last_stream: int | None = None
+        self.engine = Engine(inner, self._words, self._host_slots)
+        self.messages = MessageEngine(device, inner)
+        self._is_open = True
+
+    # --- preparing --------------------------------------------------------------------------------
+
+    def prepare(self, request: Request) -> StagedCall:
+        """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
+        if self._slots is None:  # four of them: two pieces, each with an input and an output
+            self._slots = Slots(self.device, self.inner.backend, 4 * self._slot_bytes)
+        pieces = pieces_of(request, self._rank, self._world_size, self._slot_bytes)
+        made = StagedCall(pieces, self.inner.backend.prepare)
+        made.prepared(0, *self._host_slots(0))
+        return made
+
+    def _host_slots(self, number: int) -> tuple[int, int]:
+        """Return where the host sees what a piece reads and writes."""
+        assert self._slots is not None
+        start = self._slots.address + number % 2 * 2 * self._slot_bytes
+        return start, start + self._slot_bytes
+
+    def prepare_messages(self, requests: Sequence[MessageRequest]) -> tuple[MessageRequest, ...]:
+        """Return how sends and receives are enqueued, all at once."""
+        return tuple(requests)
+
+    def outgrows_scratch(self, launch: Launch) -> bool:
+        """Return whether the words are to begin anew, once nothing is under way."""
+        return self._issued > RESET_AT
+
+    def reserve(self, launch: Launch, is_captured: bool) -> None:
+        """Let the words begin anew where it is time; nothing is under way then."""
+        if self._issued > RESET_AT:
+            engine = self.engine
+            for word in (engine.read_word, engine.written_word, self._drained_word):
+                self._words.store(word, 0)
+            self._issued = 0
+
+    # --- enqueuing --------------------------------------------------------------------------------
+
+    def enqueue(self, launch: Launch, stream: int, is_captured: bool) -> None:
+        """Put a launch on a stream of the device, which is current."""
+        if isinstance(launch, StagedCall):
+            self._enqueue_staged(launch, stream)
+        else:
+            self._enqueue_messages(launch, stream)
+
+    def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> None:
+        """Put launches on their streams: collectives, then each stream's messages at once."""
+        messages: dict[int, list[MessageRequest]] = {}
+        for launch, stream, _ in launches:
+            if isinstance(launch, StagedCall):
+                self._enqueue_staged(launch, stream)
+            else:
+                messages.setdefault(stream, []).extend(launch)
+        # All are begun before the first is waited for: a rank may send to itself.
+        flows = {stream: self.messages.flows_of(requests) for stream, requests in messages.items()}
+        for each in flows.values():
+            self.messages.begin(each)
+        for stream, each in flows.items():
+            self._enqueue_flows(each, stream)
+
+    def note_capture(self) -> None:
+        """Do nothing: captures are refused (`gpucoll.backends.direct.connected`)."""
+
+    def _enqueue_staged(self, call: StagedCall, stream: int) -> None:
+        pieces, first = call.pieces, self._issued
+        count = pieces.n_pieces
+        if not count and not pieces.agrees:
+            return
+        if first + count >= LAST - 1:
+            raise BackendError("too many calls in groups alone: make one outside of a group")
+        if self._last_stream not in (None, stream):  # the slots are still the other stream's
+            self._do(self.device.stream_wait_event, stream, self._tail, 0)
+        self._issued += count + pieces.agrees
+        # First, for the driver may keep this thread until the streams get on.
+        self.engine.add(Job(call, first))
+        before: tuple[Copy, ...] = ()
+        for number in range(count + 1):
+            if number < count:
+                piece = pieces.piece(number)
+                self._read(piece.reads, number, stream)
+                self._write_value(stream, self.engine.read_word, first + number + 1)
+            if number:
+                self._wait_value(stream, self.engine.written_word, first + number)
+                self._write(before, number - 1, stream)
+            before = piece.writes if count else ()
+        if pieces.agrees:
+            self._wait_value(stream, self.engine.written_word, self._issued)
+        self._write_value(stream, self._drained_word, self._issued)
+        if not self._tail:
+            self._tail = self.device.create_event()
+        self._do(self.device.record_event, self._tail, stream)
+        self._last_stream = stream
+
+    def _gpu_slot(self, number: int, direction: int) -> int:
+        assert self._slots is not None
+        return self._slots.on_gpu + (number % 2 * 2 + direction) * self._slot_bytes
+
+    def _read(self, copies: Sequence[Copy], number: int, stream: int) -> None:
+        for copy in copies:
+            with self.in_driver():
+                destination = self._gpu_slot(number, 0) + copy.offset
+                self.device.copy(destination, copy.address, copy.size_bytes, stream)
+
+    def _write(self, copies: Sequence[Copy], number: int, stream: int) -> None:
+        for copy in copies:
+            with self.in_driver():
+                source = self._gpu_slot(number, 1) + copy.offset
+                self.device.copy(copy.address, source, copy.size_bytes, stream)
+
+    def _enqueue_messages(self, requests: Sequence[MessageRequest], stream: int) -> None:
+        flows = self.messages.flows_of(requests)
+        self.messages.begin(flows)
+        self._enqueue_flows(flows, stream)
+
+    def _enqueue_flows(self, flows: Sequence[Flow], stream: int) -> None:
+        """Put messages on a stream in rounds: of each a piece, the sent ones first.
+
+        So whatever a round waits for comes of earlier rounds of the other ranks, or of what is sent
+        in the same one.
+        """
+        sends = [flow for flow in flows if flow.sends]
+        receives = [flow for flow in flows if not flow.sends]
+        for number in range(max((flow.count for flow in flows), default=0)):
+            for flow in sends:
+                if number < flow.count:
+                    self._send_piece(flow, number, stream)
+            for flow in receives:
+                if number < flow.count:
+                    self._receive_piece(flow, number, stream)
+        for flow in sends:
+            self._wait_value(stream, flow.words.by_host, flow.base + flow.count)
+
+    def _send_piece(self, flow: Flow, number: int, stream: int) -> None:
+        if number >= 2:
+            self._wait_value(stream, flow.words.by_host, flow.base + number - 1)
+        start, offset, size_bytes = flow.part(number)
+        with self.in_driver():
+            self.device.copy(flow.slots.on_gpu + offset, flow.address + start, size_bytes, stream)
+        self._write_value(stream, flow.words.by_gpu, flow.base + number + 1)
+
+    def _receive_piece(self, flow: Flow, number: int, stream: int) -> None:
+        self._wait_value(stream, flow.words.by_host, flow.base + number + 1)
+        start, offset, size_bytes = flow.part(number)
+        with self.in_driver():
+            self.device.copy(flow.address + start, flow.slots.on_gpu + offset, size_bytes, stream)
+        self._write_value(stream, flow.words.by_gpu, flow.base + number + 1)
+
+    def _do(self, function: Callable[..., int], *arguments: int) -> None:
+        with self.in_driver():
+            self.device.check(function(*arguments), "put staged work on a stream")
+
+    def _wait_value(self, stream: int, address: int, value: int) -> None:
+        self._do(self.device.stream_wait_value, stream, address, value)
+
+    def _write_value(self, stream: int, address: int, value: int) -> None:
+        self._do(self.device.stream_write_value, stream, address, value)
+
+    # --- the rest ---------------------------------------------------------------------------------
+
+    def failure(self) -> GpucollError | None:
+        """Return what has gone wrong on the host; None: nothing."""
+        for part in (self.messages, self.engine):
+            error = part.error
+            if error is None:
+                continue
+            is_own = part is self.messages and self.messages.is_own_error
+            is_new = time.monotonic() - part.failed_at_s < _TOLD_BY_OTHERS_S
+            if is_own or not (is_new and isinstance(error, _SEEN_BY_ALL)):
+                return error
+        return None
+
+    def abort(self) -> None:
+        """Let all streams go on that wait for the host, and all ranks that wait for this one."""
+        if self._is_open:
+            self.messages.abort()
+            self.engine.abort()
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing."""
+        identity = self.device.identity
+        shared = self._slots is None or self._slots.is_shared
+        return {
+            "GPU": f"{self.device.label}: {identity.name}, {identity.uuid}",
+            "GPU path": f"staged through page-locked host memory, in pieces of up to "
+            f"{self._slot_bytes} bytes, two at a time; the host's part over the CPU backend"
+            + ("" if shared else " by a copy more: its memory could not be page-locked"),
+            "GPU: same bits as the CPU backend": "yes, of arrays of a piece's size",
+            "GPU: captured graphs": "no: the host has a part in every call",
+            "GPU messages": "match in the order of both ranks' calls; tags are not compared",
+        }
+
+    def close(self, limit_s: float) -> None:
+        """Let go of everything; nothing is under way."""
+        self.let_go(limit_s)
+
+    def let_go(self, limit_s: float) -> None:
+        """Let go of everything, as far as threads and streams have ended within so many seconds."""
+        if not self._is_open:
+            return
+        has_ended = [self.engine.stop(limit_s), self.messages.stop(limit_s)]
+        due_s = time.monotonic() + limit_s
+        while not self._is_drained and time.monotonic() < due_s:
+            time.sleep(1e-3)
+        is_unused = all(has_ended) and self._is_drained
+        self._is_open = False
+        if not all(has_ended):
+            self.inner.group.is_in_use = True
+        if not is_unused:
+            _left_in_use.append(self)
+            self.inner.abort()
+        else:
+            with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
+                self._free()
+        self.inner.close()
+
+    @property
+    def _is_drained(self) -> bool:
+        return self._words.load(self._drained_word) >= self._issued and self.messages.is_drained
+
+    def _free(self) -> None:
+        with self.device, self.device.relaxed_capture():
+            if self._tail:
+                self.device.destroy_event(self._tail)
+            if self._slots is not None:
+                self._slots.close()
+            self.messages.close()
+            self._words.close()
+
+
+_left_in_use: list[DirectBackend] = []
+"""Whose memory a thread or a stream may still use: it stays until the process ends."""

@@ -1,0 +1,241 @@
+"""A rank's GPU once the direct backend has connected it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+from typing import Any, NamedTuple
+
+from gpucoll import config
+from gpucoll.arrays.device_array import DeviceArray
+from gpucoll.backends.choice import Found
+from gpucoll.backends.direct.backend import DirectBackend
+from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
+from gpucoll.backends.discovery import look_for_gpus
+from gpucoll.backends.gpu.connected import GIVING_UP_S, ConnectedGpu
+from gpucoll.backends.gpu.in_flight import InFlight, StreamCall
+from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.backends.gpu.protocol import GpuBackend
+from gpucoll.backends.gpu.streams import Streams
+from gpucoll.devices import Device, device_count, open_device
+from gpucoll.errors import (
+    ArgumentError,
+    BackendError,
+    BackendUnavailableError,
+    GpucollError,
+    MismatchError,
+)
+from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
+from gpucoll.topology.default_gpu import default_number
+
+
+class Memory:
+    """A piece of GPU memory for arrays; freed with the last of them."""
+
+    def __init__(self, device: Device, size_bytes: int) -> None:
+        self._device = device
+        self._size_bytes = size_bytes
+        self._address = device.allocate(max(size_bytes, 1))
+
+    def array(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
+        """Return an array over the beginning of this memory; it keeps the memory alive."""
+        assert math.prod(shape) <= max(self._size_bytes, 1)
+        return DeviceArray(self._address, shape, dtype, self._device.label, self)
+
+    def __del__(self) -> None:
+        if address := getattr(self, "_address", 0):
+            with contextlib.suppress(GpucollError):
+                self._device.free(address)
+
+
+class GpuResources(NamedTuple):
+    """All that a communicator has on its GPU. None of it may refer to the communicator."""
+
+    backend: DirectBackend
+    streams: Streams
+    in_flight: InFlight
+
+    def end(self) -> None:
+        """Give it up, whatever the other ranks do."""
+        device = self.backend.device
+        self.backend.abort()
+        self.backend.let_go(GIVING_UP_S)
+        self.in_flight.let_go(self.streams)
+        with contextlib.suppress(GpucollError), device, device.relaxed_capture():
+            self.streams.close()
+
+
+class Divided(NamedTuple):
+    """What `Connected.split` made."""
+
+    device: Device
+    inner: Inner
+
+    def abort(self) -> None:
+        """Let go of it, where no communicator comes of it."""
+        self.inner.abort()
+        self.inner.close()
+
+
+class Connected(ConnectedGpu[DirectBackend]):
+    """What exists from the first call on GPU arrays to the communicator's end.
+
+    Parameters
+    ----------
+    group : Group
+        The ranks.
+    calls : EnqueuedCalls
+        Where calls are posted and compared.
+    backend : DirectBackend
+        What enqueues.
+    exits : bool
+        Whether a failure that nobody asks for ends the process.
+    """
+
+    def __init__(
+        self, group: Group, calls: EnqueuedCalls, backend: DirectBackend, exits: bool
+    ) -> None:
+        issuer = Issuer(group, calls, backend.device, backend.failure, backend.abort)
+        # Not a method of the issuer's: the backend must not keep it alive.
+        resources = GpuResources(backend, issuer.streams, issuer.in_flight)
+        super().__init__(group, calls, backend, issuer, resources, exits)
+
+    def issue(self, stream_call: StreamCall) -> Any:
+        """Put one call on its stream, and return at once."""
+        self.backend.in_driver = self.issuer.in_driver
+        try:
+            return super().issue(stream_call)
+        finally:
+            self.backend.in_driver = contextlib.nullcontext
+
+    def issue_group(self, stream_calls: Any) -> Any:
+        """Put several calls on their streams at once, in no order."""
+        self.backend.in_driver = self.issuer.in_driver
+        try:
+            return super().issue_group(stream_calls)
+        finally:
+            self.backend.in_driver = contextlib.nullcontext
+
+    def _look_for_capture(self, stream_call: StreamCall) -> None:
+        if self.device.is_capturing(stream_call.stream):
+            raise ArgumentError(
+                f"{stream_call.name}: backend 'direct' cannot be part of a captured graph: the "
+                "host has a part in each call, which no replay repeats. Call it outside, or use "
+                "the vendor's library"
+            )
+        stream_call.is_captured = False
+
+    def allocate(self, size_bytes: int) -> Memory:
+        """Return memory of this rank's GPU."""
+        return Memory(self.device, size_bytes)
+
+    def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
+        """Return memory of this rank's GPU, once all ranks have asked for as much."""
+        made, problem = None, ""
+        try:
+            made = Memory(self.device, size_bytes)
+        except (MemoryError, BackendError) as error:
+            problem = str(error)
+        everyone = exchange(channel, [size_bytes, problem], timeout_s)
+        if len({size for size, _ in everyone}) > 1:
+            asked = ", ".join(f"rank {rank} {size}" for rank, (size, _) in enumerate(everyone))
+            raise MismatchError(
+                f"empty(symmetric=True) needs the same number of bytes on every rank; got {asked}"
+            )
+        for rank, (_, text) in enumerate(everyone):
+            if text:
+                raise MemoryError(f"empty(symmetric=True): rank {rank}: {text}")
+        assert made is not None
+        return made
+
+    def register(self, address: int, size_bytes: int) -> None:
+        """Return None: staged arrays gain nothing by it."""
+
+    def describe(self) -> dict[str, str]:
+        """Return what is worth knowing: name -> sentence."""
+        return self.backend.describe()
+
+    def split(
+        self, channel: Channel, color: int | None, key: int, timeout_s: float | None
+    ) -> Divided | None:
+        """Meet the ranks of one color anew; every rank calls it, after its calls are done."""
+        self.issuer.synchronize()
+        group = self._group
+        everyone = exchange(channel, [color, key, group.rank, new_token()], timeout_s)
+        mine = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
+        ranks = [] if color is None else [item[2] for item in mine]
+        inner = meet(group, channel, ranks, mine[0][3], timeout_s)
+        return None if inner is None else Divided(self.device, inner)
+
+
+def connect(
+    group: Group,
+    channel: Channel,
+    calls: EnqueuedCalls,
+    name: str,
+    number: int | None,
+    timeout_s: float | None,
+    *,
+    exits: bool,
+) -> GpuBackend:
+    """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
+    found, device = look(number, group)
+    everyone = exchange(channel, [found.problem, new_token()], timeout_s)
+    raise_problems(everyone)
+    assert device is not None
+    inner = meet(group, channel, range(group.world_size), everyone[0][1], timeout_s)
+    assert inner is not None
+    backend, problem = None, ""
+    try:
+        try:
+            backend = DirectBackend(device, inner)
+        except (MemoryError, GpucollError) as error:
+            problem = str(error)
+        raise_problems(exchange(channel, [problem], timeout_s))
+        assert backend is not None
+        return Connected(group, calls, backend, exits)
+    except BaseException:
+        if backend is None:
+            inner.close()
+        else:
+            backend.abort()
+            backend.let_go(GIVING_UP_S)
+        raise
+
+
+def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:
+    """Take over what `Connected.split` of the communicator before returned."""
+    return Connected(group, calls, DirectBackend(made.device, made.inner), exits)
+
+
+def look(number: int | None, group: Group) -> tuple[Found, Device | None]:
+    """Open this rank's GPU; what stands against it becomes a `Found.problem`."""
+    kind = look_for_gpus().kind
+    try:
+        if number is None:  # by its place on the host
+            local_rank = config.local_rank(group.local_rank)
+            number = default_number(local_rank, device_count(kind)) or 0
+        device = open_device(kind, number)
+    except BackendUnavailableError as error:
+        return Found(str(error)), None
+    if not device.can_wait_for_values:
+        return Found(
+            f"streams of {device.label} ({device.identity.name}) cannot wait for words in memory, "
+            f"says its driver {device.driver_version()}: use another backend"
+        ), None
+    identity = device.identity
+    return Found("", device.label, identity.uuid, identity.name, host=group.here), device
+
+
+def raise_problems(everyone: list[Any]) -> None:
+    """Raise, alike on every rank, what stands against one."""
+    problems = [f"rank {rank}: {said[0]}" for rank, said in enumerate(everyone) if said[0]]
+    if problems:
+        text = "; ".join(problems)
+        raise BackendUnavailableError(f"backend 'direct' cannot connect these ranks: {text}")
+
+
+def exchange(channel: Channel, mine: Any, timeout_s: float | None) -> list[Any]:
+    """Return what every rank says, by rank, as JSON can carry it."""
+    return [json.loads(part) for part in tell(channel, timeout_s)(json.dumps(mine).encode())]

@@ -1,0 +1,184 @@
+"""The thread that does the host's part of collectives on GPU arrays, piece by piece, as issued.
+
+Everything on a stream was enqueued before: the copies of a piece to the host, a word that says that
+they are done, a wait for the word that this thread writes, the copies back.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.direct.inner import NEVER_S, Inner
+from gpucoll.backends.direct.pieces import Pieces
+from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
+from gpucoll.backends.protocol import PreparedCall, Request
+from gpucoll.errors import BackendError, GpucollError
+from gpucoll.types import Collective, ReduceOp
+
+PAUSES_S = (20e-6, 1e-3)
+"""First and longest pause between two looks at a word."""
+_KEPT = 16
+"""How many prepared calls a launch keeps."""
+
+
+class StagedCall:
+    """A collective as its pieces, and the calls of the CPU backend that were prepared for them."""
+
+    def __init__(self, pieces: Pieces, prepare: Callable[[Request], PreparedCall]) -> None:
+        self.pieces = pieces
+        self._prepare = prepare
+        self._kept: dict[Any, PreparedCall] = {}
+
+    def prepared(self, number: int, source: int, out: int) -> PreparedCall:
+        """Return what does a piece's part on the host, over these slots."""
+        request = self.pieces.piece(number).request(source, out)
+        key = (
+            source,
+            out,
+            request.source and request.source.shape,
+            request.destination and request.destination.shape,
+            request.counts,
+            request.receive_counts,
+        )
+        made = self._kept.get(key)
+        if made is None:
+            if len(self._kept) >= _KEPT:
+                self._kept.clear()
+            made = self._kept[key] = self._prepare(request)
+        return made
+
+
+class Job:
+    """A staged call that was enqueued."""
+
+    def __init__(self, call: StagedCall, first: int) -> None:
+        self.call = call
+        self.first = first
+        """The words' value before its first piece."""
+
+
+class Engine:
+    """Does the host's part of calls, in the order in which they were issued.
+
+    It knows nothing of the communicator, which may be dropped.
+
+    Parameters
+    ----------
+    inner : Inner
+        The CPU backend's group of the same ranks.
+    words : Words
+        The first is written by the GPU, the second by the host.
+    slots : callable
+        Returns the addresses of what a piece of this number reads and writes.
+    """
+
+    def __init__(self, inner: Inner, words: Words, slots: Callable[[int], tuple[int, int]]) -> None:
+        self._inner = inner
+        self._words = words
+        self._slots = slots
+        self.read_word = words.address
+        """Counts pieces that are on the host."""
+        self.written_word = words.address + WORD_BYTES
+        """Counts pieces that the CPU backend is done with."""
+        self._jobs: deque[Job] = deque()
+        self._changed = threading.Condition()
+        self._is_stopping = self._is_aborted = self._is_working = False
+        self.error: GpucollError | None = None
+        """What has ended it."""
+        self.failed_at_s = 0.0
+        self._thread = threading.Thread(target=self._run, name="gpucoll-direct", daemon=True)
+        self._thread.start()
+
+    def add(self, job: Job) -> None:
+        """Do a job's part on the host when its turn comes."""
+        with self._changed:
+            self._jobs.append(job)
+            self._changed.notify_all()
+
+    def abort(self) -> None:
+        """Let go on whatever waits for this: streams, and ranks."""
+        with self._changed:
+            self._is_aborted = True
+            self._words.store(self.written_word, LAST)
+            self._changed.notify_all()
+        self._inner.abort()
+
+    def stop(self, limit_s: float) -> bool:
+        """End the thread, once its jobs are done or aborted; return whether it has ended."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._next()) is not None:
+            try:
+                self._do(job)
+            except BaseException as error:
+                self._note(error)
+                return
+
+    def _next(self) -> Job | None:
+        with self._changed:
+            while not self._jobs and not self._is_stopping and not self._is_aborted:
+                self._changed.wait()
+            if self._is_aborted or not self._jobs:
+                return None
+            return self._jobs.popleft()
+
+    def _note(self, error: BaseException) -> None:
+        if self._is_aborted:
+            return
+        self.failed_at_s = time.monotonic()
+        if isinstance(error, GpucollError):
+            self.error = error
+        else:
+            self.error = BackendError(f"the host's part of a call on GPU arrays failed: {error!r}")
+            self.error.__cause__ = error
+
+    def _do(self, job: Job) -> None:
+        pieces = job.call.pieces
+        count = self._most(pieces.n_pieces) if pieces.agrees else pieces.n_pieces
+        for number in range(count):
+            is_mine = number < pieces.n_pieces
+            if is_mine and not self._wait(job.first + number + 1):
+                return
+            job.call.prepared(number, *self._slots(number)).run(NEVER_S)
+            if is_mine:
+                self._say(job.first + number + 1)
+        if pieces.agrees:  # the stream waits until the other ranks are through, too
+            self._say(job.first + pieces.n_pieces + 1)
+
+    def _most(self, count: int) -> int:
+        """Return the largest of the ranks' numbers of pieces."""
+        numbers = np.array([count], np.int64)
+        address = numbers.ctypes.data
+        buffer = Buffer(address, (1,), "int64", 8, numbers)
+        request = Request(Collective.ALL_REDUCE, buffer, buffer, ReduceOp.parse("max"))
+        self._inner.backend.prepare(request).run(NEVER_S)
+        return int(numbers[0])
+
+    def _wait(self, value: int) -> bool:
+        """Wait until the GPU says that so many pieces are there; return False where aborted."""
+        pause_s = PAUSES_S[0]
+        while self._words.load(self.read_word) < value:
+            if self._is_aborted:
+                return False
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, PAUSES_S[1])
+        return not self._is_aborted
+
+    def _say(self, value: int) -> None:
+        with self._changed:
+            if not self._is_aborted:
+                self._words.store(self.written_word, value)

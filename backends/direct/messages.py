@@ -1,0 +1,278 @@
+"""Messages of GPU arrays, in pieces through host memory, by messages of the CPU backend.
+
+A thread of its own takes all that are pending a step further, whichever can go on, so that one that
+nobody receives holds up neither another one nor a collective. Messages between two ranks match in
+the order in which they were issued, as the vendors' libraries match them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.direct.engine import PAUSES_S
+from gpucoll.backends.direct.inner import NEVER_S, Inner
+from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
+from gpucoll.backends.protocol import MessageRequest, Transfers
+from gpucoll.devices import Device
+from gpucoll.errors import BackendError, GpucollError, MismatchError
+from gpucoll.transport.shared.words import Kind
+from gpucoll.wording import rank_of
+
+PIECE_BYTES = 1 << 20
+_TAGS = 1 << 30
+_RENEWED_AT = 1 << 30
+_KEPT_BYTES = 16 << 20
+"""How much host memory of messages that are over is kept for the next ones."""
+
+
+class WordPair:
+    """Two words of one message: written by the GPU, and by the host."""
+
+    def __init__(self, address: int) -> None:
+        self.by_gpu, self.by_host = address, address + WORD_BYTES
+        self.value = 0
+        """What both are when nothing uses them."""
+
+
+class Flow:
+    """One message under way.
+
+    Attributes
+    ----------
+    base : int
+        The words' value before its first piece.
+    started, done : int
+        How many pieces were given to the CPU backend, and are over.
+    """
+
+    def __init__(self, request: MessageRequest, tag: int, slots: Slots, words: WordPair) -> None:
+        assert request.buffer is not None
+        self.sends = request.kind == Kind.SEND
+        self.kind, self.peer, self.tag = request.kind, request.peer, tag
+        self.address, self.size_bytes = request.buffer.address, request.buffer.size_bytes
+        self.count = -(-self.size_bytes // PIECE_BYTES)
+        self.slots, self.words, self.base = slots, words, words.value
+        self.started = self.done = 0
+        self.pending: deque[Transfers] = deque()
+
+    def part(self, number: int) -> tuple[int, int, int]:
+        """Return offset on the GPU, offset in the slots and size of a piece."""
+        start = number * PIECE_BYTES
+        return start, number % 2 * PIECE_BYTES, min(self.size_bytes - start, PIECE_BYTES)
+
+    def next_request(self, by_gpu: int) -> MessageRequest | None:
+        """Return the next piece for the CPU backend, if its memory is ready for it."""
+        if self.started == self.count:
+            return None
+        ready = self.started + 1 if self.sends else self.started - 1
+        if by_gpu < self.base + ready:
+            return None
+        _, offset, size_bytes = self.part(self.started)
+        buffer = Buffer(self.slots.address + offset, (size_bytes,), "uint8", 1, self.slots)
+        return MessageRequest(self.kind, self.peer, self.tag, buffer)
+
+
+class MessageEngine:
+    """All messages of one communicator's GPU arrays.
+
+    Parameters
+    ----------
+    device : Device
+        This rank's GPU.
+    inner : Inner
+        The CPU backend's group of the same ranks.
+    """
+
+    def __init__(self, device: Device, inner: Inner) -> None:
+        self._device = device
+        self._inner = inner
+        self._pages: list[Words] = []
+        self._free_words: list[WordPair] = []
+        self._free_slots: dict[int, list[Slots]] = {}
+        self._all_slots: list[Slots] = []
+        self._sequences: dict[tuple[Kind, int], int] = {}
+        self._flows: list[Flow] = []
+        self._changed = threading.Condition()
+        self._is_stopping = self._is_aborted = False
+        self._thread: threading.Thread | None = None
+        self.error: GpucollError | None = None
+        """What has ended it."""
+        self.failed_at_s = 0.0
+        self.is_own_error = False
+        """Whether that is of a message, and nothing that all ranks see."""
+
+    # --- enqueuing --------------------------------------------------------------------------------
+
+    def flows_of(self, requests: Iterable[MessageRequest]) -> list[Flow]:
+        """Return what moves messages, with memory for each; they are to be begun by `begin`."""
+        made = []
+        for request in requests:
+            if request.buffer is None or not request.buffer.size_bytes:
+                continue
+            key = request.kind, request.peer
+            tag = self._sequences.get(key, 0)
+            size_bytes = min(request.buffer.size_bytes, 2 * PIECE_BYTES)
+            with self._changed:
+                slots, words = self._take_slots(size_bytes), self._take_words()
+            self._sequences[key] = (tag + 1) % _TAGS
+            made.append(Flow(request, tag, slots, words))
+        return made
+
+    def begin(self, flows: Sequence[Flow]) -> None:
+        """Have the thread do the host's part; before anything is on a stream."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._run, name="gpucoll-direct-messages", daemon=True
+                )
+                self._thread.start()
+            self._flows += flows
+            if self._is_aborted:
+                self._release_streams()
+            self._changed.notify_all()
+
+    def _take_slots(self, size_bytes: int) -> Slots:
+        size_bytes = 1 << max(size_bytes - 1, 4095).bit_length()
+        free = self._free_slots.setdefault(size_bytes, [])
+        if free:
+            return free.pop()
+        made = Slots(self._device, self._inner.backend, size_bytes)
+        self._all_slots.append(made)
+        return made
+
+    def _take_words(self) -> WordPair:
+        if not self._free_words:
+            page = Words(self._device)
+            self._pages.append(page)
+            starts = range(0, page.count * WORD_BYTES, 2 * WORD_BYTES)
+            self._free_words = [WordPair(page.address + start) for start in starts]
+        return self._free_words.pop()
+
+    # --- the thread -------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause_s = PAUSES_S[0]
+        while True:
+            with self._changed:
+                while not self._flows and not self._is_stopping and not self._is_aborted:
+                    self._changed.wait()
+                if self._is_aborted or (self._is_stopping and not self._flows):
+                    return
+                flows = list(self._flows)
+            try:
+                has_moved = self._step(flows)
+            except BaseException as error:
+                self._note(error)
+                return
+            pause_s = PAUSES_S[0] if has_moved else min(1.5 * pause_s, PAUSES_S[1])
+            if not has_moved:
+                time.sleep(pause_s)
+
+    def _step(self, flows: Sequence[Flow]) -> bool:
+        """Take every message as far as it goes now; return whether any has moved."""
+        has_moved, has_looked = False, False
+        for flow in flows:
+            by_gpu = self._load(flow.words.by_gpu)
+            while (request := flow.next_request(by_gpu)) is not None:
+                flow.pending.append(self._inner.backend.messages.start([request], NEVER_S))
+                flow.started += 1
+                has_moved = True
+            if flow.pending and not has_looked:
+                flow.pending[0].look()  # takes all of them on
+                has_looked = True
+            while flow.pending and flow.pending[0].is_over():
+                self._settle(flow, flow.pending.popleft())
+                has_moved = True
+            if flow.done == flow.count and by_gpu >= flow.base + flow.count:
+                self._let_go(flow)
+                has_moved = True
+        return has_moved
+
+    def _load(self, address: int) -> int:
+        return self._pages[0].load(address)
+
+    def _settle(self, flow: Flow, transfers: Transfers) -> None:
+        transfers.settle()
+        (request,) = transfers.requests
+        if request.error is not None:
+            raise request.error
+        _, _, size_bytes = flow.part(flow.done)
+        if request.is_misfit or (not flow.sends and request.found_bytes != size_bytes):
+            group = self._inner.group
+            self.is_own_error = True
+            raise MismatchError(
+                f"{rank_of(group.rank, group.world_size)} receives a message of another size from "
+                f"rank {flow.peer} than was sent: expected {flow.size_bytes} bytes. Both ranks "
+                "must give arrays of the same size; messages of GPU arrays match in order. The "
+                "communicator is broken: close it"
+            )
+        flow.done += 1
+        with self._changed:
+            if not self._is_aborted:
+                self._pages[0].store(flow.words.by_host, flow.base + flow.done)
+
+    def _let_go(self, flow: Flow) -> None:
+        with self._changed:
+            self._flows.remove(flow)
+            flow.words.value = flow.base + flow.count
+            if flow.words.value < _RENEWED_AT:
+                self._free_words.append(flow.words)
+            self._free_slots[flow.slots.size_bytes].append(flow.slots)
+            if sum(slots.size_bytes for slots in self._all_slots) > _KEPT_BYTES:
+                self._free_slots[flow.slots.size_bytes].remove(flow.slots)
+                self._all_slots.remove(flow.slots)
+                flow.slots.close()
+
+    def _note(self, error: BaseException) -> None:
+        if self._is_aborted:
+            return
+        self.failed_at_s = time.monotonic()
+        if isinstance(error, GpucollError):
+            self.error = error
+        else:
+            self.error = BackendError(f"the host's part of a GPU message failed: {error!r}")
+            self.error.__cause__ = error
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Let go on the streams that wait for messages."""
+        with self._changed:
+            self._is_aborted = True
+            self._release_streams()
+            self._changed.notify_all()
+
+    def _release_streams(self) -> None:
+        for flow in self._flows:
+            self._pages[0].store(flow.words.by_host, LAST)
+
+    @property
+    def is_drained(self) -> bool:
+        """Whether no stream uses this memory any more."""
+        flows: list[Any] = self._flows
+        return all(self._load(flow.words.by_gpu) >= flow.base + flow.count for flow in flows)
+
+    def stop(self, limit_s: float) -> bool:
+        """End the thread, once its messages are over or aborted; return whether it has ended."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+        if self._thread is None:
+            return True
+        if self._thread is threading.current_thread():
+            return False
+        self._thread.join(limit_s)
+        return not self._thread.is_alive()
+
+    def close(self) -> None:
+        """Give the memory back; nothing uses it."""
+        for slots in self._all_slots:
+            slots.close()
+        for page in self._pages:
+            page.close()
+        self._all_slots, self._pages, self._flows = [], [], []

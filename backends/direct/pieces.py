@@ -1,0 +1,255 @@
+"""A call on GPU arrays in pieces that fit into host memory of a fixed size: pure functions.
+
+Every rank cuts a call alike, by what all of them know. A piece is a call of the CPU backend of the
+same kind: of some elements, or of as many elements of each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from typing import NamedTuple
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.protocol import Request
+from gpucoll.types import Collective
+
+SLOT_BYTES = 2 << 20
+"""Of one direction of a piece, where a single element of each block is no more."""
+BY_ELEMENTS = frozenset(
+    {
+        Collective.ALL_REDUCE,
+        Collective.ALL_REDUCE_LIST,
+        Collective.REDUCE,
+        Collective.BROADCAST,
+        Collective.SCAN,
+        Collective.EXCLUSIVE_SCAN,
+    }
+)
+"""What is the same for every element, whatever else is in the call."""
+
+
+class Copy(NamedTuple):
+    """A part of a piece."""
+
+    offset: int
+    """Where it lies in host memory, from the slot's beginning."""
+    address: int
+    """Where it lies on the GPU."""
+    size_bytes: int
+
+
+class Piece(NamedTuple):
+    """One call of the CPU backend, and what is copied for it."""
+
+    reads: tuple[Copy, ...]
+    """From the GPU, before it."""
+    writes: tuple[Copy, ...]
+    """To the GPU, behind it."""
+    request: Callable[[int, int], Request]
+    """Of the addresses of the slots that it reads and writes."""
+
+
+class Pieces(NamedTuple):
+    """A call on GPU arrays."""
+
+    n_pieces: int
+    """How many this rank has something to do with."""
+    piece: Callable[[int], Piece]
+    agrees: bool = False
+    """Whether ranks may have more or fewer, and agree on the most of them first."""
+
+
+class _Side(NamedTuple):
+    """An input or output as blocks, of so many elements."""
+
+    address: int
+    counts: tuple[int, ...]
+    starts: tuple[int, ...]
+
+
+def pieces_of(request: Request, rank: int, world_size: int, slot_bytes: int = SLOT_BYTES) -> Pieces:
+    """Return a request in pieces.
+
+    Parameters
+    ----------
+    request : Request
+        Over memory of the GPU.
+    rank, world_size : int
+        Whose.
+    slot_bytes : int
+        How much a piece may read or write, unless one element of each block is more.
+    """
+    if request.collective in BY_ELEMENTS:
+        return _by_elements(request, rank, slot_bytes)
+    return _by_blocks(request, rank, world_size, slot_bytes)
+
+
+def slot_bytes_for(world_size: int) -> int:
+    """Return how large a slot is: one element of each block always fits."""
+    return max(SLOT_BYTES, 16 * world_size)
+
+
+def _by_elements(request: Request, rank: int, slot_bytes: int) -> Pieces:
+    data, root = request.data, request.root
+    pairs: Sequence[tuple[Buffer | None, Buffer | None]] = request.parts or (
+        (request.source, request.destination),
+    )
+    is_rooted = request.collective in (Collective.REDUCE, Collective.BROADCAST)
+    reads = request.collective != Collective.BROADCAST or rank == root
+    writes = not is_rooted or (request.collective == Collective.BROADCAST) or rank == root
+    ends = [0, *accumulate((source or out or data).count for source, out in pairs)]
+    at_once = max(slot_bytes // data.item_bytes, 1)
+    collective = request.collective
+    if collective == Collective.ALL_REDUCE_LIST:
+        collective = Collective.ALL_REDUCE
+    has_source = any(source is not None for source, _ in pairs)
+    has_out = any(out is not None for _, out in pairs)
+
+    def copies(start: int, stop: int, is_source: bool) -> tuple[Copy, ...]:
+        made = []
+        for place, pair in enumerate(pairs):
+            buffer = pair[0] if is_source else pair[1]
+            first, last = max(start, ends[place]), min(stop, ends[place + 1])
+            if buffer is not None and first < last:
+                address = buffer.address + (first - ends[place]) * data.item_bytes
+                size_bytes = (last - first) * data.item_bytes
+                made.append(Copy((first - start) * data.item_bytes, address, size_bytes))
+        return tuple(made)
+
+    def piece(number: int) -> Piece:
+        start, stop = number * at_once, min((number + 1) * at_once, ends[-1])
+
+        def made(source: int, out: int) -> Request:
+            shape = (stop - start,)
+            return Request(
+                collective,
+                _buffer(source, shape, data) if has_source else None,
+                _buffer(out, shape, data) if has_out else None,
+                request.op,
+                root,
+            )
+
+        return Piece(
+            copies(start, stop, is_source=True) if reads else (),
+            copies(start, stop, is_source=False) if writes else (),
+            made,
+        )
+
+    return Pieces(-(-ends[-1] // at_once), piece)
+
+
+def _by_blocks(request: Request, rank: int, world_size: int, slot_bytes: int) -> Pieces:
+    item_bytes = request.data.item_bytes
+    at_once = max(slot_bytes // (item_bytes * world_size), 1)
+    source, out = _sides(request, rank, world_size)
+    agrees = request.receive_counts is not None
+    known = _all_counts(request, world_size)
+    if agrees:
+        assert source is not None
+        assert out is not None
+        known = source.counts + out.counts
+
+    def piece(number: int) -> Piece:
+        first = number * at_once
+
+        def part(count: int) -> int:
+            return min(max(count - first, 0), at_once)
+
+        def copies(side: _Side | None) -> tuple[Copy, ...]:
+            if side is None:
+                return ()
+            made, offset = [], 0
+            for count, start in zip(side.counts, side.starts, strict=True):
+                if size_bytes := part(count) * item_bytes:
+                    made.append(
+                        Copy(offset, side.address + (start + first) * item_bytes, size_bytes)
+                    )
+                offset += size_bytes
+            return tuple(made)
+
+        def made(source_slot: int, out_slot: int) -> Request:
+            return _blocks_request(request, source, out, known, part, source_slot, out_slot)
+
+        return Piece(copies(source), copies(out), made)
+
+    return Pieces(-(-max(known, default=0) // at_once), piece, agrees)
+
+
+def _blocks_request(
+    request: Request,
+    source: _Side | None,
+    out: _Side | None,
+    known: tuple[int, ...],
+    part: Callable[[int], int],
+    source_slot: int,
+    out_slot: int,
+) -> Request:
+    """Return the call of one piece, `part` of every block."""
+    sizes = [
+        None if side is None else (sum(part(count) for count in side.counts),)
+        for side in (source, out)
+    ]
+    counts = receive_counts = None
+    if request.receive_counts is not None:
+        assert source is not None
+        assert out is not None
+        counts = tuple(part(count) for count in source.counts)
+        receive_counts = tuple(part(count) for count in out.counts)
+    elif request.counts is not None:
+        counts = tuple(part(count) for count in known)
+    return Request(
+        request.collective,
+        None if sizes[0] is None else _buffer(source_slot, sizes[0], request.data),
+        None if sizes[1] is None else _buffer(out_slot, sizes[1], request.data),
+        request.op,
+        request.root,
+        counts,
+        receive_counts,
+    )
+
+
+def _all_counts(request: Request, world_size: int) -> tuple[int, ...]:
+    """Return how many elements the block of each rank has."""
+    if request.counts is not None:
+        return tuple(count * request.row_count for count in request.counts)
+    source, out, collective = request.source, request.destination, request.collective
+    if collective in (Collective.ALL_GATHER, Collective.GATHER):
+        assert source is not None
+        count = source.count
+    elif source is not None:
+        count = source.count // world_size
+    else:
+        assert out is not None
+        count = out.count
+    return (count,) * world_size
+
+
+def _sides(request: Request, rank: int, world_size: int) -> tuple[_Side | None, _Side | None]:
+    """Return input and output as blocks; None where this rank's is not used."""
+    collective, is_root = request.collective, rank == request.root
+    blocks = _all_counts(request, world_size)
+    mine, received = (blocks[rank],), blocks
+    if request.receive_counts is not None:
+        received = tuple(count * request.row_count for count in request.receive_counts)
+    spreads = collective in (Collective.SCATTER, Collective.ALL_TO_ALL, Collective.REDUCE_SCATTER)
+    gathers = collective in (Collective.ALL_GATHER, Collective.GATHER, Collective.ALL_TO_ALL)
+    source, out = request.source, request.destination
+    if collective == Collective.SCATTER and not is_root:
+        source = None
+    if collective == Collective.GATHER and not is_root:
+        out = None
+    return (
+        _side(source, blocks if spreads else mine),
+        _side(out, received if gathers else mine),
+    )
+
+
+def _side(buffer: Buffer | None, counts: tuple[int, ...]) -> _Side | None:
+    if buffer is None:
+        return None
+    return _Side(buffer.address, counts, (0, *accumulate(counts))[:-1])
+
+
+def _buffer(address: int, shape: tuple[int, ...], like: Buffer) -> Buffer:
+    return Buffer(address, shape, like.dtype, like.item_bytes, None)
