@@ -26,8 +26,6 @@ from gpucoll.wording import rank_of
 PIECE_BYTES = 1 << 20
 _TAGS = 1 << 30
 _RENEWED_AT = 1 << 30
-_KEPT_BYTES = 16 << 20
-"""How much host memory of messages that are over is kept for the next ones."""
 
 
 class WordPair:
@@ -117,8 +115,7 @@ class MessageEngine:
             key = request.kind, request.peer
             tag = self._sequences.get(key, 0)
             size_bytes = min(request.buffer.size_bytes, 2 * PIECE_BYTES)
-            with self._changed:
-                slots, words = self._take_slots(size_bytes), self._take_words()
+            slots, words = self._take_slots(size_bytes), self._take_words()
             self._sequences[key] = (tag + 1) % _TAGS
             made.append(Flow(request, tag, slots, words))
         return made
@@ -138,20 +135,25 @@ class MessageEngine:
 
     def _take_slots(self, size_bytes: int) -> Slots:
         size_bytes = 1 << max(size_bytes - 1, 4095).bit_length()
-        free = self._free_slots.setdefault(size_bytes, [])
-        if free:
-            return free.pop()
+        with self._changed:
+            if free := self._free_slots.setdefault(size_bytes, []):
+                return free.pop()
+        # Without the lock, which the thread needs: the driver may wait for the GPU here.
         made = Slots(self._device, self._inner.backend, size_bytes)
         self._all_slots.append(made)
         return made
 
     def _take_words(self) -> WordPair:
-        if not self._free_words:
-            page = Words(self._device)
-            self._pages.append(page)
-            starts = range(0, page.count * WORD_BYTES, 2 * WORD_BYTES)
-            self._free_words = [WordPair(page.address + start) for start in starts]
-        return self._free_words.pop()
+        with self._changed:
+            if self._free_words:
+                return self._free_words.pop()
+        page = Words(self._device)
+        self._pages.append(page)
+        starts = range(0, page.count * WORD_BYTES, 2 * WORD_BYTES)
+        made = [WordPair(page.address + start) for start in starts]
+        with self._changed:
+            self._free_words += made[1:]
+        return made[0]
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -222,11 +224,8 @@ class MessageEngine:
             flow.words.value = flow.base + flow.count
             if flow.words.value < _RENEWED_AT:
                 self._free_words.append(flow.words)
+            # Kept until the end: giving it back would wait for the GPU, and that for this thread.
             self._free_slots[flow.slots.size_bytes].append(flow.slots)
-            if sum(slots.size_bytes for slots in self._all_slots) > _KEPT_BYTES:
-                self._free_slots[flow.slots.size_bytes].remove(flow.slots)
-                self._all_slots.remove(flow.slots)
-                flow.slots.close()
 
     def _note(self, error: BaseException) -> None:
         if self._is_aborted:

@@ -231,7 +231,7 @@ def test_the_errors_tree():
         assert name in (errors.__doc__ or "")
 
 
-@pytest.mark.parametrize("backend", ["mpi", "direct"])
+@pytest.mark.parametrize("backend", ["mpi"])
 def test_a_backend_of_later_versions_is_refused_with_the_reason(backend):
     with pytest.raises(errors.BackendUnavailableError, match="not part of this version"):
         gpucoll.init(backend=backend)

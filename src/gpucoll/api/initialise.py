@@ -48,7 +48,7 @@ def init(
         The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
         the vendor's library where every rank has a GPU of its own; `Communicator.describe` says
         what was chosen and why. ``"cpu"``: host arrays only. ``"nccl"``, ``"rccl"``: GPU arrays
-        only, connected at once.
+        only, connected at once; ``"direct"``: the same without a vendor's library.
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
         are then connected at once. Default: at the first collective call on GPU arrays, and the

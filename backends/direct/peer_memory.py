@@ -1,0 +1,279 @@
+"""GPU memory that all ranks of a host can read, and the words by which they wait for each other.
+
+Each rank brings an exchange: GPU memory of its own, outside of every pool, exported once and opened
+by all others. The words lie in one page of host memory that every rank page-locks: the GPUs write
+them and wait for them, and the host can raise them when a call is given up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Final
+
+from gpucoll import devices
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Word
+from gpucoll.devices import Device
+from gpucoll.errors import BackendUnavailableError, GpucollError
+from gpucoll.kernels.gpu.reduce import prepare_reduce
+from gpucoll.transport.shared import mapping
+from gpucoll.transport.shared.mapping import Mapping
+
+HALF_BYTES: Final = 8 << 20
+"""Of an exchange: what one round moves at most. Chosen by reasoning: so much that waiting is little
+beside moving, so little that ranks which share a GPU have room for it. Not measured."""
+MOST_RANKS: Final = 16
+"""Whose memory one kernel combines."""
+TRIAL_BYTES: Final = 256
+"""Behind an exchange's halves: for a kernel's first launch, which others see nothing of."""
+
+_PAGE: Final = 4096
+_LINE: Final = 64
+_LET_GO: Final = 8
+_TOKEN_AT: Final = _PAGE - 32
+_PAUSE_S: Final = 1e-3
+
+Gather = Callable[[bytes], list[bytes]]
+"""Returns what every rank has given, by rank; every rank calls it."""
+
+
+class PeerMemory:
+    """One rank's view of the exchanges and words of all ranks of a host.
+
+    Made by `connect`.
+
+    Attributes
+    ----------
+    device : Device
+        This rank's GPU.
+    exchange : Exchange
+        Where the exchanges lie, as this rank's GPU sees them.
+    """
+
+    def __init__(self, device: Device, rank: int, world_size: int, half_bytes: int) -> None:
+        self.device = device
+        self.exchange = Exchange(rank, world_size, (), half_bytes)
+        self._own = 0
+        self._opened: list[int] = []
+        self._page: Mapping | None = None
+        self._fd = -1
+        self._seen = 0
+
+    # --- words ------------------------------------------------------------------------------------
+
+    def word(self, rank: int, word: Word) -> int:
+        """Return where a rank's word lies, as the GPU sees it."""
+        return self._seen + rank * _LINE + 4 * word
+
+    def raise_words(self, word: Word, value: int) -> None:
+        """Write a word of every rank from the host, so that no stream waits for it."""
+        for rank in range(self.exchange.world_size):
+            self._host_word(rank * _LINE + 4 * word).value = value
+
+    def _host_word(self, offset: int) -> ctypes.c_uint32:
+        assert self._page is not None
+        return ctypes.c_uint32.from_address(self._page.address + offset)
+
+    @property
+    def trial(self) -> int:
+        """Where this rank may try a kernel."""
+        return self._own + 2 * self.exchange.half_bytes
+
+    # --- connecting -------------------------------------------------------------------------------
+
+    def offer(self) -> dict[str, Any]:
+        """Make this rank's part; return what the others must know of it."""
+        device, exchange = self.device, self.exchange
+        if not device.can_wait_for_values:
+            raise BackendUnavailableError(f"streams of {device.label} cannot wait for words")
+        self._own = device.allocate(2 * exchange.half_bytes + TRIAL_BYTES)
+        exported = device.export_memory(self._own)
+        if exported is None:
+            raise BackendUnavailableError(f"memory of {device.label} cannot be exported")
+        self._try_kernel()
+        made = {
+            "kind": device.kind,
+            "uuid": device.identity.uuid,
+            "process": os.getpid(),
+            "handle": exported.handle.hex(),
+            "offset": exported.offset,
+        }
+        if exchange.rank == 0:
+            self._fd = mapping.create("gpucoll peer words", _PAGE, reserve_bytes=_PAGE)
+            token = secrets.token_bytes(16)
+            os.pwrite(self._fd, token, _TOKEN_AT)
+            made |= {"page": f"/proc/{os.getpid()}/fd/{self._fd}", "token": token.hex()}
+        return made
+
+    def _try_kernel(self) -> None:
+        """Raise BackendUnavailableError where no kernel can be compiled here."""
+        device = self.device
+        trial = Buffer(self.trial, (1,), "int32", 4, None, device.label)
+        stream = device.create_stream()
+        try:
+            prepare_reduce("sum", [trial], [trial])(stream)
+            with device:
+                device.synchronize_stream(stream)
+        finally:
+            device.destroy_stream(stream)
+
+    def open(self, offers: Sequence[dict[str, Any]]) -> None:
+        """Open what the others have made."""
+        self._check(offers)
+        self._open_page(offers[0]["page"], bytes.fromhex(offers[0]["token"]))
+        addresses = []
+        for rank, offer in enumerate(offers):
+            if rank == self.exchange.rank:
+                addresses.append(self._own)
+                continue
+            base = self.device.open_exported(bytes.fromhex(offer["handle"]))
+            self._opened.append(base)
+            addresses.append(base + offer["offset"])
+        if any(address % ALIGNMENT_BYTES for address in addresses):
+            raise BackendUnavailableError(f"{self.device.label}: memory that is not aligned")
+        self.exchange = self.exchange._replace(addresses=tuple(addresses))
+
+    def _check(self, offers: Sequence[dict[str, Any]]) -> None:
+        kinds = sorted({offer["kind"] for offer in offers})
+        if len(kinds) > 1:
+            raise BackendUnavailableError(f"the ranks' GPUs are of several kinds: {kinds}")
+        if len({offer["process"] for offer in offers}) < len(offers):
+            # Streams of one process may share a queue of the GPU: one that waits would keep
+            # back the very stream that it waits for.
+            raise BackendUnavailableError("some ranks share a process")
+        for rank, offer in enumerate(offers):
+            number = _number_of(self.device, offer["uuid"])
+            if number is not None and not self.device.can_access(number):
+                raise BackendUnavailableError(
+                    f"{self.device.label} does not read the memory of rank {rank}'s GPU, "
+                    f"{self.device.kind}:{number} here"
+                )
+
+    def _open_page(self, path: str, token: bytes) -> None:
+        fd = self._fd if self.exchange.rank == 0 else os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        self._fd = fd
+        # In another namespace of processes the path may be another file.
+        if os.pread(fd, len(token), _TOKEN_AT) != token:
+            raise BackendUnavailableError("rank 0's shared memory is not reached from here")
+        self._page = Mapping(fd, _PAGE, "words of ranks' GPUs")
+        self._seen = self.device.register_host(self._page.address, _PAGE)
+
+    def close_file(self) -> None:
+        """Close the file of the words: all ranks have it mapped, or never will."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    # --- letting go -------------------------------------------------------------------------------
+
+    def close_peers(self) -> None:
+        """Let go of the others' exchanges: nothing here uses them any more."""
+        while self._opened:
+            with contextlib.suppress(GpucollError):  # a GPU that failed gives nothing back
+                self.device.close_exported(self._opened.pop())
+
+    def free(self) -> None:
+        """Give this rank's part back: nobody uses it any more."""
+        with contextlib.suppress(GpucollError):
+            if self._own:
+                self.device.free(self._own)
+        self._own = 0
+        self._let_page_go()
+
+    def _let_page_go(self) -> None:
+        self.close_file()
+        if self._page is not None:
+            if self._seen:
+                with contextlib.suppress(GpucollError):
+                    self.device.unregister_host(self._page.address)
+            self._page.unmap()
+        self._page, self._seen = None, 0
+
+    def close(self, limit_s: float) -> bool:
+        """Let go of everything, once all other ranks have let go of this one's exchange.
+
+        Nothing of this rank is under way. Where others do not within `limit_s` (they may have
+        ended, or still run), the exchange stays until the process ends: whoever reads freed memory
+        would lose its GPU.
+
+        Returns
+        -------
+        bool
+            Whether the exchange was given back.
+        """
+        self.close_peers()
+        if self._page is None:  # closed before
+            return not self._own
+        self._host_word(self.exchange.rank * _LINE + _LET_GO).value = 1
+        due_s = time.monotonic() + limit_s
+        ranks = range(self.exchange.world_size)
+        while not all(self._host_word(rank * _LINE + _LET_GO).value for rank in ranks):
+            if time.monotonic() > due_s:
+                self._let_page_go()
+                return False
+            time.sleep(_PAUSE_S)
+        self.free()
+        return True
+
+
+def _number_of(device: Device, uuid: str) -> int | None:
+    """Return the number of a GPU in this process; None: this process does not see it."""
+    if uuid == device.identity.uuid:
+        return device.number
+    for number in range(devices.device_count(device.kind)):
+        if devices.open_device(device.kind, number).identity.uuid == uuid:
+            return number
+    return None
+
+
+def connect(
+    device: Device, rank: int, world_size: int, gather: Gather, half_bytes: int = HALF_BYTES
+) -> PeerMemory:
+    """Make and open the exchanges of all ranks, which are on one host; every rank calls it.
+
+    Raises
+    ------
+    BackendUnavailableError
+        That cannot be, on all ranks alike: why. Nothing is left behind.
+    """
+    memory = PeerMemory(device, rank, world_size, half_bytes)
+    if world_size > MOST_RANKS:
+        raise BackendUnavailableError(
+            f"{world_size} ranks: at most {MOST_RANKS} read each other's GPU memory"
+        )
+    try:
+        offers = _agree(gather, memory.offer)
+        _agree(gather, partial(memory.open, offers))
+    except BackendUnavailableError:
+        memory.close_peers()
+        gather(b"")  # who frees memory that another one still has open breaks that one's GPU
+        memory.free()
+        raise
+    except BaseException:
+        memory.close_peers()
+        raise
+    memory.close_file()
+    return memory
+
+
+def _agree(gather: Gather, attempt: Callable[[], Any]) -> list[Any]:
+    """Return what all ranks' attempts gave; raise alike on all where one of them has failed."""
+    answer: dict[str, Any] = {"made": None, "problem": ""}
+    try:
+        answer["made"] = attempt()
+    except (GpucollError, MemoryError, OSError) as error:
+        answer["problem"] = str(error) or type(error).__name__
+    answers = [json.loads(each) for each in gather(json.dumps(answer).encode())]
+    problems = [
+        f"rank {at}: {each['problem']}" for at, each in enumerate(answers) if each["problem"]
+    ]
+    if problems:
+        raise BackendUnavailableError("; ".join(problems))
+    return [each["made"] for each in answers]
