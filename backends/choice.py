@@ -121,6 +121,9 @@ def _for_gpus(seen: Sequence[Seen]) -> Pick:
         )
     (kind,) = by_kind
     kinds_by_rank = tuple(item.kind for item in seen)
+    if kind not in VENDOR_BACKENDS:  # Host devices
+        why = f"{seen[0].reason}; no vendor's library serves Host devices"
+        return Pick("direct", f"chosen by auto: {why}", kinds_by_rank)
     return Pick(VENDOR_BACKENDS[kind], f"chosen by auto: {seen[0].reason}", kinds_by_rank)
 
 

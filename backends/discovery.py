@@ -22,6 +22,8 @@ def look_for_gpus(root: Path = FILE_SYSTEM) -> Seen:
     """
     if config.cpu_only():
         return Seen("", f"{config.CPU_ONLY} keeps this process to the CPU")
+    if config.uses_host_devices():
+        return Seen("host", f"{config.DEVICE} says host")
     if kind := config.variable(config.GPU_KIND):
         if kind not in VENDOR_BACKENDS:
             raise ArgumentError(f"{config.GPU_KIND} must be cuda or rocm, but is {kind!r}")

@@ -132,6 +132,12 @@ def prepare_custom(
     ArgumentTypeError
         The device is not NVIDIA's, or what `custom_kernel` refuses.
     """
+    own: Any = getattr(target.launcher, "prepare_custom", None)
+    if own is not None:  # a Host device, whose functions Numba compiles for the CPU
+        places = ([buffer.address for buffer in group] for group in (destinations, sources))
+        made: Callable[[int], None]
+        made = own(op, sources[0].dtype, *places, sources[0].count, target.number)
+        return made
     item_bytes = sources[0].item_bytes
     is_aligned = all(buffer.address % item_bytes == 0 for buffer in (*destinations, *sources))
     kernel = custom_kernel(

@@ -32,9 +32,15 @@ def _driver_launcher(kind: str) -> Launcher:
     return cast(Launcher, module.DriverLauncher(kind))
 
 
+def _host_launcher() -> Launcher:
+    module = importlib.import_module("gpucoll.devices.host.launcher")
+    return cast(Launcher, module.HostLauncher())
+
+
 LAUNCHERS: dict[str, Callable[[], Launcher]] = {
     kind: functools.partial(_driver_launcher, kind) for kind in ("cuda", "rocm")
 }
+LAUNCHERS["host"] = _host_launcher
 """Kind of device -> what makes its launcher."""
 
 

@@ -125,6 +125,12 @@ HIPRTC_LIBRARY: Final = "GPUCOLL_HIPRTC_LIBRARY"
 """Path of the libhiprtc that compiles kernels for AMD's GPUs."""
 GPU_KIND: Final = "GPUCOLL_GPU_KIND"
 """``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
+DEVICE: Final = "GPUCOLL_DEVICE"
+"""``host``: use Host devices, which play GPUs in host memory. For tests, where there is no GPU."""
+HOST_DEVICES: Final = "GPUCOLL_HOST_DEVICES"
+"""How many Host devices a process sees (default: as many as it asks for, up to 64)."""
+HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
+"""Bytes of memory that each Host device has in each process (2 GiB)."""
 
 # --- of vendors' libraries: read, to say what they lead to; only NCCL_SOCKET_IFNAME is ever set ---
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
@@ -252,6 +258,32 @@ def grace_s() -> float:
 def cpu_only() -> bool:
     """Return whether this process must keep to the CPU."""
     return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
+
+
+def uses_host_devices() -> bool:
+    """Return whether this process is to use Host devices; ArgumentError for any other word."""
+    value = os.environ.get(DEVICE, "")
+    if value not in ("", "host"):
+        raise ArgumentError(
+            f"{DEVICE} must be host, or not set, but is {value!r}; {GPU_KIND} chooses among GPUs"
+        )
+    return value == "host"
+
+
+def host_devices(most: int) -> int:
+    """Return how many Host devices there are."""
+    count = int(_number(HOST_DEVICES, most))
+    if not 1 <= count <= most:
+        raise ArgumentError(f"{HOST_DEVICES} must be 1 to {most}, but is {count}")
+    return count
+
+
+def host_device_memory() -> int:
+    """Return the memory of a Host device, in bytes."""
+    size_bytes = int(_number(HOST_DEVICE_MEMORY, 2 << 30))
+    if size_bytes < 1:
+        raise ArgumentError(f"{HOST_DEVICE_MEMORY} must be at least 1, but is {size_bytes}")
+    return size_bytes
 
 
 def visible_devices() -> dict[str, str]:

@@ -21,7 +21,8 @@ from gpucoll.arrays.dlpack import CODES, DEVICES, ManagedTensor, VersionedTensor
 __all__ = ["DeviceArray"]
 
 _WITHOUT_TYPESTR = ("bfloat16", "float8_e4m3fn", "float8_e5m2")
-_DEVICE_TYPES = {name: number for number, name in reversed(DEVICES.items())}
+_DEVICE_TYPES = {name: number for number, name in reversed(DEVICES.items())} | {"host": 12}
+"""A Host device is of DLPack's kind for whatever else there is (kDLExtDev)."""
 
 
 class DeviceArray:

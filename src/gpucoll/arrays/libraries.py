@@ -81,6 +81,8 @@ def _library_of_type(kind: type) -> Library | None:
     for root in roots:
         if root in LIBRARIES:
             return _load(LIBRARIES[root])
+    if hasattr(kind, "__host_device_array_interface__"):
+        return _load("host_device_arrays")
     if any(hasattr(kind, protocol) for protocol in PROTOCOLS):
         return _load("foreign_arrays")
     return None

@@ -13,7 +13,7 @@ from gpucoll.arrays.library import Destination, Source, Template, View, kind_of
 from gpucoll.arrays.overlap import overlaps
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 
-GPU_KINDS = ("cuda", "rocm")
+GPU_KINDS = ("cuda", "rocm", "host")
 """Devices beside the host's memory whose arrays are moved, without their numbers."""
 
 

@@ -25,7 +25,13 @@ __all__ = [
     "unavailable",
 ]
 
-KINDS = MappingProxyType({"cuda": "gpucoll.devices.cuda", "rocm": "gpucoll.devices.hip"})
+KINDS = MappingProxyType(
+    {
+        "cuda": "gpucoll.devices.cuda",
+        "rocm": "gpucoll.devices.hip",
+        "host": "gpucoll.devices.host.device",
+    }
+)
 """Kind of device, as in a Buffer's ``device`` -> the module that serves it."""
 
 

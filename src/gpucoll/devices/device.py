@@ -47,7 +47,7 @@ class Device(Protocol):
     """
 
     kind: str
-    """``"cuda"`` or ``"rocm"``."""
+    """``"cuda"``, ``"rocm"`` or ``"host"``."""
     number: int
     """Its place among the GPUs that this process sees."""
     label: str

@@ -166,3 +166,46 @@ class Guarded:
         outside = np.concatenate([image[: self._start], image[self._stop :]])
         changed = int(np.count_nonzero(outside != GUARD))
         assert not changed, f"{where}: {changed} bytes beside the array were written"
+
+
+class HostDeviceKit:
+    """Arrays of Host devices."""
+
+    name = "host-device"
+
+    def __init__(self, device_arrays: Any) -> None:
+        self.arrays = device_arrays
+
+    def use(self, number: int) -> None:
+        self.arrays.use(number)
+
+    def knows(self, dtype: str) -> bool:
+        return True
+
+    def bytes_of(self, values: np.ndarray) -> Any:
+        """Return these bytes on the device, once they are there: other streams do not wait."""
+        made = self.arrays.asarray(values)
+        made.get()
+        return made
+
+    def seen_as(self, memory: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        return memory.view(np.dtype(dtype)).reshape(shape)
+
+    def read(self, x: Any) -> np.ndarray:
+        return np.asarray(x.get())
+
+    def write(self, x: Any, values: np.ndarray) -> None:
+        x.set(np.asarray(values))
+        x.get()
+
+    def stream(self) -> Any:
+        return self.arrays.Stream()
+
+    def handle(self, stream: Any) -> int:
+        return int(stream.ptr)
+
+    def current(self) -> int:
+        return int(self.arrays.current_stream())
+
+    def copy(self, destination: Any, source: Any) -> None:
+        destination[...] = source

@@ -91,6 +91,20 @@ ORDERS = {
     "backends.cpu.host.message_loop._has_left": "A+",
     "backends.cpu.host.message_loop._answer": "X",
     "backends.cpu.host.single_copy.can_read": "A",
+    "devices.host.loop._ring": "OX",
+    "devices.host.loop._announce": "XO",
+    "devices.host.loop._leave": "X",
+    "devices.host.loop._event_at": "A",
+    "devices.host.loop._failure": "A",
+    "devices.host.loop._is_over": "A",
+    "devices.host.loop._lock": "X+",
+    "devices.host.loop._wait_for_room": "A+XOOXA+",
+    "devices.host.loop._append": "A+XO+XA+X+OX",  # the tail, the lock; then the thread's bell
+    "devices.host.loop._must_end": "AA",
+    "devices.host.loop._wait_for_stream": "A+XOOXA+",
+    "devices.host.loop._wait_for_value": "A+",
+    "devices.host.loop._run": "A+XO+XA+",
+    "devices.host.loop._wait_for_command": "A+XOOOX",  # announced; the tail, STOP, the bell
 }
 """Functions that compiled code calls, and what of `KINDS` they have, in this order."""
 
@@ -140,6 +154,18 @@ ENTRIES = {
     "entries.waiting.poll_started": "AXA+XOX",
     "entries.waiting.sleep_started": "XOOOXA",
     "entries.waiting.skip_started": "XAX",
+    "devices.host.loop.put_command": "A",
+    "devices.host.loop.put_exit": ".*XXOX",
+    "devices.host.loop.record_event": "AAX",  # on the stream, then what the event stands for
+    "devices.host.loop.stream_wait_event": "A+",
+    "devices.host.loop.query_event": "A+",
+    "devices.host.loop.stream_wait_value": "A",
+    "devices.host.loop.stream_write_value": "A",
+    "devices.host.loop.is_capturing": "S",
+    "devices.host.loop.get_device": "S",
+    "devices.host.loop.wait_for": "A+XOOXA+",
+    "devices.host.loop.run_stream": "A.*XO+X.*XOX",  # DONE, then who waits for it
+    "devices.host.loop.stop_all": "XA+X+",
 }
 """Entries that order memory, themselves or in the functions above."""
 
@@ -163,6 +189,8 @@ UNORDERED = (
     "transport.tcp.stream_loop.run_streams",
     "transport.tcp.exchange.begin",
     "transport.tcp.exchange.proceed",
+    "devices.host.loop.set_device",
+    "devices.host.loop.place_of",
 )
 """Entries that leave it to the loops they call, by address, or touch private memory alone."""
 

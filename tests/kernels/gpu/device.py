@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from tests.dtypes import dtype_of
 from tests.guarded import GUARD, GUARD_BYTES, POISON
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.devices.host.device import HostDevice
 
 
 def require_gpu(library: str) -> Any:
@@ -84,6 +86,48 @@ class Bench:
         return Guarded(self, content, offset)
 
 
+class HostDeviceBench(Bench):
+    """A Host device: the CPU's kernels in the place of a GPU's, on a stream of its own."""
+
+    def __init__(self) -> None:
+        self.library = "cupy"  # whose words are NumPy's
+        self.module = np
+        self.device = HostDevice(0)
+        self.device_name = self.device.label
+        handle = self.device.create_stream()
+        self.stream = SimpleNamespace(ptr=handle)
+        self.stream.synchronize = lambda: self.device.synchronize_stream(handle)
+
+    @contextlib.contextmanager
+    def current(self):
+        """Let nothing run before all is enqueued: what a kernel uses must live until it does."""
+        gate = self.device.allocate_pinned(4)
+        with self.device:
+            assert self.device.stream_wait_value(self.stream.ptr, gate, 1) == 0
+        yield
+        ctypes.c_uint32.from_address(gate).value = 1
+        self.stream.synchronize()
+        self.device.free_pinned(gate)
+
+    def bytes_of(self, host: np.ndarray) -> Any:
+        address = self.device.allocate(host.size)
+        memory = np.ctypeslib.as_array((ctypes.c_uint8 * host.size).from_address(address))
+        memory[:] = host
+        return memory
+
+    def on_host(self, memory: Any) -> np.ndarray:
+        return memory
+
+    def address_of(self, memory: Any) -> int:
+        return memory.ctypes.data
+
+    def close(self) -> None:
+        """Give everything back."""
+        self.device.destroy_stream(self.stream.ptr)
+        for address in list(self.device._arena.used.sizes):
+            self.device.free(address)
+
+
 class HostBench(Bench):
     """No GPU: the kernels compiled as host code, so that the tests themselves are tested."""
 
@@ -124,6 +168,11 @@ class Guarded:
     def _view(self, content: np.ndarray) -> Any:
         part, name = self._memory[self._start : self._stop], content.dtype.name
         kind = getattr(self._bench.module, name, None)
+        if isinstance(self._bench, HostDeviceBench):
+            address = self._bench.address_of(self._memory) + self._start
+            where, device = self._bench.stream.ptr, self._bench.device_name
+            shape, item_bytes = (content.size,), content.dtype.itemsize
+            return Buffer(address, shape, name, item_bytes, self._memory, device, where)
         native = content.dtype.isbuiltin == 1 if self._bench.library == "cupy" else kind
         if native and content.size and self._start % content.dtype.itemsize == 0:
             return part.view(kind if self._bench.library == "torch" else content.dtype)

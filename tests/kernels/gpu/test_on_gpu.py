@@ -6,12 +6,13 @@ The same tests run on the host, so that a test which needs a GPU is not one that
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.dtypes import ALLOWED, HALF_TYPES, any_values, assert_same, dtype_of
-from tests.kernels.gpu.device import Bench, HostBench, require_numba_cuda
+from tests.kernels.gpu.device import Bench, HostBench, HostDeviceBench, require_numba_cuda
 
 from gpucoll.kernels import reference, reference_compression
 from gpucoll.kernels.block_message import message_bytes
@@ -30,22 +31,28 @@ def on_gpu(library: str) -> Any:
     return pytest.param(library, marks=pytest.mark.gpu)
 
 
-@pytest.fixture(params=[on_gpu("cupy"), on_gpu("torch"), "host"])
+@pytest.fixture(params=[on_gpu("cupy"), on_gpu("torch"), "host", "host-device"])
 def bench(request):
-    return bench_of(request)
+    yield from bench_of(request)
 
 
-@pytest.fixture(params=[on_gpu("cupy"), "host"])
+@pytest.fixture(params=[on_gpu("cupy"), "host", "host-device"])
 def one_bench(request):
     """For what does not depend on the library."""
-    return bench_of(request)
+    yield from bench_of(request)
 
 
-def bench_of(request: pytest.FixtureRequest) -> Bench:
-    if request.param == "host":
+def bench_of(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    if request.param == "host-device":
+        request.getfixturevalue("monkeypatch").delenv("GPUCOLL_CPU_ONLY", raising=False)
+        made = HostDeviceBench()
+        yield made
+        made.close()
+    elif request.param == "host":
         request.getfixturevalue("on_host")
-        return HostBench()
-    return Bench(request.param)
+        yield HostBench()
+    else:
+        yield Bench(request.param)
 
 
 def check_reduce(
@@ -224,7 +231,8 @@ def test_error_feedback(one_bench):
 def test_a_users_operation(bench, dtype):
     if isinstance(bench, HostBench):
         pytest.skip("a user's operation is compiled for a GPU only")
-    require_numba_cuda()
+    if not isinstance(bench, HostDeviceBench):
+        require_numba_cuda()
     add = ReduceOp.custom(lambda a, b: a + b)
     for n_sources, offsets in ((2, (0,)), (5, (0,)), (3, (1,))):
         check_reduce(bench, dtype, "sum", 10_007, n_sources, offsets, function=add)

@@ -1,0 +1,93 @@
+"""Arrays of Host devices: whatever has ``__host_device_array_interface__``.
+
+That is a mapping: ``shape``, ``strides`` (in bytes), ``dtype`` (NumPy's), ``data`` (the address),
+``device`` (its number) and ``stream`` (on which its library works now). The class makes new ones by
+``empty(shape, dtype, device)`` and ``over(address, shape, dtype, device, owner)`` and copies by
+``copy()`` and ``[...] =``, in the order of that stream. `gpucoll.testing.device_arrays` is one.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Hashable
+from typing import Any, cast
+
+from gpucoll.arrays import numpy_arrays
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.arrays.dlpack import is_contiguous
+from gpucoll.arrays.library import Destination, Library, Template, View, raise_not_an_array
+from gpucoll.errors import ArgumentTypeError
+
+NAME = "an array of a Host device"
+PROTOCOL = "__host_device_array_interface__"
+_THIS = cast(Library, sys.modules[__name__])
+
+
+def look(x: Any, what: str) -> View:
+    """Say what x is and where it lies."""
+    said = getattr(x, PROTOCOL, None)
+    if said is None:
+        raise_not_an_array(x, what)
+    dtype, shape, strides = said["dtype"], tuple(said["shape"]), tuple(said["strides"])
+    numpy_arrays.check_dtype(dtype, what)
+    name, number = numpy_arrays.dtype_name(dtype), said["device"]
+    native = (dtype, number, type(x))
+    device = f"host:{number}"
+    template = Template(shape, name, dtype.itemsize, _THIS, device, said["stream"], None, native)
+    is_packed = is_contiguous(shape, strides, dtype.itemsize)
+    return View(template, said["data"], x, None if is_packed else strides)
+
+
+def fingerprint(x: Any) -> tuple[Hashable, int]:
+    """Say quickly what sort of array x is, and where it lies."""
+    said = getattr(x, PROTOCOL)
+    sort = said["shape"], said["dtype"], said["device"], said["strides"], type(x)
+    return sort, said["data"]
+
+
+def look_at_out(out: Any) -> View:
+    """Say the same of an array that will be written."""
+    return look(out, "out")
+
+
+def pack(x: Any, template: Template) -> View:
+    """Return a C-contiguous copy of x, made on the current stream."""
+    packed = x.copy()
+    return View(template, getattr(packed, PROTOCOL)["data"], packed)
+
+
+def new(template: Template, shape: tuple[int, ...]) -> Destination:
+    """Make a new array."""
+    _, name, item_bytes, _, device, stream, _, (dtype, number, kind) = template
+    result = kind.empty(shape, dtype, number)
+    address = getattr(result, PROTOCOL)["data"]
+    buffer = Buffer(address, shape, name, item_bytes, result, device, stream)
+    return Destination(buffer, lambda: result, result)
+
+
+def complete(out: Any, temporary: Any) -> None:
+    """Fill a non-contiguous `out`."""
+    if temporary is not None:
+        out[...] = temporary
+
+
+def adopt(array: Any, template: Template) -> Any:
+    """Return an array over a DeviceArray's memory, which it keeps alive."""
+    dtype, number, kind = template.native
+    return kind.over(array.address, array.shape, dtype, number, array)
+
+
+def current_stream_of(template: Template) -> Callable[[], int]:
+    """Return what tells the stream on which the library works now."""
+    _, number, kind = template.native
+    ask: Callable[[int], int] = kind.current_stream
+    return lambda: ask(number)
+
+
+def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
+    """Return the template of a new array of this dtype, on like's device."""
+    if like is None:
+        raise ArgumentTypeError("say by like= which array's library and device are meant")
+    template = numpy_arrays.template_of_dtype(dtype)
+    native = (template.native, *like.native[1:])
+    return template._replace(library=_THIS, device=like.device, stream=like.stream, native=native)

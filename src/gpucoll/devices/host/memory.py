@@ -1,0 +1,197 @@
+"""Memory of Host devices: an arena of shared memory for each, and what else a stream may touch.
+
+The arena is a file without a name: other processes map it through ``/proc/<pid>/fd``, and it is
+gone with the last of them, however they end.
+"""
+
+from __future__ import annotations
+
+import bisect
+import contextlib
+import mmap
+import os
+import struct
+import threading
+from typing import NamedTuple
+
+import numpy as np
+
+from gpucoll.errors import BackendError
+
+__all__ = ["ALIGNMENT_BYTES", "Arena", "OpenedArenas", "Ranges"]
+
+ALIGNMENT_BYTES = 512
+"""Of every allocation, as the vendors' drivers have it."""
+_GIVE_BACK_BYTES = 1 << 20
+"""Freed memory of this size goes back to the system at once."""
+_HANDLE = struct.Struct("<8sQQQQ")
+_MAGIC = b"gpucoll1"
+
+
+def address_of(mapping: mmap.mmap) -> int:
+    """Return where a mapping lies."""
+    return int(np.frombuffer(mapping, np.uint8).ctypes.data)
+
+
+class Ranges:
+    """Ranges of addresses that do not overlap: address -> size, and the range an address is in."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self._starts: list[int] = []
+
+    def add(self, start: int, size_bytes: int) -> None:
+        """Note a range."""
+        bisect.insort(self._starts, start)
+        self.sizes[start] = size_bytes
+
+    def remove(self, start: int) -> int | None:
+        """Forget the range that begins there; return its size, or None where none does."""
+        if start not in self.sizes:
+            return None
+        del self._starts[bisect.bisect_left(self._starts, start)]
+        return self.sizes.pop(start)
+
+    def start_of(self, address: int) -> int | None:
+        """Return where the range begins that an address is in, or None."""
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        start = self._starts[place]
+        return start if address < start + self.sizes[start] else None
+
+    def overlaps(self, start: int, size_bytes: int) -> bool:
+        """Return whether any of it is in a range."""
+        place = bisect.bisect_left(self._starts, start)
+        follows = place < len(self._starts) and self._starts[place] < start + size_bytes
+        return follows or self.start_of(start) is not None
+
+
+class Arena:
+    """The memory of one device in this process.
+
+    Attributes
+    ----------
+    address, size_bytes : int
+        Where it is mapped, and how large it is. Pages that nobody has touched take no memory.
+    """
+
+    def __init__(self, number: int, size_bytes: int) -> None:
+        self.size_bytes = max(size_bytes // mmap.PAGESIZE, 1) * mmap.PAGESIZE
+        self.file = os.memfd_create(f"gpucoll-host-{number}", os.MFD_CLOEXEC)
+        os.ftruncate(self.file, self.size_bytes)
+        self._mapping = mmap.mmap(self.file, self.size_bytes)
+        self.address = address_of(self._mapping)
+        self.used = Ranges()
+        self._free = Ranges()
+        self._free.add(self.address, self.size_bytes)
+        self.free_bytes = self.size_bytes
+        self._lock = threading.Lock()
+
+    def take(self, size_bytes: int) -> int | None:
+        """Return new memory, from the first gap that is large enough; None: there is none."""
+        size_bytes = -(-max(size_bytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        with self._lock:
+            for start, free in sorted(self._free.sizes.items()):
+                if free >= size_bytes:
+                    self._free.remove(start)
+                    if free > size_bytes:
+                        self._free.add(start + size_bytes, free - size_bytes)
+                    self.used.add(start, size_bytes)
+                    self.free_bytes -= size_bytes
+                    return start
+        return None
+
+    def give(self, start: int) -> bool:
+        """Take memory back; return whether it had been given out."""
+        with self._lock:
+            size_bytes = self.used.remove(start)
+            if size_bytes is None:
+                return False
+            self.free_bytes += size_bytes
+            self._discard(start, size_bytes)
+            after = self._free.remove(start + size_bytes)
+            before = self._free.start_of(start - 1)
+            if before is not None:
+                size_bytes += self._free.remove(before) or 0
+                start = before
+            self._free.add(start, size_bytes + (after or 0))
+        return True
+
+    def _discard(self, start: int, size_bytes: int) -> None:
+        first = -(-(start - self.address) // mmap.PAGESIZE) * mmap.PAGESIZE
+        stop = (start + size_bytes - self.address) // mmap.PAGESIZE * mmap.PAGESIZE
+        if stop - first >= _GIVE_BACK_BYTES:
+            with contextlib.suppress(OSError):  # a kernel without holes keeps it
+                self._mapping.madvise(mmap.MADV_REMOVE, first, stop - first)
+
+    def handle(self) -> bytes:
+        """Return what another process of this host maps it by."""
+        inode = os.fstat(self.file).st_ino
+        return _HANDLE.pack(_MAGIC, os.getpid(), self.file, inode, self.size_bytes)
+
+
+class _Opened(NamedTuple):
+    mapping: mmap.mmap
+    base: int
+    uses: list[int]
+
+
+class OpenedArenas:
+    """Arenas of other processes that are mapped here, each once however often it was opened."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, int], _Opened] = {}
+        self.ranges = Ranges()
+        self._lock = threading.Lock()
+
+    def open(self, handle: bytes) -> int:
+        """Map an arena; return where it begins."""
+        try:
+            magic, process, file, inode, size_bytes = _HANDLE.unpack(handle)
+        except struct.error:
+            magic = process = file = inode = size_bytes = 0
+        if magic != _MAGIC:
+            raise BackendError("host: cannot open memory: this is no handle of export_memory")
+        if process == os.getpid():
+            raise BackendError(
+                "host: cannot open memory: this very process has exported it; use its address"
+            )
+        with self._lock:
+            known = self._known.get((process, inode))
+            if known is None:
+                known = self._map(process, file, inode, size_bytes)
+            known.uses[0] += 1
+            return known.base
+
+    def _map(self, process: int, file: int, inode: int, size_bytes: int) -> _Opened:
+        try:
+            opened = os.open(f"/proc/{process}/fd/{file}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError as error:
+            raise BackendError(
+                f"host: cannot open memory of process {process}: {error.strerror}: it has ended, "
+                "or is another user's, or in another PID namespace"
+            ) from None
+        try:
+            if os.fstat(opened).st_ino != inode:
+                raise BackendError(f"host: cannot open memory: process {process} has ended")
+            mapping = mmap.mmap(opened, size_bytes)
+        finally:
+            os.close(opened)
+        made = _Opened(mapping, address_of(mapping), [0])
+        self._known[process, inode] = made
+        self.ranges.add(made.base, size_bytes)
+        return made
+
+    def close(self, base: int) -> None:
+        """Unmap an arena with the last one who has opened it."""
+        with self._lock:
+            for key, opened in self._known.items():
+                if opened.base == base:
+                    opened.uses[0] -= 1
+                    if not opened.uses[0]:
+                        del self._known[key]
+                        self.ranges.remove(base)
+                        opened.mapping.close()
+                    return
+        raise BackendError(f"host: cannot close memory: none was opened at {base:#x}")

@@ -1,0 +1,308 @@
+"""Streams and events of the Host devices of this process: rings of commands, a thread for each.
+
+All of it is made with the first device, and never given back: handles that are used too late are
+found to be wrong. A forked child has a copy in which nothing runs, and is told so.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from gpucoll.devices.host import loop
+from gpucoll.devices.host.words import (
+    EVENT_HANDLES,
+    EVENT_IS_NEW,
+    EVENTS_AT,
+    HANDLE_STEP,
+    MOST_DEVICES,
+    MOST_EVENTS,
+    MOST_STREAMS,
+    RECORDED_SHIFT,
+    ROW_WORDS,
+    STREAM_HANDLES,
+    STREAM_WORDS,
+    STREAMS_AT,
+    WORDS,
+    Code,
+    Command,
+    State,
+    Stream,
+)
+from gpucoll.errors import BackendError
+
+__all__ = ["Streams", "streams"]
+
+_SIG_SETMASK, _SIGNAL_SET_BYTES = 2, 128
+_STACK_BYTES = 1 << 20
+_WAIT_NS = 20_000_000
+"""After so long a wait lets Python look for signals."""
+
+
+class _Kept:
+    """What commands of a stream use, until they are done."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.entries: deque[tuple[int, object]] = deque()
+
+    def let_go(self, done: int) -> None:
+        """Let go of what commands have used that are done; the lock is held."""
+        while self.entries and self.entries[0][0] <= done:
+            self.entries.popleft()
+
+
+class Streams:
+    """All streams and events of this process.
+
+    Attributes
+    ----------
+    address : int
+        Of the memory that the compiled functions work on.
+    """
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, 8 * WORDS, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.words = np.frombuffer(self._memory, np.int64)
+        self.address: int = self.words.ctypes.data
+        self._libc = ctypes.CDLL(None)
+        key = ctypes.c_uint()
+        if self._libc.pthread_key_create(ctypes.byref(key), None):
+            raise BackendError("host: no thread-specific key is left in this process")
+        self.words[State.THREAD_KEY] = key.value
+        self._lock = threading.RLock()
+        self._threads: dict[int, ctypes.c_ulong] = {}
+        self._free_events: list[int] = []
+        self._events_made = 0
+        self._kept: dict[int, _Kept] = {}
+        self._wait = np.frombuffer(bytearray(16), np.int64)
+        self._wait[1] = _WAIT_NS
+        put: Callable[[int, int, int], int] = loop.put_command.ctypes
+        self._put = put
+        self._wait_for: Callable[..., int] = loop.wait_for.ctypes
+        self._place: Callable[[int, int], int] = loop.place_of.ctypes
+
+    # --- streams ----------------------------------------------------------------------------------
+
+    def _base(self, place: int) -> int:
+        return STREAMS_AT + place * STREAM_WORDS
+
+    def word(self, place: int, which: Stream) -> int:
+        """Return a word of a stream."""
+        return int(self.words[self._base(place) + which])
+
+    def create(self, number: int) -> int:
+        """Return a new stream of a device."""
+        with self._lock:
+            self._join_ended()
+            if (place := self._free_place()) is None:
+                raise BackendError(f"host:{number}: there are {MOST_STREAMS} streams already")
+            base = self._base(place)
+            self.words[base + Stream.DEVICE] = number
+            self.words[base + Stream.STATE] = self.address
+            self.words[base + Stream.IS_RUNNING] = 1
+            self._kept[place] = _Kept()
+            try:
+                self._threads[place] = self._start_thread(self.address + 8 * base, number)
+            except BaseException:
+                self.words[base + Stream.IS_RUNNING] = 0
+                raise
+            self.words[base + Stream.IS_OPEN] = 1
+        return STREAM_HANDLES + place * HANDLE_STEP
+
+    def _free_place(self) -> int | None:
+        return next((place for place in range(MOST_STREAMS) if place not in self._threads), None)
+
+    def _start_thread(self, stream: int, number: int) -> ctypes.c_ulong:
+        everything = (ctypes.c_ubyte * _SIGNAL_SET_BYTES)(*[255] * _SIGNAL_SET_BYTES)
+        before = (ctypes.c_ubyte * _SIGNAL_SET_BYTES)()
+        attributes, handle = (ctypes.c_ubyte * 128)(), ctypes.c_ulong()
+        function, libc = ctypes.c_void_p(loop.run_stream.address), self._libc
+        libc.pthread_attr_init(attributes)
+        libc.pthread_attr_setstacksize(attributes, ctypes.c_size_t(_STACK_BYTES))
+        libc.pthread_sigmask(_SIG_SETMASK, everything, before)  # which the thread inherits
+        try:
+            given = ctypes.byref(handle), attributes, function, ctypes.c_void_p(stream)
+            code = libc.pthread_create(*given)
+        finally:
+            libc.pthread_sigmask(_SIG_SETMASK, before, None)
+            libc.pthread_attr_destroy(attributes)
+        if code:
+            raise BackendError(f"host:{number}: no thread for a stream: {os.strerror(code)}")
+        return handle
+
+    def place(self, handle: int, what: str) -> int:
+        """Return a stream's place; BackendError where there is no such stream."""
+        self.check_process(what)
+        place = self._place(self.address, handle)
+        if place < 0:
+            raise BackendError(f"host: cannot {what}: there is no stream {handle:#x}")
+        return place
+
+    def destroy(self, handle: int) -> None:
+        """Let a stream's thread end after what is on it."""
+        with self._lock:
+            place = self.place(handle, "destroy a stream")
+            if handle in self.words[State.DEFAULT_STREAMS :][:MOST_DEVICES].tolist():
+                raise BackendError("host: the default stream cannot be destroyed")
+            loop.put_exit.ctypes(self.address, place)
+
+    def _join_ended(self) -> None:
+        """Let go of threads that have ended; their places are free."""
+        for place, handle in list(self._threads.items()):
+            if not self.word(place, Stream.IS_RUNNING):
+                self._libc.pthread_join(handle, None)
+                del self._threads[place], self._kept[place]
+
+    def running(self) -> int:
+        """Return how many threads there are that have not ended."""
+        with self._lock:
+            self._join_ended()
+            return len(self._threads)
+
+    def of_device(self, number: int) -> list[int]:
+        """Return the places of a device's streams, destroyed ones that still run too."""
+        with self._lock:
+            self._join_ended()
+            return [place for place in self._threads if self.word(place, Stream.DEVICE) == number]
+
+    # --- commands ---------------------------------------------------------------------------------
+
+    def put(self, handle: int, command: Command, arguments: Sequence[int], keep: object) -> int:
+        """Put a command onto a stream; return its number, or a code below 0.
+
+        `keep` lives until it is done.
+        """
+        row = np.zeros(ROW_WORDS, np.int64)
+        row[0] = command
+        row[1 : 1 + len(arguments)] = arguments
+        place = self._place(self.address, handle)
+        if (kept := self._kept.get(place)) is None:
+            return self._put(self.address, handle, row.ctypes.data)  # which says why not
+        with kept.lock:  # of this stream alone: where its ring is full, this waits
+            number = self._put(self.address, handle, row.ctypes.data)
+            kept.let_go(self.word(place, Stream.DONE))
+            if number > 0 and keep is not None:
+                kept.entries.append((number, keep))
+        return number
+
+    def tail(self, place: int) -> int:
+        """Return the number of the last command that was put onto a stream."""
+        return self.word(place, Stream.TAIL)
+
+    def is_done(self, place: int, number: int) -> bool:
+        """Return whether a command is done, and let go of what it has used."""
+        done = self.word(place, Stream.DONE)
+        if (kept := self._kept.get(place)) is not None:
+            with kept.lock:
+                kept.let_go(done)
+        return done >= number
+
+    def wait(self, place: int, number: int) -> None:
+        """Wait until a command is done; Ctrl-C comes out of it."""
+        while not self._wait_for(self.address, place, number, self._wait.ctypes.data):
+            self.check_process("wait for a stream")
+        self.is_done(place, number)
+
+    # --- events -----------------------------------------------------------------------------------
+
+    def create_event(self) -> int:
+        """Return a new event."""
+        self.check_process("make an event")
+        with self._lock:
+            if self._free_events:
+                place = self._free_events.pop()
+            elif self._events_made < MOST_EVENTS:
+                place, self._events_made = self._events_made, self._events_made + 1
+            else:
+                raise BackendError(f"host: there are {MOST_EVENTS} events already")
+            self.words[EVENTS_AT + place] = EVENT_IS_NEW
+        return EVENT_HANDLES + place * HANDLE_STEP
+
+    def destroy_event(self, event: int) -> None:
+        """Let go of an event."""
+        place, rest = divmod(event - EVENT_HANDLES, HANDLE_STEP)
+        with self._lock:
+            self.check_process("destroy an event")
+            is_one = event >= EVENT_HANDLES and not rest and place < self._events_made
+            if not is_one or not self.words[EVENTS_AT + place]:
+                raise BackendError(f"host: cannot destroy an event: there is none {event:#x}")
+            self.words[EVENTS_AT + place] = 0
+            self._free_events.append(place)
+
+    def recorded(self, event: int) -> tuple[int, int]:
+        """Return the stream's place and the command that an event stands for; (-1, 0): none."""
+        place, rest = divmod(event - EVENT_HANDLES, HANDLE_STEP)
+        word = int(self.words[EVENTS_AT + place]) if 0 <= place < MOST_EVENTS and not rest else 0
+        if word == EVENT_IS_NEW or not word:
+            return -1, 0
+        return (word >> RECORDED_SHIFT) - 1, word & ((1 << RECORDED_SHIFT) - 1)
+
+    def events(self) -> int:
+        """Return how many events there are."""
+        return self._events_made - len(self._free_events)
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this is a forked child's copy."""
+        return bool(self.words[State.IS_FORKED])
+
+    def check_process(self, what: str) -> None:
+        """Raise BackendError in a forked child."""
+        if self.is_forked:
+            raise BackendError(
+                f"host: cannot {what}: this process was forked from one that uses Host devices, "
+                "whose threads it does not have: start processes by spawn, or fork before the "
+                "first use, as with a GPU"
+            )
+
+    def failure(self, number: int) -> int:
+        """Return the code that every call on a device returns, or 0."""
+        return (
+            int(Code.NOT_INITIALISED) if self.is_forked else int(self.words[State.ERRORS + number])
+        )
+
+    def stop(self) -> None:
+        """End every thread where it is, whatever is on its stream."""
+        if self.is_forked:
+            return
+        loop.stop_all.ctypes(self.address)
+        while self.running():
+            loop.stop_all.ctypes(self.address)  # one may just have begun to sleep
+            time.sleep(0.0002)
+
+
+_streams: Streams | None = None
+_making = threading.Lock()
+
+
+def streams() -> Streams:
+    """Return this process's streams; made with the first call."""
+    global _streams
+    with _making:
+        if _streams is None:
+            made = Streams()
+            atexit.register(made.stop)
+            _streams = made
+    return _streams
+
+
+def _after_fork() -> None:
+    global _making
+    _making = threading.Lock()
+    if _streams is not None:
+        _streams.words[State.IS_FORKED] = 1
+        _streams._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
