@@ -10,6 +10,7 @@ from contextlib import AbstractContextManager
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.inner import Inner
 from gpucoll.backends.direct.messages import Flow, MessageEngine
+from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
 from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
 from gpucoll.backends.protocol import MessageRequest, Request
@@ -28,9 +29,11 @@ RESET_AT = 1 << 30
 """How far words are counted before they begin anew, as soon as nothing is under way."""
 _TOLD_BY_OTHERS_S = 1.0
 """So long what all ranks find out by themselves is left to those who name it better."""
+_PEERS_LET_GO_S = 1.0
+"""So long others are waited for before this rank's part of the shared memory stays where it is."""
 _SEEN_BY_ALL = (AbortedError, DeadlineError, MismatchError, PeerLostError, StateError)
 
-Launch = StagedCall | tuple[MessageRequest, ...]
+Launch = StagedCall | PeerLaunch | tuple[MessageRequest, ...]
 
 
 class DirectBackend:
@@ -62,12 +65,20 @@ class DirectBackend:
         self._last_stream: int | None = None
         self.engine = Engine(inner, self._words, self._host_slots)
         self.messages = MessageEngine(device, inner)
+        self.peer: PeerPath | None = None
+        """Through memory that the ranks' GPUs share; None: everything is staged, and why."""
+        self.why_staged = "their memory was not looked at"
         self._is_open = True
 
     # --- preparing --------------------------------------------------------------------------------
 
-    def prepare(self, request: Request) -> StagedCall:
+    def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
+        if self.peer is not None and (made := self.peer.prepare(request)) is not None:
+            return made
+        return self._prepare_staged(request)
+
+    def _prepare_staged(self, request: Request) -> StagedCall:
         if self._slots is None:  # four of them: two pieces, each with an input and an output
             self._slots = Slots(self.device, self.inner.backend, 4 * self._slot_bytes)
         pieces = pieces_of(request, self._rank, self._world_size, self._slot_bytes)
@@ -103,6 +114,8 @@ class DirectBackend:
         """Put a launch on a stream of the device, which is current."""
         if isinstance(launch, StagedCall):
             self._enqueue_staged(launch, stream)
+        elif isinstance(launch, PeerLaunch):
+            self._enqueue_peer(launch, stream)
         else:
             self._enqueue_messages(launch, stream)
 
@@ -112,6 +125,8 @@ class DirectBackend:
         for launch, stream, _ in launches:
             if isinstance(launch, StagedCall):
                 self._enqueue_staged(launch, stream)
+            elif isinstance(launch, PeerLaunch):
+                self._enqueue_peer(launch, stream)
             else:
                 messages.setdefault(stream, []).extend(launch)
         # All are begun before the first is waited for: a rank may send to itself.
@@ -123,6 +138,11 @@ class DirectBackend:
 
     def note_capture(self) -> None:
         """Do nothing: captures are refused (`gpucoll.backends.direct.connected`)."""
+
+    def _enqueue_peer(self, launch: PeerLaunch, stream: int) -> None:
+        assert self.peer is not None
+        with self.in_driver():
+            self.peer.enqueue(launch, stream)
 
     def _enqueue_staged(self, call: StagedCall, stream: int) -> None:
         pieces, first = call.pieces, self._issued
@@ -237,13 +257,19 @@ class DirectBackend:
         if self._is_open:
             self.messages.abort()
             self.engine.abort()
+            if self.peer is not None:
+                self.peer.abort(_PEERS_LET_GO_S)
 
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""
         identity = self.device.identity
+        by_peers = self.why_staged
+        if self.peer is not None:
+            by_peers = "collectives, but all_to_all by counts and with an op of the user's own"
         shared = self._slots is None or self._slots.is_shared
         return {
             "GPU": f"{self.device.label}: {identity.name}, {identity.uuid}",
+            "GPU path through shared GPU memory": by_peers,
             "GPU path": f"staged through page-locked host memory, in pieces of up to "
             f"{self._slot_bytes} bytes, two at a time; the host's part over the CPU backend"
             + ("" if shared else " by a copy more: its memory could not be page-locked"),
@@ -254,12 +280,17 @@ class DirectBackend:
 
     def close(self, limit_s: float) -> None:
         """Let go of everything; nothing is under way."""
+        if self.peer is not None:  # not aborted: others may still be in the last call
+            self.peer.close(min(limit_s, _PEERS_LET_GO_S))
+            self.peer = None
         self.let_go(limit_s)
 
     def let_go(self, limit_s: float) -> None:
         """Let go of everything, as far as threads and streams have ended within so many seconds."""
         if not self._is_open:
             return
+        if self.peer is not None:
+            self.peer.give_up(min(limit_s, _PEERS_LET_GO_S))
         has_ended = [self.engine.stop(limit_s), self.messages.stop(limit_s)]
         due_s = time.monotonic() + limit_s
         while not self._is_drained and time.monotonic() < due_s:

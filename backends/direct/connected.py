@@ -10,8 +10,10 @@ from typing import Any, NamedTuple
 from gpucoll import config
 from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.backends.choice import Found
+from gpucoll.backends.direct import peer_memory
 from gpucoll.backends.direct.backend import DirectBackend
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
+from gpucoll.backends.direct.peer import PeerPath
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.gpu.connected import GIVING_UP_S, ConnectedGpu
 from gpucoll.backends.gpu.in_flight import InFlight, StreamCall
@@ -194,6 +196,7 @@ def connect(
             problem = str(error)
         raise_problems(exchange(channel, [problem], timeout_s))
         assert backend is not None
+        share_memory(backend, group, channel, timeout_s)
         return Connected(group, calls, backend, exits)
     except BaseException:
         if backend is None:
@@ -202,6 +205,20 @@ def connect(
             backend.abort()
             backend.let_go(GIVING_UP_S)
         raise
+
+
+def share_memory(
+    backend: DirectBackend, group: Group, channel: Channel, timeout_s: float | None
+) -> None:
+    """Let the ranks' GPUs share memory, where they can; every rank calls it."""
+    if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
+        backend.why_staged = "none: the ranks are on several hosts"
+        return
+    place = backend.device, group.rank, group.world_size
+    try:
+        backend.peer = PeerPath(peer_memory.connect(*place, tell(channel, timeout_s)))
+    except BackendUnavailableError as error:
+        backend.why_staged = f"none: {error}"
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:
