@@ -7,9 +7,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
+from gpucoll.backends import BACKENDS
+from gpucoll.errors import BackendUnavailableError
 from gpucoll.wording import list_ranks
 
 VENDOR_BACKENDS = {"cuda": "nccl", "rocm": "rccl"}
@@ -18,7 +20,9 @@ KINDS = {backend: kind for kind, backend in VENDOR_BACKENDS.items()}
 DIRECT = "direct"
 """The backend without a vendor's library, for GPUs of every kind."""
 GPU_BACKENDS = (*KINDS, DIRECT)
-"""What moves GPU arrays."""
+"""What moves GPU arrays, where this version has it."""
+HOST_DEVICE = "host"
+"""The kind of Host devices, which play GPUs in host memory."""
 SHARING_VERSION = (2, 30, 0)
 """NCCL from here on can be told to take several ranks on one GPU."""
 
@@ -27,7 +31,7 @@ class Seen(NamedTuple):
     """What a rank sees of its GPUs without loading a library."""
 
     kind: str
-    """``"cuda"``, ``"rocm"``, or empty: none."""
+    """``"cuda"``, ``"rocm"``, ``"host"`` (Host devices, for tests), or empty: none."""
     reason: str
     """How it sees that."""
 
@@ -65,9 +69,9 @@ class Found(NamedTuple):
     """What a rank has found when its GPU is to be connected."""
 
     problem: str = ""
-    """Why it cannot be; then the rest counts for nothing."""
+    """Why the library cannot be used; then only `device` counts."""
     device: str = ""
-    """``"cuda:0"``: as this process numbers it."""
+    """``"cuda:0"``: as this process numbers it; empty: it has none."""
     uuid: str = ""
     """Which GPU it is, on whatever rank."""
     name: str = ""
@@ -80,7 +84,21 @@ class Found(NamedTuple):
     """The number of the rank's host: what a GPU is called may be so on one host alone."""
 
 
-def choose(wish: str, seen: Sequence[Seen]) -> Choice:
+class ObstacleError(BackendUnavailableError):
+    """A vendor's library cannot serve these ranks, as all of them know before they join.
+
+    Attributes
+    ----------
+    has_gpus : bool
+        Whether each rank has a GPU all the same.
+    """
+
+    def __init__(self, text: str, has_gpus: bool) -> None:
+        super().__init__(text)
+        self.has_gpus = has_gpus
+
+
+def choose(wish: str, seen: Sequence[Seen], served: Collection[str] = BACKENDS) -> Choice:
     """Return the backends for host and GPU arrays.
 
     Parameters
@@ -89,45 +107,82 @@ def choose(wish: str, seen: Sequence[Seen]) -> Choice:
         What the user asked for: ``"auto"`` or a backend's name.
     seen : sequence of Seen
         By rank.
+    served : collection of str
+        The backends that there are.
     """
-    if wish in GPU_BACKENDS:
-        refusal = f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
-        kinds = tuple(KINDS.get(wish, item.kind) for item in seen)
-        return Choice(Pick("", refusal), Pick(wish, "asked for", kinds))
     if wish == "cpu":
         refusal = "backend='cpu' was asked for: use backend='auto', or copy to the host"
         return Choice(Pick("cpu", "asked for"), Pick("", refusal))
-    return Choice(Pick("cpu", "chosen by auto"), _for_gpus(seen))
+    if wish == "auto":
+        return Choice(Pick("cpu", "chosen by auto"), _for_gpus(seen, served))
+    host = Pick(
+        "", f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
+    )
+    if wish in KINDS:
+        return Choice(host, Pick(wish, "asked for", (KINDS[wish],) * len(seen)))
+    if refusal := _without_gpu(seen):
+        return Choice(host, Pick("", refusal))
+    return Choice(host, Pick(wish, "asked for", tuple(item.kind for item in seen)))
 
 
-def _for_gpus(seen: Sequence[Seen]) -> Pick:
+def _without_gpu(seen: Sequence[Seen]) -> str:
+    """Return which ranks have no GPU, and what to do; empty where all have one."""
+    without = [rank for rank, item in enumerate(seen) if not item.kind]
+    if not without:
+        return ""
+    reason = seen[without[0]].reason
+    if len(without) == len(seen):
+        return f"no GPU: {reason}"
+    remedy = "start ranks only where there are GPUs, or copy to the host"
+    return f"no GPU on {list_ranks(without)}: {reason}; {remedy}"
+
+
+def _for_gpus(seen: Sequence[Seen], served: Collection[str]) -> Pick:
+    """Return what auto takes: the vendor's library, else direct, where this version has it."""
+    if refusal := _without_gpu(seen):
+        return Pick("", refusal)
     by_kind: dict[str, list[int]] = defaultdict(list)
     for rank, item in enumerate(seen):
         by_kind[item.kind].append(rank)
-    if without := by_kind.pop("", []):
-        reason = seen[without[0]].reason
-        if len(without) == len(seen):
-            return Pick("", f"no GPU: {reason}")
-        remedy = "start ranks only where there are GPUs, or copy to the host"
-        return Pick("", f"no GPU on {list_ranks(without)}: {reason}; {remedy}")
-    if len(by_kind) > 1:
-        kinds = ", ".join(
+    kinds = tuple(item.kind for item in seen)
+    if len(by_kind) == 1 and kinds[0] in VENDOR_BACKENDS:
+        return Pick(VENDOR_BACKENDS[kinds[0]], f"chosen by auto: {seen[0].reason}", kinds)
+    if len(by_kind) == 1:
+        why, remedy = f"{seen[0].reason}; no vendor's library serves Host devices", ""
+    else:
+        listed = ", ".join(
             f"{kind} on {list_ranks(ranks)}" for kind, ranks in sorted(by_kind.items())
         )
-        return Pick(
-            "",
-            f"GPUs of different vendors ({kinds}): no vendor's library moves arrays between "
-            "them; copy to the host",
-        )
-    (kind,) = by_kind
-    kinds_by_rank = tuple(item.kind for item in seen)
-    if kind not in VENDOR_BACKENDS:  # Host devices
-        why = f"{seen[0].reason}; no vendor's library serves Host devices"
-        return Pick("direct", f"chosen by auto: {why}", kinds_by_rank)
-    return Pick(VENDOR_BACKENDS[kind], f"chosen by auto: {seen[0].reason}", kinds_by_rank)
+        why = f"GPUs of different vendors ({listed}): no vendor's library moves arrays between them"
+        remedy = "; copy to the host"
+    if DIRECT in served:
+        return Pick(DIRECT, f"chosen by auto: {why}", kinds)
+    return Pick("", f"{why}{remedy}")
 
 
-def obstacle(backend: str, found: Sequence[Found]) -> str:
+def instead(
+    wish: str, error: ObstacleError, pick: Pick, served: Collection[str] = BACKENDS
+) -> Pick | None:
+    """Return what serves in place of a vendor's library that cannot; None: nothing, it is an error.
+
+    Only where nobody asked for the library by name, and never for what goes wrong once the ranks
+    have begun to join: that is to be mended, not gone round.
+
+    Parameters
+    ----------
+    wish : str
+        What the user asked for.
+    error : ObstacleError
+        What stands against the library, alike on every rank.
+    pick : Pick
+        The library.
+    """
+    if wish != "auto" or not error.has_gpus or DIRECT not in served:
+        return None
+    return pick._replace(backend=DIRECT, reason=f"chosen by auto when the GPUs connected: {error}")
+
+
+def obstacle(backend: str, found: Sequence[Found], served: Collection[str] = BACKENDS) -> str:
     """Return why these ranks' GPUs cannot be connected, and what to do; empty where they can.
 
     Parameters
@@ -136,6 +191,8 @@ def obstacle(backend: str, found: Sequence[Found]) -> str:
         ``"nccl"`` or ``"rccl"``.
     found : sequence of Found
         By rank.
+    served : collection of str
+        The backends that there are.
     """
     name = backend.upper()
     by_problem: dict[str, list[int]] = defaultdict(list)
@@ -161,8 +218,13 @@ def obstacle(backend: str, found: Sequence[Found]) -> str:
     return (
         f"{list_ranks(ranks)} share one GPU ({found[ranks[0]].name}, {uuid}), which {name} "
         f"{spelled(found[0].version)} refuses: start one rank per GPU"
+        + _direct_hint(served)
         + _sharing_hint(backend, found[0].version)
     )
+
+
+def _direct_hint(served: Collection[str]) -> str:
+    return ", or leave it to backend='auto', which takes direct there" if DIRECT in served else ""
 
 
 def _sharing_hint(backend: str, version: tuple[int, ...]) -> str:

@@ -58,6 +58,7 @@ examples:
   gpucoll-bench all_reduce -b 8 -e 8 --torch
   gpucoll-bench startup,memory --ranks 4 --compare mpich
   gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
+  gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2
   python -m gpucoll.bench.report result.json
 
 exit codes: 0 all right; 1 wrong results, or a failure while measuring; 2 nothing was measured
@@ -131,6 +132,8 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--array", choices=tuple(KINDS), default="numpy",
         help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank "
         "(numpy)")  # fmt: skip
+    add("--backend", choices=("auto", "nccl", "rccl", "direct"), default="auto",
+        help="what moves arrays on GPUs (auto); direct lets ranks share a GPU")  # fmt: skip
     add("--compare", type=peers, default={}, metavar="PEER[=PYTHON],...",
         help=f"measure these in the same run: {', '.join(PEERS)}; PYTHON is the Python, or the "
         "folder, of the environment that has it")  # fmt: skip

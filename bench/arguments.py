@@ -53,6 +53,8 @@ class Options:
         Whether all ranks share one, gpucoll's from after they have met.
     array : str
         Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch".
+    backend : str
+        Which backend gpucoll takes for arrays on GPUs.
     left_out : tuple of str
         Dtypes that ``-d all`` means, and that are not to be had here.
     compare : dict
@@ -81,6 +83,7 @@ class Options:
     pinned: bool
     one_cpu: bool
     array: str
+    backend: str
     compare: dict[str, str | None]
     json_path: Path | None
     timeout_s: float
@@ -155,6 +158,7 @@ def parse(arguments: Sequence[str] | None = None) -> Options:
         pinned=not given.unpinned,
         one_cpu=given.one_cpu,
         array=given.array,
+        backend=given.backend,
         compare=given.compare,
         json_path=given.json,
         timeout_s=given.timeout,
@@ -211,6 +215,8 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error("--one-cpu is for host arrays")
     if given.one_cpu and (programs := [name for name in patterns if MEASURED[name].own_program]):
         parser.error(f"--one-cpu: {', '.join(programs)} cannot be bound")
+    if given.backend != "auto" and given.array == "numpy":
+        parser.error(f"--backend {given.backend} moves arrays on GPUs: give --array too")
     if given.limit and given.array != "numpy":
         parser.error("--limit is the host memory's, which arrays on GPUs do not go through")
     for name in given.compare:

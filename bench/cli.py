@@ -84,7 +84,7 @@ def run_alone(options: Options) -> int:
     on_gpus = options.array != "numpy"
     ranks = options.ranks or min(max(usable_cpu_count(), 2), 8)
     if on_gpus:
-        ranks = ranks_on_gpus(options.array, options.ranks)
+        ranks = ranks_on_gpus(options.array, options.ranks, options.backend)
     check_ranks(options, ranks)
     check_dtypes(options)
     check_json_path(options.json_path)
@@ -111,7 +111,7 @@ def run_alone(options: Options) -> int:
 def run_launched(options: Options) -> int:
     """Measure with the ranks that a launcher has started; only rank 0 speaks."""
     check_installed(options.array)
-    library = joined(options.array, config.local_rank(), options.timeout_s)
+    library = joined(options.array, config.local_rank(), options.timeout_s, options.backend)
     with library.comm as comm:
         try:
             check_launched(options, comm.world_size)

@@ -1,9 +1,10 @@
-"""The GPUs that ranks are measured on: one for each."""
+"""The GPUs that ranks are measured on: one for each, or shared through the direct backend."""
 
 from __future__ import annotations
 
 import importlib.util
 
+from gpucoll.backends.choice import KINDS
 from gpucoll.bench.rank.arrays import NoGpuError
 from gpucoll.doctor.facts import Gpus
 from gpucoll.doctor.isolation import Question, ask
@@ -21,7 +22,7 @@ def check_installed(array: str) -> None:
         raise NoGpuError(f"--array {array}: not installed here: pip install {EXTRAS[array]}")
 
 
-def ranks_on_gpus(array: str, ranks: int | None) -> int:
+def ranks_on_gpus(array: str, ranks: int | None, backend: str = "auto") -> int:
     """Return how many ranks are measured: as many as were asked for, or one for each GPU.
 
     Raises
@@ -37,9 +38,10 @@ def ranks_on_gpus(array: str, ranks: int | None) -> int:
     count = len(gpus["devices"])
     if not count:
         raise NoGpuError(f"--array {array} needs a GPU, and there is none: {gpus['kind_reason']}")
-    if ranks is not None and ranks > count and not gpus["may_share"]:
+    shares = gpus["may_share"] or backend not in KINDS
+    if ranks is not None and ranks > count and not shares:
         raise NoGpuError(
-            f"--array {array} --ranks {ranks}: each rank needs a GPU of its own, and this process "
-            f"sees {count}"
+            f"--array {array} --ranks {ranks}: with {backend} each rank needs a GPU of its own, "
+            f"and this process sees {count}; --backend direct lets ranks share one"
         )
     return ranks or count

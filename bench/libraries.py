@@ -51,7 +51,9 @@ def start_own(
         places = {"gpucoll": [], "gpucoll-bound": cpus}
     groups = []
     for name, cpus_of_group in places.items():
-        group = own_group(ranks, cpus_of_group, options.timeout_s, options.array, name)
+        group = own_group(
+            ranks, cpus_of_group, options.timeout_s, options.array, name, options.backend
+        )
         stack.callback(group.close)
         groups.append(group)
     for group in groups:

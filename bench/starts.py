@@ -31,11 +31,20 @@ def cpus_of_ranks(ranks: int) -> list[int]:
 
 
 def own_group(
-    ranks: int, cpus: list[int], timeout_s: float, array: str = "numpy", name: str = "gpucoll"
+    ranks: int,
+    cpus: list[int],
+    timeout_s: float,
+    array: str = "numpy",
+    name: str = "gpucoll",
+    backend: str = "auto",
 ) -> ProcessGroup:
-    """Start gpucoll's ranks, as its launcher would; `array` says whose arrays they are to use."""
+    """Start gpucoll's ranks, as its launcher would.
+
+    `array` says whose arrays they are to use, `backend` what moves those.
+    """
     job = secrets.token_hex(16)
     arguments = [*rank_arguments(OWN_LIBRARY, ranks, cpus, timeout_s), "--array", array]
+    arguments += ["--backend", backend]
     starts = []
     for rank in range(ranks):
         environment = own_environment()

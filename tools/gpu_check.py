@@ -26,6 +26,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -34,6 +35,7 @@ from typing import Any
 import link_tree
 
 ROOT = link_tree.ROOT
+HERE = Path(__file__).resolve().parent
 SCHEMA = 1
 LIMIT_S = 460.0
 """Of everything together."""
@@ -57,6 +59,8 @@ except Exception as error:
     found.setdefault("missing", {})["numba_cuda"] = f"{type(error).__name__}: {error}"
 from gpucoll.version import __version__
 found["versions"]["gpucoll"] = __version__
+from gpucoll.backends import BACKENDS
+found["backends"] = list(BACKENDS)
 try:
     import cupy
     runtime = cupy.cuda.runtime
@@ -84,6 +88,10 @@ SWEEP = ["all_reduce,broadcast,all_gather,reduce_scatter,all_to_all", "--plan"]
 SWEEP += ["-b", "4", "-e", "256M", "-f", "64", "--ranks", "1", "--rounds", "5", "--sample", "0.005"]
 """Of calls with one rank: what they cost beside NCCL's own, and that they are right."""
 
+LISTED = ["all_reduce", "--list", "500", "-b", "4K", "-e", "64K", "-f", "16", "--ranks", "1"]
+LISTED += ["--rounds", "5", "--sample", "0.005", "--array", "cupy"]
+"""Of 500 arrays in one call beside 500 calls."""
+
 SANITIZED = "test_ring_step or test_error_feedback or test_pack_500 or test_quantise"
 """What compute-sanitizer runs: each kind of kernel, in the time that there is."""
 
@@ -101,11 +109,13 @@ class Step:
     """Where in the report that goes; what is a list there is added to."""
     may_skip: bool = False
     """Whether it passes where all of its tests are skipped."""
+    backend: str = ""
+    """The step is left out where this version of gpucoll lacks this backend."""
 
 
 @dataclass
 class Outcome:
-    """How a step went: "passed", "failed", "killed" or "not run"."""
+    """How a step went: "passed", "failed", "killed", "not run" or "left out"."""
 
     name: str
     status: str
@@ -124,9 +134,12 @@ class Report:
     steps: list[Outcome] = field(default_factory=list)
     benchmarks: list[dict[str, Any]] = field(default_factory=list)
     host_cost: list[dict[str, Any]] = field(default_factory=list)
+    memory: list[dict[str, Any]] = field(default_factory=list)
+    collectives: list[dict[str, Any]] = field(default_factory=list)
     doctor: dict[str, Any] = field(default_factory=dict)
     bench: dict[str, Any] = field(default_factory=dict)
     bench_torch: dict[str, Any] = field(default_factory=dict)
+    bench_list: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write all there is, in one step."""
@@ -173,15 +186,41 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.returncode = -signal.SIGKILL  # Popen would warn of it; it ends with this machine
 
 
+def probes_of_memory(folder: Path) -> list[Step]:
+    """Return what tells whether the direct backend's ways are there: copies, words, IPC."""
+    steps = []
+    for probe, limit_s in (("words", 20), ("exported", 45), ("copies", 40)):
+        result = f"memory_{probe}.json"
+        command = [sys.executable, str(HERE / "gpu_memory_probes.py"), "--probe", probe]
+        command += ["--output", str(folder / result)]
+        steps.append(Step(f"memory {probe}", command, limit_s, result, "memory"))
+    return steps
+
+
+def collectives_of(folder: Path) -> list[Step]:
+    """Return every call against the oracle: by NCCL with one rank, by direct with 1, 2 and 4."""
+    steps = []
+    for backend, ranks in (("nccl", 1), ("direct", 2), ("direct", 1), ("direct", 4)):
+        result = f"collectives_{backend}_{ranks}.json"
+        command = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
+        command += [str(HERE / "gpu_collectives.py"), "--backend", backend]
+        command += ["--output", str(folder / result)]
+        name = f"collectives {backend} {ranks}"
+        steps.append(Step(name, command, 50, result, "collectives", backend=backend))
+    return steps
+
+
 def steps_of(folder: Path) -> list[Step]:
     """Return everything that is done where there is a GPU."""
-    python, here = sys.executable, Path(__file__).resolve().parent
+    python, here = sys.executable, HERE
     pytest = [python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
     doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', python]
     kernels, shared = "tests/kernels/gpu", "tests/calls/gpu/test_shared_gpu.py"
     steps = [
         Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json", "doctor"),
+        *probes_of_memory(folder),
         Step("tests of kernels", [*pytest, kernels], 120),
+        *collectives_of(folder),
         Step("other tests", [*pytest, "tests", f"--ignore={kernels}", f"--ignore={shared}"], 150),
     ]
     for group, limit_s in (
@@ -206,6 +245,8 @@ def steps_of(folder: Path) -> list[Step]:
         command = [python, "-m", "gpucoll.bench", *SWEEP, *more]
         command += ["--json", str(folder / f"{key}.json")]
         steps.append(Step(key.replace("_", " "), command, 60, f"{key}.json", key))
+    listed = [python, "-m", "gpucoll.bench", *LISTED, "--json", str(folder / "bench_list.json")]
+    steps.append(Step("bench list", listed, 40, "bench_list.json", "bench_list"))
     steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
     if sanitizer := shutil.which("compute-sanitizer"):
         checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
@@ -253,7 +294,7 @@ def check(
     for step in steps(folder):
         _do(step, folder, report, limit_s - (time.monotonic() - begin))
         report.write(folder)
-    passed = all(outcome.status == "passed" for outcome in report.steps)
+    passed = all(outcome.status in ("passed", "left out") for outcome in report.steps)
     report.status = "passed" if passed else "failed"
     report.write(folder)
     print(table(report))
@@ -262,6 +303,10 @@ def check(
 
 def _do(step: Step, folder: Path, report: Report, left_s: float) -> None:
     """Run one step and add what it found to the report."""
+    if step.backend not in ("", *report.environment.get("backends", ())):
+        reason = f"this version has no backend {step.backend}"
+        report.steps.append(Outcome(step.name, "left out", 0.0, reason))
+        return
     if reason := missing_for(step, report.environment):
         report.steps.append(Outcome(step.name, "not run", 0.0, reason))
         return
@@ -298,12 +343,38 @@ def table(report: Report) -> str:
             f"{row['against']}{wanted}{reached}"
         )
     lines.append("")
+    for row in report.memory:
+        lines.append(_line_of_memory(row))
+    lines += _lines_of_collectives(report.collectives)
+    lines.append("")
     for cost in report.host_cost:
         lines.append(f"{cost['name']:48} {cost['wall_us']:7.2f} us on the host")
     for step in report.steps:
         lines.append(f"{step.name:20} {step.status:8} {step.elapsed_s:6.1f} s  {step.detail[:60]}")
     lines.append(f"\n{report.status}; every number is in gpu_check.json")
     return "\n".join(lines)
+
+
+def _line_of_memory(row: dict[str, Any]) -> str:
+    rate = f"{row['rate'] / 1e9:7.1f} GB/s" if "rate" in row else " " * 12
+    return f"{row['name']:48} {rate}  {row['status']} {row['detail'][:80]}".rstrip()
+
+
+def _lines_of_collectives(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many of the calls were right, what was not, and the times."""
+    counts = Counter((row["ranks"], row["status"]) for row in rows)
+    lines = [f"{ranks} ranks: {count} calls {told}" for (ranks, told), count in counts.items()]
+    lines += [
+        f"  {row['status']}: {row['name']}, {row['ranks']} ranks: {row['detail'][:100]}"
+        for row in rows
+        if row["status"] != "passed"
+    ][:40]
+    lines += [
+        f"{row['name']}, {row['ranks']} ranks".ljust(48) + f" {row['time_s'] * 1e6:10.1f} us"
+        for row in rows
+        if "time_s" in row
+    ]
+    return lines
 
 
 def main(arguments: list[str] | None = None) -> int:

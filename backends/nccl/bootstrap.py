@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll import config
-from gpucoll.backends.choice import KINDS, Found, obstacle
+from gpucoll.backends.choice import KINDS, Found, ObstacleError, obstacle
 from gpucoll.backends.nccl import finding
 from gpucoll.backends.nccl.communicator import NcclCommunicator
 from gpucoll.devices import device_count, open_device
@@ -31,17 +31,20 @@ _LOOK_FOR_PEERS_S = 0.02
 
 def look(backend: str, number: int | None, group: Group) -> Found:
     """Load what this rank needs; what is missing becomes a `Found.problem`."""
-    kind = KINDS[backend]
+    kind, library, problem = KINDS[backend], None, ""
     try:
         library = finding.load(backend)
+    except (BackendUnavailableError, ImportError) as error:
+        problem = _said(kind, error)
+    try:  # without the library, too: the rank's GPU may be served without it
         if number is None:  # by its place on the host
             local_rank = config.local_rank(group.local_rank)
             number = default_number(local_rank, device_count(kind)) or 0
         device = open_device(kind, number)
-    except BackendUnavailableError as error:
-        return Found(str(error))
-    except ImportError as error:
-        return Found(f"what serves {kind} GPUs cannot be loaded: {error}")
+    except (BackendUnavailableError, ImportError) as error:
+        return Found(problem or _said(kind, error))
+    if library is None:
+        return Found(problem, device.label)
     return Found(
         "",
         device.label,
@@ -51,6 +54,12 @@ def look(backend: str, number: int | None, group: Group) -> Found:
         config.variable(config.NCCL_MULTI_RANK_GPU_ENABLE) == "1",
         group.here,
     )
+
+
+def _said(kind: str, error: Exception) -> str:
+    if isinstance(error, BackendUnavailableError):
+        return str(error)
+    return f"what serves {kind} GPUs cannot be loaded: {error}"
 
 
 def connect(
@@ -75,7 +84,8 @@ def connect(
     Raises
     ------
     BackendUnavailableError
-        They cannot be connected: the same on every rank.
+        They cannot be connected: the same on every rank. ObstacleError where that was known before
+        any of them began to join.
     """
     if interface := group.interface:
         from gpucoll.backends.nccl import network  # of use between hosts only
@@ -92,7 +102,8 @@ def connect(
     all_found = [Found(*item[_FOUND_KEY]) for item in everyone]
     all_found = [item._replace(version=tuple(item.version)) for item in all_found]
     if reason := obstacle(backend, all_found):
-        raise BackendUnavailableError(f"{backend.upper()} cannot connect these ranks: {reason}")
+        text = f"{backend.upper()} cannot connect these ranks: {reason}"
+        raise ObstacleError(text, has_gpus=all(item.device for item in all_found))
     device = open_device(KINDS[backend], int(found.device.partition(":")[2]))
     watch = watch_of(group, calls, "connecting the GPUs", timeout_s)
     connection, error = None, ""

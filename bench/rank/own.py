@@ -46,7 +46,9 @@ class Own:
         """Return the versions of gpucoll and of what its kernels come from."""
         found = {"library": f"gpucoll {gpucoll_version()}"}
         if self.arrays.on_gpu:
-            over = self.comm.describe().facts["GPU library"].partition(" (")[0]
+            facts = self.comm.describe().facts  # the direct backend is over no library
+            library = facts.get("GPU library") or facts["GPU arrays"].partition(":")[0]
+            over = library.partition(" (")[0]
             return {"library": f"{found['library']} over {over}", **self.arrays.versions()}
         for package in ("numpy", "numba", "llvmlite"):
             try:
@@ -160,12 +162,12 @@ class Own:
         self.comm.close()
 
 
-def joined(library: str, local_rank: int, timeout_s: float) -> Own:
+def joined(library: str, local_rank: int, timeout_s: float, backend: str = "auto") -> Own:
     """Join the other ranks, to be measured with a library's arrays; on a GPU, with this rank's."""
     import gpucoll
 
     arrays = open_arrays(library, local_rank)
-    return Own(gpucoll.init(timeout_s=timeout_s, device=arrays.number), arrays)
+    return Own(gpucoll.init(timeout_s=timeout_s, device=arrays.number, backend=backend), arrays)
 
 
 def tensor(array: Array, dtype: str) -> Array:

@@ -62,6 +62,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--cpus", default="", help="CPU of rank 0, of rank 1...; empty: any")
     parser.add_argument("--store", default="", help="file in which a library's ranks meet")
     parser.add_argument("--array", default="numpy", help="whose arrays: numpy, cupy or torch")
+    parser.add_argument("--backend", default="auto", help="what moves arrays on GPUs")
     parser.add_argument("--timeout-s", type=float, default=60.0)
     return parser.parse_args(arguments)
 
@@ -84,7 +85,7 @@ def join(options: argparse.Namespace, rank: int) -> Library:
     if options.library == "gpucoll":
         from gpucoll.bench.rank.own import joined
 
-        return joined(options.array, rank, options.timeout_s)
+        return joined(options.array, rank, options.timeout_s, options.backend)
     if options.library == "mpi":
         from gpucoll.bench.rank.message_passing import MessagePassing
 

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from gpucoll import config
-from gpucoll.backends.choice import Found, Seen, choose, obstacle
+from gpucoll.backends.choice import (
+    DIRECT,
+    KINDS,
+    Found,
+    ObstacleError,
+    Pick,
+    Seen,
+    choose,
+    instead,
+    obstacle,
+)
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.errors import ArgumentError
 
 CUDA, ROCM = Seen("cuda", "there is /dev/nvidiactl"), Seen("rocm", "there is /dev/kfd")
 NONE = Seen("", "nothing is there")
+HOST = Seen("host", "GPUCOLL_DEVICE says host")
+WITHOUT, WITH = ("cpu", "nccl", "rccl"), ("cpu", "nccl", "rccl", "direct")
 
 
 @pytest.mark.parametrize(
@@ -33,7 +47,7 @@ NONE = Seen("", "nothing is there")
     ],
 )
 def test_choose(wish, seen, host, gpu, reason):
-    choice = choose(wish, seen)
+    choice = choose(wish, seen, WITHOUT)
 
     assert (choice.host.backend, choice.gpu.backend) == (host, gpu)
     assert reason in choice.gpu.reason
@@ -70,10 +84,78 @@ def found(uuid, version=(2, 27, 3), problem="", may_share=False, host=0):
     ],
 )
 def test_obstacle(backend, ranks, said):
-    text = obstacle(backend, ranks)
+    text = obstacle(backend, ranks, WITHOUT)
 
     assert said in text
     assert bool(text) == bool(said)
+
+
+def test_an_obstacle_says_what_serves_instead():
+    text = obstacle("nccl", [found(1)] * 2, WITH)
+    assert "start one rank per GPU, or leave it to backend='auto', which takes direct" in text
+    assert "direct" not in obstacle("nccl", [found(1)] * 2, WITHOUT)
+    assert not obstacle("nccl", [found(1), found(2)], WITH)
+
+
+@pytest.mark.parametrize(
+    ("wish", "seen", "gpu", "reason"),
+    [
+        ("auto", [CUDA, CUDA], "nccl", "chosen by auto: there is /dev/nvidiactl"),
+        ("auto", [CUDA, ROCM], "direct", "different vendors (cuda on rank 0, rocm on rank 1)"),
+        ("auto", [HOST, HOST], "direct", "no vendor's library serves Host devices"),
+        ("auto", [HOST, ROCM], "direct", "(host on rank 0, rocm on rank 1)"),
+        ("auto", [CUDA, NONE], "", "no GPU on rank 1: nothing is there; start ranks only"),
+        ("direct", [CUDA, ROCM], "direct", "asked for"),
+        ("direct", [HOST], "direct", "asked for"),
+        ("direct", [NONE, NONE], "", "no GPU: nothing is there"),
+        ("direct", [CUDA, NONE], "", "no GPU on rank 1: nothing is there; start ranks only"),
+        ("nccl", [HOST], "nccl", "asked for"),
+    ],
+)
+def test_choose_where_direct_is_there(wish, seen, gpu, reason):
+    choice = choose(wish, seen, WITH)
+
+    assert choice.gpu.backend == gpu
+    assert reason in choice.gpu.reason
+    assert choice.host.backend == ("cpu" if wish == "auto" else "")
+
+
+@pytest.mark.parametrize("served", [WITHOUT, WITH])
+def test_whatever_three_ranks_see(served):
+    """Every combination: auto takes what serves all ranks' kinds, and refuses else with a cause."""
+    for seen in itertools.product([CUDA, ROCM, HOST, NONE], repeat=3):
+        for wish in ("auto", "cpu", *KINDS, DIRECT):
+            host, gpu = choose(wish, seen, served)
+            kinds = [item.kind for item in seen]
+            assert host.reason
+            assert gpu.reason
+            assert host.backend == ("cpu" if wish in ("auto", "cpu") else "")
+            assert len(gpu.kinds) == (3 if gpu.backend else 0)
+            if wish == "auto":
+                assert gpu.backend in (*served, "")
+                assert bool(gpu.backend) == ("" not in kinds) or served is WITHOUT
+                if gpu.backend in KINDS:
+                    assert set(kinds) == {KINDS[gpu.backend]}
+            if gpu.backend == DIRECT:
+                assert list(gpu.kinds) == kinds
+                assert "" not in kinds
+            elif gpu.backend:
+                assert set(gpu.kinds) == {KINDS[gpu.backend]}
+
+
+@pytest.mark.parametrize("wish", ["auto", "nccl"])
+@pytest.mark.parametrize("has_gpus", [True, False])
+@pytest.mark.parametrize("served", [WITHOUT, WITH])
+def test_what_serves_instead_of_a_library(wish, has_gpus, served):
+    pick = Pick("nccl", "chosen by auto: there is /dev/nvidiactl", ("cuda", "cuda"))
+
+    other = instead(wish, ObstacleError("ranks 0, 1 share one GPU", has_gpus), pick, served)
+
+    if (wish, has_gpus, served) == ("auto", True, WITH):
+        reason = "chosen by auto when the GPUs connected: ranks 0, 1 share one GPU"
+        assert other == Pick("direct", reason, ("cuda", "cuda"))
+    else:
+        assert other is None
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,14 @@ def test_every_collective_with_a_rank_for_each_gpu(double, monkeypatch, capfd):
     assert "# Out of bounds values : 0 OK" in out
 
 
+def test_through_the_direct_backend(double, tmp_path, capfd):
+    arguments = ["all_reduce", "--ranks", "2", *SHORT, "--array", "cupy", "--backend", "direct"]
+    assert cli.main(arguments) == 0
+    captured = capfd.readouterr()
+    assert "# gpucoll: gpucoll 0.1.0.dev0 over backend direct, cupy a look-alike" in captured.out
+    assert all(row[8] == row[12] == "0" for row in results(captured.out))
+
+
 def test_what_the_library_cannot_reduce_has_no_row(double, capfd):
     arguments = ["--ranks", "2", "-b", "64", "-e", "64", "-n", "1", "-w", "0", "--rounds", "1"]
     assert cli.main([*arguments, "--array", "cupy", "-d", "int16,int32,bool", "-o", "all"]) == 0
@@ -96,7 +104,12 @@ def test_a_list_in_one_call(double, capfd):
     [
         (None, "no answer within 30 s; it was ended", [], "could not be looked for: no answer"),
         ([], None, [], "needs a GPU, and there is none: there are no device files"),
-        ([{}], None, ["--ranks", "2"], "each rank needs a GPU of its own, and this process sees 1"),
+        (
+            [{}],
+            None,
+            ["--ranks", "2", "--backend", "nccl"],
+            "with nccl each rank needs a GPU of its own, and this process sees 1; --backend direct",
+        ),
     ],
 )
 def test_too_few_gpus(monkeypatch, capfd, found, problem, more, expected):
@@ -119,6 +132,7 @@ def test_no_array_library(monkeypatch, capfd):
     ("arguments", "expected"),
     [
         (["--array", "jax"], "invalid choice"),
+        (["--backend", "direct"], "--backend direct moves arrays on GPUs: give --array too"),
         (["--array", "cupy", "--limit"], "--limit is the host memory's"),
         (["--array", "cupy", "--compare", "gloo"], "--compare gloo is for host arrays only"),
         (["--compare", "cupy-nccl"], "is for arrays on GPUs: give --array too"),

@@ -59,6 +59,8 @@ LAPTOP = {
                 "interface": None,
                 "toolkit": None,
                 "problem": "the driver cannot be loaded",
+                "compiler": None,
+                "compiler_problem": None,
             }
             for vendor in ("nvidia", "amd")
         ],
@@ -146,7 +148,11 @@ def nvidia(interface="12.8", gpus=8):
     environment.found["topology"] = copy.deepcopy(found)
     environment["gpus"].update(kind="cuda", kind_reason="there is /dev/nvidiactl")
     environment.driver("nvidia").update(
-        kernel_module="570.86.15", is_open=True, interface=interface, problem=None
+        kernel_module="570.86.15",
+        is_open=True,
+        interface=interface,
+        problem=None,
+        compiler="NVRTC 12.8 (/usr/local/cuda/lib64/libnvrtc.so.12)",
     )
     environment["gpus"]["devices"] += devices_of(environment, "nvidia", "NVIDIA H100 80GB HBM3")
     del environment["gpus"]["devices"][gpus:]
@@ -160,7 +166,12 @@ def amd():
     environment.found["topology"] = copy.deepcopy(found)
     environment["gpus"].update(kind="rocm", kind_reason="there is /dev/kfd")
     environment.driver("amd").update(
-        kernel_module="6.12.12", is_open=True, interface="7.0", toolkit="7.0.1", problem=None
+        kernel_module="6.12.12",
+        is_open=True,
+        interface="7.0",
+        toolkit="7.0.1",
+        problem=None,
+        compiler_problem="GPU kernels are compiled by hipRTC, which cannot be loaded",
     )
     environment["gpus"]["devices"] += devices_of(environment, "amd", "AMD Instinct MI300X")
     source = "the system's loader finds it"
@@ -179,6 +190,7 @@ def devices_of(environment, vendor, name):
             "architecture": "sm_90" if vendor == "nvidia" else None,
             "gpu_direct_rdma": True if vendor == "nvidia" else None,
             "dma_buf": True if vendor == "nvidia" else None,
+            "stream_wait_value": True,
         }
         for number, place in enumerate(environment["topology"]["gpus"])
     ]

@@ -8,7 +8,14 @@ from pathlib import Path
 import pytest
 from tests.doctor.environments import WHEEL, amd, laptop, nvidia
 
+from gpucoll.backends import BACKENDS
 from gpucoll.doctor.advice import CUDA_EXTRAS
+from gpucoll.doctor.choice import choices
+from gpucoll.doctor.findings import sections
+
+WITHOUT, WITH = ("cpu", "nccl", "rccl"), ("cpu", "nccl", "rccl", "direct")
+DIRECT = "direct" if "direct" in BACKENDS else None
+"""What serves where no vendor's library does, in this version."""
 
 
 def commands(report):
@@ -66,8 +73,54 @@ class TestNvidiaWithoutNccl:
 
     def test_gpu_arrays_are_refused_with_the_reason(self):
         row = chosen(nvidia())["GPU arrays"]
-        assert row["backend"] is None
+        assert row["backend"] == DIRECT
         assert "NCCL cannot be used" in row["reason"]
+
+
+def rows_of(environment, served):
+    """Return arrays -> backend and reason, where there are these backends."""
+    rows = choices(True, environment["gpus"], environment["libraries"], served)
+    return {row["arrays"]: (row["backend"], row["reason"]) for row in rows}
+
+
+class TestDirect:
+    @pytest.mark.parametrize(("served", "backend"), [(WITHOUT, None), (WITH, "direct")])
+    def test_it_serves_where_there_is_no_library(self, served, backend):
+        found, reason = rows_of(nvidia(), served)["GPU arrays"]
+        assert found == backend
+        assert "NCCL cannot be used" in reason
+
+    @pytest.mark.parametrize(("served", "backend"), [(WITHOUT, None), (WITH, "direct")])
+    def test_it_serves_ranks_that_share_a_gpu(self, served, backend):
+        environment = nvidia()
+        environment.add_library()
+        rows = rows_of(environment, served)
+        assert rows["GPU arrays"][0] == "nccl"
+        assert rows["shared GPU"][0] == backend
+        assert "share one GPU (NVIDIA H100" in rows["shared GPU"][1]
+
+    def test_it_serves_host_devices(self):
+        environment = laptop()
+        environment["gpus"].update(kind="host", kind_reason="GPUCOLL_DEVICE says host")
+        rows = rows_of(environment, WITH)
+        assert rows["GPU arrays"][0] == rows["shared GPU"][0] == "direct"
+        assert rows_of(environment, WITHOUT)["GPU arrays"][0] is None
+
+    def test_what_an_amd_gpu_is_told(self):
+        environment = amd()
+        environment["libraries"].clear()
+        found, reason = rows_of(environment, WITH)["GPU arrays"]
+        assert found == "direct"
+        assert "never been executed on an AMD GPU" in reason
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [(nvidia, "compiled by NVRTC 12.8 (/usr"), (amd, "compiled by hipRTC, which cannot be")],
+)
+def test_what_compiles_the_kernels(environment, said):
+    lines = dict(sections(environment().report()))["GPUs"]
+    assert said in next(line.text for line in lines if line.label == "GPU kernels")
 
 
 @pytest.mark.parametrize("extra", ["rocm", *(extra for _, extra in CUDA_EXTRAS)])
@@ -95,7 +148,7 @@ class TestNvidiaWithNccl:
     )
     def test_several_ranks_on_a_gpu_are_refused(self, version, hint):
         row = chosen(self.environment(version=version))["shared GPU"]
-        assert row["backend"] is None
+        assert row["backend"] == DIRECT
         assert hint in row["reason"]
 
     def test_sharing_that_the_environment_allows(self):
@@ -166,7 +219,7 @@ class TestAmd:
         environment["libraries"].clear()
         report = environment.report()
         assert advice_of(report, "RCCL")["command"] == "sudo apt install rccl"
-        assert chosen(environment)["GPU arrays"]["backend"] is None
+        assert chosen(environment)["GPU arrays"]["backend"] == DIRECT
 
     def test_gpu_direct_by_peer_memory(self):
         verdicts = amd().report()["gpu_direct_rdma"]

@@ -19,7 +19,7 @@ from gpu_check import Step, check  # noqa: E402
 sys.path.remove(str(ROOT / "tools"))
 
 KEYS = {"schema", "date", "status", "environment", "steps", "benchmarks", "host_cost", "doctor"}
-KEYS |= {"bench", "bench_torch"}
+KEYS |= {"bench", "bench_torch", "bench_list", "memory", "collectives"}
 ENVIRONMENT = """
 import json, sys
 found = {"device": {"name": "Imaginary"}, "driver_version": 13000, "missing": {"ml_dtypes": "no"}}
@@ -147,6 +147,34 @@ def test_tests_that_are_all_skipped_check_nothing(tmp_path):
     assert "1 skipped" in void["detail"]
 
 
+def test_a_backend_that_this_version_lacks_is_left_out(tmp_path, capsys):
+    rows = [
+        {"name": "scan", "ranks": 2, "status": "failed", "detail": "off by 1"},
+        {"name": "time of x", "ranks": 2, "status": "passed", "detail": "", "time_s": 1e-3},
+    ]
+    found = [{"name": "GPU to pinned", "status": "passed", "detail": "", "rate": 25e9}]
+    told = "import json; json.dump({!r}, open({!r}, 'w'))"
+    path, other = (str(tmp_path / name) for name in ("rows.json", "memory.json"))
+    steps = [
+        python("of a later one", "print()", backend="direct"),
+        python("of this one", told.format(rows, path), result="rows.json", key="collectives",
+               backend="nccl"),
+        python("memory", told.format(found, other), result="memory.json", key="memory"),
+    ]  # fmt: skip
+    environment = ENVIRONMENT.replace('"missing"', '"backends": ["cpu", "nccl"], "missing"')
+    assert check(tmp_path, lambda folder: steps, 100, environment) == gpu_check.OK
+    report = report_in(tmp_path)
+    assert (report["collectives"], report["memory"]) == (rows, found)
+    left_out = report["steps"][1]
+    assert (left_out["status"], left_out["elapsed_s"]) == ("left out", 0)
+    assert left_out["detail"] == "this version has no backend direct"
+    out = capsys.readouterr().out
+    assert "2 ranks: 1 calls failed" in out
+    assert "failed: scan, 2 ranks: off by 1" in out
+    assert "1000.0 us" in out
+    assert "25.0 GB/s  passed" in out
+
+
 def test_a_search_that_hangs_is_no_gpu(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(gpu_check, "run_watched", lambda *a: ("killed", 90.0, "in the driver"))
     assert check(tmp_path) == gpu_check.NO_GPU
@@ -165,7 +193,9 @@ def test_the_steps(tmp_path, monkeypatch):
     first, *_, last = steps
     assert (first, last) == ("doctor", "compute-sanitizer")
     assert "gpu" in steps["tests of kernels"].command
-    assert Path(steps["benchmark pack"].command[1]).is_file()
+    for name, place in (("benchmark pack", 1), ("memory exported", 1), ("collectives nccl 1", 5)):
+        assert Path(steps[name].command[place]).is_file()
+    assert {step.backend for step in steps.values()} == {"", "nccl", "direct"}
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "compute-sanitizer" not in [step.name for step in gpu_check.steps_of(tmp_path)]
     assert gpu_check.LIMIT_S < 8 * 60

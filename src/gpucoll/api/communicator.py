@@ -40,6 +40,7 @@ from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.errors import (
     AbortedError,
     ArgumentTypeError,
+    BackendUnavailableError,
     DeadlineError,
     GpucollError,
     PeerLostError,
@@ -193,7 +194,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             if connection is not None:
                 connection.abort()
             raise
-        made._gpu.adopt(connection)
+        made._gpu.adopt(connection, division.ranks)
         made.epoch = self.epoch
         return made
 
@@ -400,8 +401,11 @@ def create(
     try:
         with held_signals():
             made = _meet(job, meet_timeout_s, timeout_s, wish, watch)
-        asks = wish.device is not None or wish.backend in GPU_BACKENDS
-        if connects and asks and made._choice.gpu.backend:
+        is_named = wish.backend in GPU_BACKENDS
+        if is_named and not made._choice.gpu.backend:  # alike on all ranks
+            text = f"backend {wish.backend!r} cannot be had: {made._choice.gpu.reason}"
+            raise BackendUnavailableError(text)
+        if connects and (is_named or (wish.device is not None and made._choice.gpu.backend)):
             made._gpu.connect(None, meet_timeout_s)
         return made
     except BaseException:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
 from gpucoll.backends import BACKENDS, PLANNED
-from gpucoll.backends.choice import GPU_BACKENDS, VENDOR_BACKENDS, Wish
+from gpucoll.backends.choice import GPU_BACKENDS, HOST_DEVICE, VENDOR_BACKENDS, Wish
 from gpucoll.errors import ArgumentError, BackendUnavailableError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import find_job
@@ -46,9 +46,9 @@ def init(
         name are counted apart from all others. Default: all ranks of the job.
     backend : str
         The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
-        the vendor's library where every rank has a GPU of its own; `Communicator.describe` says
-        what was chosen and why. ``"cpu"``: host arrays only. ``"nccl"``, ``"rccl"``: GPU arrays
-        only, connected at once; ``"direct"``: the same without a vendor's library.
+        the vendor's library where every rank has a GPU of its own, else through ``"direct"``
+        without one; `Communicator.describe` says what was chosen and why. ``"cpu"``: host arrays
+        only. ``"nccl"``, ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
         are then connected at once. Default: at the first collective call on GPU arrays, and the
@@ -121,7 +121,7 @@ def init(
 
 
 def _check_backend(backend: object) -> None:
-    if backend in PLANNED:
+    if backend in PLANNED and backend not in BACKENDS:
         raise BackendUnavailableError(
             f"backend {backend!r} is not part of this version of gpucoll: it has "
             f"{', '.join(BACKENDS)}. Use backend='auto'"
@@ -139,7 +139,7 @@ def _device_number(device: Any) -> int:
     """Return a GPU's number."""
     if isinstance(device, str):
         kind, _, text = device.partition(":")
-        if kind in (*VENDOR_BACKENDS, "hip") and text.isdecimal():
+        if kind in (*VENDOR_BACKENDS, HOST_DEVICE, "hip") and text.isdecimal():
             return int(text)
     for name in ("index", "id"):  # of PyTorch's devices, and CuPy's
         if not isinstance(device, int | str) and isinstance(getattr(device, name, None), int):

@@ -6,9 +6,18 @@ communicator would find out at its first call on GPU arrays.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from gpucoll.backends.choice import Found, Seen, choose, obstacle
+from gpucoll.backends import BACKENDS
+from gpucoll.backends.choice import (
+    DIRECT,
+    Found,
+    ObstacleError,
+    Seen,
+    choose,
+    instead,
+    obstacle,
+)
 from gpucoll.doctor.facts import Choice, DriverFound, GpuFound, Gpus, LibraryFound
 
 __all__ = ["LIBRARIES", "NEVER_ON_AMD", "VENDOR_NAMES", "choices", "used_library"]
@@ -17,6 +26,7 @@ HOST_ARRAYS = "host arrays"
 GPU_ARRAYS = "GPU arrays"
 SHARED_GPU = "shared GPU"
 """Arrays on a GPU that several ranks use."""
+_BOTH = (GPU_ARRAYS, SHARED_GPU)
 NEVER_ON_AMD = "gpucoll has never been executed on an AMD GPU"
 
 VENDOR_NAMES = {"nvidia": "NVIDIA", "amd": "AMD"}
@@ -32,7 +42,10 @@ def used_library(vendor: str, libraries: Sequence[LibraryFound] | None) -> Libra
 
 
 def choices(
-    cpu_path_works: bool, gpus: Gpus | None, libraries: Sequence[LibraryFound] | None
+    cpu_path_works: bool,
+    gpus: Gpus | None,
+    libraries: Sequence[LibraryFound] | None,
+    served: Collection[str] = BACKENDS,
 ) -> list[Choice]:
     """Return one row for each kind of arrays.
 
@@ -42,6 +55,8 @@ def choices(
         What the self-test said.
     gpus, libraries
         What the probes found; None where a probe failed.
+    served : collection of str
+        The backends that this version has.
     """
     reason = "between processes of one host, through shared memory"
     if not cpu_path_works:
@@ -49,23 +64,33 @@ def choices(
     rows = [Choice(arrays=HOST_ARRAYS, backend="cpu", reason=reason)]
     if gpus is None:
         return [*rows, _refused(GPU_ARRAYS, "the drivers did not answer")]
-    pick = choose("auto", [Seen(gpus["kind"], gpus["kind_reason"])]).gpu
+    return [*rows, *_of_gpus(gpus, libraries, served)]
+
+
+def _of_gpus(
+    gpus: Gpus, libraries: Sequence[LibraryFound] | None, served: Collection[str]
+) -> list[Choice]:
+    """Return the rows of GPU arrays: one GPU a rank, and several ranks on one."""
+    pick = choose("auto", [Seen(gpus["kind"], gpus["kind_reason"])], served).gpu
     if not pick.backend:
-        return [*rows, _refused(GPU_ARRAYS, pick.reason)]
+        return [_refused(GPU_ARRAYS, pick.reason)]
+    if pick.backend == DIRECT:
+        return [Choice(arrays=arrays, backend=DIRECT, reason=pick.reason) for arrays in _BOTH]
     vendor = _VENDORS[pick.backend]
     devices = [device for device in gpus["devices"] if device["vendor"] == vendor]
     library = used_library(vendor, libraries)
     if not devices:
         driver = next(x for x in gpus["drivers"] if x["vendor"] == vendor)
-        return [*rows, _refused(GPU_ARRAYS, _without_gpu(pick.backend, driver))]
+        return [_refused(GPU_ARRAYS, _without_gpu(pick.backend, driver))]
+    warning = f"; {NEVER_ON_AMD}" if vendor == "amd" else ""
     if library is None:
         why = f"{pick.backend} would serve, but {LIBRARIES[vendor]} cannot be used (see below)"
-        return [*rows, _refused(GPU_ARRAYS, why)]
+        if instead("auto", ObstacleError(why, has_gpus=True), pick, served) is None:
+            return [_refused(GPU_ARRAYS, why)]
+        return [Choice(arrays=arrays, backend=DIRECT, reason=why + warning) for arrays in _BOTH]
     reason = f"one GPU a rank, through {library['name']} {library['version']} ({pick.reason})"
-    if vendor == "amd":
-        reason += f"; {NEVER_ON_AMD}"
-    rows.append(Choice(arrays=GPU_ARRAYS, backend=pick.backend, reason=reason))
-    return [*rows, _shared(pick.backend, devices[0], library, gpus["may_share"])]
+    row = Choice(arrays=GPU_ARRAYS, backend=pick.backend, reason=reason + warning)
+    return [row, _shared(pick.backend, devices[0], library, gpus["may_share"], served)]
 
 
 def _refused(arrays: str, reason: str) -> Choice:
@@ -76,11 +101,20 @@ def _without_gpu(backend: str, driver: DriverFound) -> str:
     return f"{backend} would serve, but this process has no GPU: {driver['problem']}"
 
 
-def _shared(backend: str, device: GpuFound, library: LibraryFound, may_share: bool) -> Choice:
+def _shared(
+    backend: str,
+    device: GpuFound,
+    library: LibraryFound,
+    may_share: bool,
+    served: Collection[str],
+) -> Choice:
     """Return what two ranks on one GPU get, or are told."""
     version = tuple(int(part) for part in (library["version"] or "").split(".") if part.isdecimal())
-    found = Found(uuid=device["uuid"], name=device["name"], version=version, may_share=may_share)
-    if reason := obstacle(backend, [found, found]):
+    found = Found("", "first", device["uuid"], device["name"], version, may_share)
+    reason = obstacle(backend, [found, found], served)
+    if reason and DIRECT in served:
+        return Choice(arrays=SHARED_GPU, backend=DIRECT, reason=reason)
+    if reason:
         return _refused(SHARED_GPU, reason)
     reason = "NCCL_MULTI_RANK_GPU_ENABLE=1 allows it (experimental)"
     return Choice(arrays=SHARED_GPU, backend=backend, reason=reason)

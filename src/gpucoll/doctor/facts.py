@@ -72,6 +72,8 @@ class DriverFound(TypedDict):
     interface: str | None
     toolkit: str | None
     problem: str | None
+    compiler: str | None
+    compiler_problem: str | None
 
 
 class GpuFound(TypedDict):
@@ -85,6 +87,7 @@ class GpuFound(TypedDict):
     architecture: str | None
     gpu_direct_rdma: bool | None
     dma_buf: bool | None
+    stream_wait_value: bool | None
 
 
 class Gpus(TypedDict):

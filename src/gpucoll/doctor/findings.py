@@ -140,8 +140,17 @@ def _gpus(report: Report) -> Iterator[Line]:
         for device in devices:
             parts = (device["name"], device["architecture"], device["pci_address"])
             yield Line(OK, f"GPU {device['number']}", ", ".join(part for part in parts if part))
+        if devices:
+            yield _compiler(driver)
     for name, value in found["visible_devices"].items():
         yield Line(NOTE, "hidden GPUs", f"{name}={value!r} chooses what this process sees")
+
+
+def _compiler(driver: DriverFound) -> Line:
+    """Say what compiles the kernels for the GPU."""
+    if driver["compiler"]:
+        return Line(OK, "GPU kernels", f"compiled by {driver['compiler']}")
+    return Line(NOTE, "GPU kernels", driver["compiler_problem"] or "nothing compiles them")
 
 
 def _no_gpu(vendor: str, told: str, driver: DriverFound, is_present: bool) -> Line:

@@ -12,7 +12,9 @@ from gpucoll import config, devices
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.devices.driver import Driver
 from gpucoll.devices.driver_device import DriverDevice
+from gpucoll.devices.kernels.compiler import compiler_of
 from gpucoll.doctor.facts import DriverFound, GpuFound, Gpus
+from gpucoll.errors import BackendUnavailableError
 from gpucoll.topology.cpus import FILE_SYSTEM, read_text
 
 __all__ = ["VENDORS", "gpus"]
@@ -60,6 +62,7 @@ def _device(kind: str, number: int) -> GpuFound:
         architecture=f"sm_{major}{minor}" if is_cuda else None,
         gpu_direct_rdma=_yes(device.attribute("gpu_direct_rdma")),
         dma_buf=_yes(device.attribute("dma_buf")),
+        stream_wait_value=_yes(device.attribute("stream_wait_value")),
     )
 
 
@@ -70,6 +73,7 @@ def _yes(value: int | None) -> bool | None:
 def _driver_found(kind: str, root: Path) -> DriverFound:
     problem = devices.unavailable(kind)
     module, is_open = kernel_module(kind, root)
+    compiler, compiler_problem = (None, None) if problem else _compiler(kind)
     return DriverFound(
         vendor=VENDORS[kind],
         kernel_module=module,
@@ -77,7 +81,19 @@ def _driver_found(kind: str, root: Path) -> DriverFound:
         interface=None if problem else _interface(kind),
         toolkit=toolkit(kind, root),
         problem=problem or None,
+        compiler=compiler,
+        compiler_problem=compiler_problem,
     )
+
+
+def _compiler(kind: str) -> tuple[str | None, str | None]:
+    """Return which copy of NVRTC or hipRTC compiles the GPU's kernels; or why none does."""
+    most_major = int((_interface(kind)).partition(".")[0]) if kind == "cuda" else 0
+    try:
+        found = compiler_of(kind, most_major)
+    except BackendUnavailableError as error:
+        return None, str(error)
+    return f"{found.vendor.name} {found.version} ({found.path})", None
 
 
 def _interface(kind: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from typing import Any
 
@@ -11,7 +10,9 @@ import pytest
 from tests.calls.gpu.conftest import in_rank, left_on_gpu
 from tests.faults.test_ends import errors
 
+from gpucoll import config
 from gpucoll.errors import ArgumentError, BackendUnavailableError, MismatchError, RendezvousError
+from gpucoll.testing.session import environment
 
 
 def ones(kit, count=4):
@@ -173,12 +174,31 @@ def fail_to_connect(rank, options, number):
         return text, facts_of(comm)["GPU arrays"], comm.all_reduce(1)
 
 
-def test_several_ranks_on_one_gpu(gpus):
-    for text, shown, total in gpus.call_ranks(3, fail_to_connect, {}, 3):
-        for said in (text, shown):
-            assert "ranks 0, 1, 2 share one GPU (Double of a GPU, GPU-" in said
-            assert "NCCL 2.29.7 refuses: start one rank per GPU; NCCL 2.30.0 and later" in said
-        assert total == 3
+def share_one(rank):
+    rank.kit.use(3)
+    with rank.init() as comm:
+        before = facts_of(comm)["GPU arrays"]
+        total = rank.kit.read(comm.all_reduce(ones(rank.kit)))[0]
+        part = comm.split(comm.rank % 2)
+        totals = total, rank.kit.read(part.all_reduce(ones(rank.kit)))[0]
+        part.close()
+        return before, facts_of(comm)["GPU arrays"], totals, rank.control.communicators
+
+
+def test_several_ranks_on_one_gpu_are_served_by_direct(gpus):
+    for rank, (before, shown, totals, left) in enumerate(gpus.call_ranks(3, share_one)):
+        assert before.startswith("backend nccl: chosen by auto")
+        assert shown.startswith("backend direct: chosen by auto when the GPUs connected: NCCL ")
+        assert "ranks 0, 1, 2 share one GPU (Double of a GPU, GPU-" in shown
+        assert totals == (3.0, 1.0 if rank == 1 else 2.0)
+        assert left == 0
+
+
+def test_ranks_that_are_told_to_use_nccl_may_not_share_a_gpu(gpus):
+    for error in errors(gpus.replies(3, fail_to_connect, {"backend": "nccl", "device": 3}, None)):
+        said = str(error)
+        assert "ranks 0, 1, 2 share one GPU (Double of a GPU, GPU-" in said
+        assert "NCCL 2.29.7 refuses: start one rank per GPU, or leave it to backend='auto'" in said
 
 
 def test_a_backend_asked_for_by_name_that_cannot_serve(gpus):
@@ -343,24 +363,48 @@ def test_what_an_older_library_lacks_is_emulated(rank_server, doubles, world_siz
 # --- other vendors, old libraries -----------------------------------------------------------------
 
 
-def see_another_vendor(rank):
-    os.environ["GPUCOLL_GPU_KIND"] = "rocm" if rank.rank == 1 else "cuda"
-    return fail_to_connect(rank, {}, None)
+def on_either(seat, pair, function, args):
+    """Set up a GPU of one vendor on even ranks, of the other on odd ones."""
+    double = pair[seat.rank % 2]
+    with environment({config.GPU_KIND: double.kind}):
+        return in_rank(seat, double, function, args)
 
 
-def test_gpus_of_different_vendors(gpus):
-    for text, shown, total in gpus.call_ranks(3, see_another_vendor):
-        for said in (text, shown):
-            assert "different vendors (cuda on ranks 0, 2, rocm on rank 1)" in said
-        assert total == 3
+def meet_another_vendor(rank):
+    with rank.init() as comm:
+        total = rank.kit.read(comm.all_reduce(ones(rank.kit)))[0]
+        part = comm.split(comm.rank % 2)
+        again = rank.kit.read(part.all_reduce(ones(rank.kit)))[0]
+        shown = facts_of(comm), facts_of(part)
+        part.close()
+        return total, again, *shown
+
+
+def test_gpus_of_different_vendors(gpu_ranks, doubles):
+    pair = doubles.double("nccl"), doubles.double("rccl")
+    variables = {**pair[0].variables, **pair[1].variables}
+    arguments = (pair, meet_another_vendor, ())
+    found = gpu_ranks.call(3, on_either, *arguments, gives="seat", environment=variables)
+    for rank, (total, again, facts, part) in enumerate(found):
+        assert (total, again) == (3.0, 1.0 if rank == 1 else 2.0)
+        assert "different vendors (cuda on ranks 0, 2, rocm on rank 1)" in facts["GPU arrays"]
+        assert facts["GPU arrays"].startswith("backend direct: chosen by auto")
+        assert part["GPU arrays"] == facts["GPU arrays"]
+
+
+def meet_an_old_library(rank):
+    with rank.init() as comm:
+        total = rank.kit.read(comm.all_reduce(ones(rank.kit)))[0]
+        return facts_of(comm)["GPU arrays"], total
 
 
 def test_a_library_that_is_too_old(rank_server, gpus):
     old = {**gpus.variables, "NCCL_DOUBLE_VERSION": "21000"}
     with rank_server.fork(2) as pool:
-        arguments: tuple[Any, ...] = (gpus.double, fail_to_connect, ({}, None))
+        arguments: tuple[Any, ...] = (gpus.double, meet_an_old_library, ())
         replies = pool.call(in_rank, *arguments, gives="seat", environment=old)
-    for text, _, total in replies:
+    for text, total in replies:
+        assert text.startswith("backend direct: chosen by auto when the GPUs connected: ")
         assert "NCCL 2.10.0" in text
         assert "is too old: gpucoll needs NCCL 2.18.0 or newer" in text
         assert total == 2

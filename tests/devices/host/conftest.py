@@ -47,10 +47,11 @@ def gate(device):
 
 
 @pytest.fixture
-def stream(device):
+def stream(device, gate):
     n_threads = device._streams.running()
     stream = device.create_stream()
     yield stream
+    gate.open(gate.word.value + 1000)  # a test that failed may have left it shut
     device.destroy_stream(stream)
     while device._streams.running() > n_threads:
         device.synchronize()

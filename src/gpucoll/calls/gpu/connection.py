@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from gpucoll import backends, devices
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
-from gpucoll.backends.choice import Choice, Wish
+from gpucoll.backends.choice import Choice, ObstacleError, Pick, Wish, instead
 from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
 from gpucoll.calls.gpu.cache import CallCache
 from gpucoll.calls.gpu.call import GpuCall
@@ -19,6 +20,17 @@ from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError,
 
 CLOSING_S = 5.0
 """How long the vendor's library may take to let go; then it is ended by force."""
+
+
+class Part(NamedTuple):
+    """What a communicator hands on of its GPU connection to one that is divided from it."""
+
+    divided: Divided
+    pick: Pick
+
+    def abort(self) -> object:
+        """Let go of it, where no communicator comes of it."""
+        return self.divided.abort()
 
 
 class GpuConnection:
@@ -68,24 +80,42 @@ class GpuConnection:
         """
         if self._wish.device is not None:
             number = self._wish.device
-        group, channel, name = self._group, self._runner.channel, self.pick.backend
 
         def task(timeout_s: float | None) -> None:
-            calls, exits = group.enqueued_calls(), self._wish.exits
             try:
-                self._connected = self._backends().connect(
-                    group, channel, calls, name, number, timeout_s, exits=exits
-                )
+                self._connected = self._join(number, timeout_s)
             except BackendUnavailableError as error:
                 self.refusal = str(error)
                 raise
 
         self._runner.run("connect", task, timeout_s=timeout_s)
 
-    def _backends(self) -> GpuBackends:
-        """Return the module of the backend that the ranks agreed on."""
-        made: GpuBackends = backends.load(self.pick.backend)
-        return made
+    def _join(self, number: int | None, timeout_s: float | None) -> GpuBackend:
+        """Connect by what was agreed on, or by what all ranks then take in its place."""
+        try:
+            return self._join_by(self.pick, number, timeout_s)
+        except ObstacleError as error:
+            other = instead(self._wish.backend, error, self.pick)
+            if other is None:
+                raise BackendUnavailableError(str(error)) from None
+        connected = self._join_by(other, number, timeout_s)
+        _log(f"rank {self._group.rank}: GPU arrays: backend {other.backend}, {other.reason}")
+        return connected
+
+    def _join_by(self, pick: Pick, number: int | None, timeout_s: float | None) -> GpuBackend:
+        module: GpuBackends = backends.load(pick.backend)
+        group, calls = self._group, self._group.enqueued_calls()
+        connected = module.connect(
+            group,
+            self._runner.channel,
+            calls,
+            pick.backend,
+            number,
+            timeout_s,
+            exits=self._wish.exits,
+        )
+        self.pick = pick
+        return connected
 
     def _ready(self, call: GpuCall) -> GpuBackend:
         """Return what is connected; connect it where all ranks make this call."""
@@ -187,17 +217,30 @@ class GpuConnection:
 
     # --- the rest ---------------------------------------------------------------------------------
 
-    def split(self, color: int | None, key: int, timeout_s: float | None) -> Divided | None:
+    def split(self, color: int | None, key: int, timeout_s: float | None) -> Part | None:
         """Divide what is connected, as the ranks are; None where nothing is, or for no color."""
         if self._connected is None:
             return None
-        return self._connected.split(self._runner.channel, color, key, timeout_s)
+        divided = self._connected.split(self._runner.channel, color, key, timeout_s)
+        return None if divided is None else Part(divided, self.pick)
 
-    def adopt(self, connection: Divided | None) -> None:
-        """Take over what `split` of the communicator that this one comes from returned."""
-        if connection is not None:
+    def adopt(self, part: Part | None, ranks: Sequence[int]) -> None:
+        """Take over what `split` of the communicator that this one comes from returned.
+
+        With the backend that connected it, which alone by itself this one might not have chosen.
+
+        Parameters
+        ----------
+        part : Part or None
+        ranks : sequence of int
+            Those of this communicator, as that one numbers them.
+        """
+        if part is not None:
             calls, exits = self._group.enqueued_calls(), self._wish.exits
-            self._connected = self._backends().adopt(self._group, calls, connection, exits=exits)
+            kinds = tuple(part.pick.kinds[rank] for rank in ranks)
+            self.pick, self.refusal = part.pick._replace(kinds=kinds), ""
+            module: GpuBackends = backends.load(self.pick.backend)
+            self._connected = module.adopt(self._group, calls, part.divided, exits=exits)
 
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""
@@ -215,3 +258,10 @@ def _device_of(kind: str, buffers: Sequence[Buffer]) -> int | None:
     addresses = (buffer.address for buffer in buffers if buffer.size_bytes)
     found = (devices.device_of(kind, address) for address in addresses)
     return next((number for number in found if number is not None), None)
+
+
+def _log(text: str) -> None:
+    """Tell the program's log what it could not know before."""
+    import logging  # most programs never come here
+
+    logging.getLogger("gpucoll").info(text)

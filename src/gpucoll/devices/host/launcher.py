@@ -74,6 +74,12 @@ class HostLauncher:
         """Raise ArgumentTypeError: nothing is compiled for these devices as for CUDA's."""
         raise ArgumentTypeError("a Host device has no compute capability")
 
+    def load(self, kernel: Kernel | CompiledKernel, number: int) -> None:
+        """Compile the CPU's kernel, if it is one that a launch would have to wait for."""
+        if isinstance(kernel, Kernel) and kernel.file == "reduce.cu":
+            operation, dtype, _ = _reductions()[kernel.name]
+            addresses.reduce_kernel(dtype, operation)
+
     def launch(
         self,
         kernel: Kernel | CompiledKernel,

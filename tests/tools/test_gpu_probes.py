@@ -1,0 +1,111 @@
+"""The programs that tools/gpu_check.py runs on a GPU, here over the CPU and over doubles."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpucoll import config
+
+TOOLS = Path(__file__).resolve().parents[2] / "tools"
+
+BREAKS = """
+import sys
+sys.path.insert(0, {tools!r})
+import gpu_collectives
+from gpucoll.errors import ArgumentTypeError
+
+def breaks(comm, kit):
+    if comm.rank == 1:
+        raise AssertionError("off by 3")
+    comm.barrier()
+
+def refused(comm, kit):
+    raise ArgumentTypeError("no such dtype")
+
+def checks(world_size):
+    yield "before", gpu_collectives.ring
+    yield "breaks", breaks
+    yield "refused", refused
+    yield "after", gpu_collectives.ring
+
+gpu_collectives.checks = checks
+gpu_collectives.CALL_S = 3.0
+sys.exit(gpu_collectives.main(["--backend", "cpu", "--array", "numpy", "--output", {output!r}]))
+"""
+
+
+def run(command, timeout_s=120.0, **environment):
+    done = subprocess.run(
+        [sys.executable, *command],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+def rows_of(path):
+    return {row["name"]: row for row in json.loads(path.read_text())}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_every_call_is_compared_with_the_oracle(tmp_path, ranks):
+    output = tmp_path / "rows.json"
+    command = ["-m", "gpucoll.launcher.cli", "-n", str(ranks), str(TOOLS / "gpu_collectives.py")]
+    command += ["--backend", "cpu", "--array", "numpy", "--output", str(output)]
+    code, text = run([*command, "--only", "r"])
+    assert code == 0, text
+    rows = rows_of(output)
+    assert {row["status"] for row in rows.values()} == {"passed"}
+    assert {row["ranks"] for row in rows.values()} == {ranks}
+    for name in ("scatter float16 1000 in place", "send_recv in a ring", "reduce plan"):
+        assert rows[name]["on_ranks"] == list(range(ranks))
+    assert rows["time of all_reduce float32 4096"]["time_s"] > 0
+
+
+def test_a_call_that_fails_hides_no_other(tmp_path):
+    program, output = tmp_path / "program.py", tmp_path / "rows.json"
+    program.write_text(BREAKS.format(tools=str(TOOLS), output=str(output)))
+    code, text = run(["-m", "gpucoll.launcher.cli", "-n", "2", str(program)])
+    assert code == 1, text
+    rows = rows_of(output)
+    assert [row["status"] for row in rows.values()] == ["passed", "failed", "refused", "passed"]
+    assert "failed: breaks: " in text
+    assert rows["refused"]["detail"] == "no such dtype"
+
+
+@pytest.fixture(params=["nccl", "rccl"])
+def double(request, doubles):
+    made = doubles.double(request.param)
+    kind = {"nccl": "cuda", "rccl": "rocm"}[request.param]
+    return {**made.variables, **made.search_path, config.GPU_KIND: kind}
+
+
+@pytest.mark.parametrize("probe", ["copies", "words", "exported"])
+def test_probes_of_memory(double, tmp_path, probe):
+    output = tmp_path / "rows.json"
+    command = [str(TOOLS / "gpu_memory_probes.py"), "--probe", probe, "--output", str(output)]
+    code, text = run([*command, "--most", str(1 << 20)], **double)
+    assert code == 0, text
+    rows = rows_of(output)
+    assert {row["status"] for row in rows.values()} == {"passed"}
+    wanted = {
+        "copies": "GPU to pinned, 1024 KiB",
+        "words": "a stream waits for another stream's word",
+        "exported": "another process reads and writes exported memory",
+    }
+    assert wanted[probe] in rows
+
+
+def test_no_gpu(tmp_path):
+    command = [str(TOOLS / "gpu_memory_probes.py"), "--probe", "words"]
+    command += ["--output", str(tmp_path / "rows.json")]
+    code, text = run(command, **{config.CPU_ONLY: "1"})
+    assert (code, text) == (2, "no GPU is seen here\n")

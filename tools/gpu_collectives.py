@@ -1,0 +1,264 @@
+"""Check every call of gpucoll against the oracle, with however many ranks share GPU 0.
+
+::
+
+    gpucoll-run -n 4 tools/gpu_collectives.py --backend direct --output direct_4.json
+
+tools/gpu_check.py runs it. A call that fails is a row, and all ranks go on with a new communicator,
+so that one failure tells nothing about the others and hides none. With ``--array numpy`` it runs
+without a GPU, on the CPU's backend: so its tests do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import gpucoll
+from gpucoll.errors import ArgumentTypeError, BackendUnavailableError
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # the tests' oracle and cases
+
+from tests.calls.gpu.cases import GpuCase  # noqa: E402
+from tests.calls.gpu.kits import RealCupyKit  # noqa: E402
+from tests.collective_cases import COLLECTIVES, REDUCTIONS, ROOTED, Case, run_case  # noqa: E402
+
+CALL_S = 20.0
+"""Deadline of a call: a rank that hangs costs no more."""
+MEETING_S = 60.0
+DTYPES = ("float32", "int32", "bfloat16", "float16", "bool", "int16")
+COUNTS = (0, 1, 1000, 100_003)
+TIMED_BYTES = (4096, 1 << 20, 64 << 20)
+Check = Callable[[Any, Any], dict[str, Any] | None]
+"""Of a communicator and its arrays; AssertionError where something is wrong."""
+
+
+class HostKit:
+    """NumPy's arrays, in a GPU's place."""
+
+    def array(self, values: Any) -> Any:
+        """Return an array of these values."""
+        return np.array(values)
+
+    def read(self, x: Any) -> Any:
+        """Return an array's values."""
+        return x
+
+    def wait(self) -> None:
+        """Return: a call returns when it is done."""
+
+    def run(self, comm: Any, case: Case) -> None:
+        """Run a case and compare it with the oracle."""
+        run_case(comm, case)
+
+
+class GpuKit(HostKit):
+    """CuPy's arrays on GPU 0."""
+
+    def __init__(self) -> None:
+        self.cupy: Any = importlib.import_module("cupy")
+        self.cupy.cuda.Device(0).use()
+        self.kit = RealCupyKit(self.cupy)
+
+    def array(self, values: Any) -> Any:
+        """Return an array on the GPU."""
+        return self.cupy.asarray(np.asarray(values))
+
+    def read(self, x: Any) -> Any:
+        """Return an array's values."""
+        return x.get()
+
+    def wait(self) -> None:
+        """Wait for the whole GPU."""
+        self.cupy.cuda.runtime.deviceSynchronize()
+
+    def run(self, comm: Any, case: Case) -> None:
+        """Run a case and compare it with the oracle."""
+        if self.kit.knows(case.dtype):  # CuPy lacks bfloat16
+            made = GpuCase(comm, self.kit, case)
+            made.check(made.run())
+
+
+def checks(world_size: int) -> Iterator[tuple[str, Check]]:
+    """Yield everything that is checked, by name, in the same order on every rank."""
+    for name in COLLECTIVES:
+        for place, dtype in enumerate(DTYPES):
+            op = ("max" if dtype == "bool" else "sum") if name in REDUCTIONS else ""
+            for count in COUNTS:
+                root = (count + place) % world_size if name in ROOTED else -1
+                for in_place in (False, True):
+                    case = Case(dtype, count, op, root, in_place=in_place, collective=name)
+                    title = f"{name} {dtype} {count}{' in place' if in_place else ''}"
+                    yield title, partial(one_case, case)
+        for way in ("new", "asynchronous", "plan"):
+            op = "sum" if name in REDUCTIONS else ""
+            root = 0 if name in ROOTED else -1
+            case = Case("float32", 1000, op, root, collective=name, way=way)
+            yield f"{name} {way}", partial(one_case, case)
+    yield "send_recv in a ring", ring
+    yield "barrier", lambda comm, kit: comm.barrier()
+    yield "a list of 50 arrays", fused
+    yield "compressed all_reduce, int8_block", compressed
+    yield "the user's own operation", own_operation
+    for size in TIMED_BYTES:
+        yield f"time of all_reduce float32 {size}", partial(timed, size)
+
+
+def one_case(case: Case, comm: Any, kit: Any) -> None:
+    """Run a case of the tests."""
+    kit.run(comm, case)
+
+
+def expect(found: Any, wanted: Any, tolerance: float = 0.0) -> None:
+    """Raise AssertionError unless values are as they should be."""
+    worst = float(np.max(np.abs(np.asarray(found, np.float64) - wanted), initial=0.0))
+    if not worst <= tolerance:  # NaN is wrong, too
+        raise AssertionError(f"off by {worst:g}, where {tolerance:g} is allowed")
+
+
+def ring(comm: Any, kit: Any) -> None:
+    """Send to the next rank, receive from the one before."""
+    after, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+    x, out = kit.array(np.full(5000, comm.rank, np.float32)), kit.array(np.zeros(5000, np.float32))
+    comm.send_recv(x, after, before, out=out)
+    comm.check()
+    expect(kit.read(out), before)
+
+
+def fused(comm: Any, kit: Any) -> None:
+    """Reduce a list in one call."""
+    arrays = [kit.array(np.full(64 + n, comm.rank + n, np.float32)) for n in range(50)]
+    ranks = comm.world_size
+    for n, total in enumerate(comm.all_reduce(arrays)):
+        expect(kit.read(total), ranks * (ranks - 1) / 2 + ranks * n)
+
+
+def compressed(comm: Any, kit: Any) -> dict[str, Any]:
+    """Reduce over the block format, whose error is bounded by a step of each rank's blocks."""
+    inputs = [
+        np.random.default_rng(rank).uniform(-1, 1, 100_000).astype(np.float32)
+        for rank in range(comm.world_size)
+    ]
+    found = comm.all_reduce(kit.array(inputs[comm.rank]), compression="int8_block")
+    worst = float(np.max(np.abs(kit.read(found) - np.sum(inputs, axis=0, dtype=np.float64))))
+    if worst > (allowed := 2 * (comm.world_size + 1) * comm.world_size / 127):
+        raise AssertionError(f"off by {worst:g}, where {allowed:g} is allowed")
+    return {"worst": worst}
+
+
+def own_operation(comm: Any, kit: Any) -> None:
+    """Reduce with a function that the user wrote."""
+    op = gpucoll.ReduceOp.custom(lambda a, b: a + b + a * b)
+    found = comm.all_reduce(kit.array(np.full(1000, 0.5, np.float32)), op=op)
+    expect(kit.read(found), 1.5**comm.world_size - 1, 1e-4 * 1.5**comm.world_size)
+
+
+def timed(size_bytes: int, comm: Any, kit: Any) -> dict[str, Any]:
+    """Return what a call takes: ranks that share a GPU are no cluster."""
+    x = kit.array(np.ones(size_bytes // 4, np.float32))
+    out = kit.array(np.zeros(size_bytes // 4, np.float32))
+    times, enqueued = [], []
+    for _ in range(10):
+        comm.barrier()
+        begin = time.perf_counter()
+        comm.all_reduce(x, out=out)
+        enqueued.append(time.perf_counter() - begin)
+        kit.wait()
+        times.append(time.perf_counter() - begin)
+    comm.check()
+    expect(kit.read(out), comm.world_size)
+    middle = sorted(times)[5]
+    return {
+        "size_bytes": size_bytes,
+        "time_s": middle,
+        "host_s": sorted(enqueued)[5],
+        "rate": size_bytes / middle,
+        "times_s": times,
+    }
+
+
+def did(check: Check, comm: Any, kit: Any) -> dict[str, Any]:
+    """Return how a check went on this rank."""
+    begin = time.perf_counter()
+    try:
+        more = check(comm, kit) or {}
+        status, detail = "passed", ""
+    except (ArgumentTypeError, BackendUnavailableError) as error:  # alike on all ranks
+        status, detail, more = "refused", str(error), {}
+    except Exception as error:
+        status, detail, more = "failed", f"{type(error).__name__}: {error}", {}
+    elapsed_s = time.perf_counter() - begin
+    return {"status": status, "detail": detail[:2000], "elapsed_s": elapsed_s, **more}
+
+
+def merged(name: str, replies: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the row of all ranks: of one that failed, else of rank 0."""
+    worst = next((reply for reply in replies if reply["status"] == "failed"), replies[0])
+    ranks = [rank for rank, reply in enumerate(replies) if reply["status"] == worst["status"]]
+    return {"name": name, "ranks": len(replies), **worst, "on_ranks": ranks}
+
+
+def run(backend: str, kit: Any, output: Path, wanted: str = "") -> int:
+    """Do all checks whose name has a word in it; return how many failed. Every rank calls it."""
+    device = None if type(kit) is HostKit else 0
+    rows: list[dict[str, Any]] = []
+    with gpucoll.init(backend="cpu", timeout_s=2 * MEETING_S) as control:
+
+        def opened() -> Any:
+            made = gpucoll.init(
+                backend=backend, device=device, timeout_s=CALL_S, on_async_error="raise"
+            )
+            if control.rank == 0 and not rows:
+                print(made.describe(), flush=True)
+            return made
+
+        comm = opened()
+        for name, check in checks(control.world_size):
+            if wanted not in name:
+                continue
+            rows.append(merged(name, control.all_gather_object(did(check, comm, kit))))
+            if rows[-1]["status"] == "failed":  # the same on every rank
+                comm.abort()
+                comm = opened()
+            if control.rank == 0:
+                write(rows, output)
+        comm.close()
+    return sum(row["status"] == "failed" for row in rows)
+
+
+def write(rows: list[dict[str, Any]], output: Path) -> None:
+    """Write all rows so far, and say how the last one went unless it passed."""
+    new = output.with_suffix(".new")
+    new.write_text(json.dumps(rows), encoding="utf-8")
+    new.replace(output)
+    row = rows[-1]
+    if row["status"] != "passed":
+        print(f"{row['status']}: {row['name']}: {row['detail'][:300]}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    parser = argparse.ArgumentParser(description="Check every call against the oracle.")
+    parser.add_argument("--backend", default="direct")
+    parser.add_argument("--array", choices=("cupy", "numpy"), default="cupy")
+    parser.add_argument("--only", default="", metavar="WORD", help="checks with it in their name")
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE")
+    given = parser.parse_args(arguments)
+    kit = GpuKit() if given.array == "cupy" else HostKit()
+    failed = run(given.backend, kit, given.output, given.only)
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
