@@ -385,15 +385,22 @@ def test_a_slow_rank_among_fast_ones(gpus_on_hosts, slow):
 
 
 def test_one_gpu_for_two_ranks_of_a_host(gpus_on_hosts):
-    for error in errors(gpus_on_hosts.replies("abb", share_a_gpu)):
+    for error in errors(gpus_on_hosts.replies("abb", share_a_gpu, "the vendor's")):
         assert isinstance(error, BackendUnavailableError), error
         assert "ranks 1, 2 share one GPU" in str(error)
+    for total, facts in gpus_on_hosts.call_ranks("abb", share_a_gpu, "auto"):
+        assert total == [3.0] * len(total)
+        assert "share one GPU" in facts
 
 
-def share_a_gpu(rank):
+def share_a_gpu(rank, backend):
     rank.kit.use(0)
-    with rank.init() as comm:
-        comm.all_reduce(ones(rank.kit))
+    with rank.init(
+        backend=backend if backend == "auto" else rank.control.double.vendor, device=0
+    ) as comm:
+        total = comm.all_reduce(ones(rank.kit))
+        comm.check()
+        return rank.kit.read(total).tolist(), str(comm.describe())
 
 
 def take_the_default(rank):

@@ -53,6 +53,7 @@ def act(comm, rank, way, is_late):
     if way == "dies":
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "dies in a call":
+        rank.control.driver_set("delay_us", 20_000)  # before each of its copies and kernels
         comm.all_reduce(ones(kit, COUNT))
         os.kill(os.getpid(), signal.SIGKILL)
     if way == "differs":

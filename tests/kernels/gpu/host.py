@@ -60,6 +60,9 @@ class HostLauncher:
     def compute_capability(self, number: int) -> tuple[int, int]:
         raise NotImplementedError
 
+    def load(self, kernel: Any, number: int) -> None:
+        """Do nothing: all are loaded already."""
+
     def launch(self, kernel: Any, blocks: int, arguments: Sequence[Any], number: int, stream: int):
         (argument,) = arguments
         entry = getattr(self._libraries[kernel.file], kernel.name)
