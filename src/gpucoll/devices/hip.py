@@ -108,9 +108,9 @@ VENDOR = Vendor(
 )
 
 _COPY_OF_ANY_KIND: Final = 4  # hipMemcpyDefault: by where the addresses lie
-_PROPERTIES_BYTES: Final = 8192
+PROPERTIES_BYTES: Final = 8192
 """hipDeviceProp_tR0600 has 1472; some to spare."""
-_ARCHITECTURE = slice(1160, 1160 + 256)
+ARCHITECTURE = slice(1160, 1160 + 256)
 """Its gcnArchName: no attribute says it."""
 
 
@@ -190,9 +190,9 @@ class HipDevice(SharedMemoryDevice):
                 f"{self.label}: kernels need ROCm 6.0 or later: {self.driver.vendor.driver} has no "
                 f"{_SYMBOLS['device_properties'][0]}"
             )
-        properties = ctypes.create_string_buffer(_PROPERTIES_BYTES)
+        properties = ctypes.create_string_buffer(PROPERTIES_BYTES)
         self._call("device_properties", "tell its architecture", properties, self.number)
-        name = properties.raw[_ARCHITECTURE].partition(b"\0")[0].decode(errors="replace")
+        name = properties.raw[ARCHITECTURE].partition(b"\0")[0].decode(errors="replace")
         if not re.fullmatch(r"gfx[0-9a-f]+(:[a-z]+[+-])*", name):
             raise BackendError(
                 f"{self.label}: {self.driver.vendor.driver} {self.driver_version()} names its "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 
 from gpucoll.backends.nccl import prototypes
@@ -55,5 +57,16 @@ def test_hip():
     assert (bindings.hipHostRegisterPortable, bindings.hipHostRegisterMapped) == (1, 2)
     assert (bindings.hipIpcMemLazyEnablePeerAccess, bindings.hipStreamWaitValueGte) == (1, 0)
     assert (bindings.hipStreamNonBlocking, bindings.hipEventDisableTiming) == (1, 2)
-    for symbols in hip.VENDOR.symbols.values():
-        assert hasattr(bindings, symbols[0])
+    for symbols in hip.VENDOR.symbols.values():  # there a macro adds which layout is meant
+        assert hasattr(bindings, symbols[0].removesuffix("R0600"))
+
+
+def test_where_the_architecture_lies():
+    bindings = pytest.importorskip(
+        "rocm.bindings.hip", reason="no rocm-bindings-hip", exc_type=ImportError
+    )
+    properties = bindings.hipDeviceProp_t()
+    assert properties.c_sizeof() <= hip.PROPERTIES_BYTES
+    address = properties.as_c_void_p().value
+    ctypes.memmove(address + hip.ARCHITECTURE.start, b"gfx942:sramecc+\0", 16)
+    assert properties.gcnArchName == "gfx942:sramecc+"
