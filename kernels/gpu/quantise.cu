@@ -236,6 +236,11 @@ DEVICE Counter counter_of(ARGUMENTS(QuantiseArguments) arguments, uint64 block) 
     return {{(uint32)place, (uint32)(place >> 32), (uint32)sequence, (uint32)(sequence >> 32)}};
 }
 
+/* What would come back with every following call is not kept: infinities and NaN become 0. */
+DEVICE float finite(float value) {
+    return (bits_as<uint32>(value) & 0x7FFFFFFFu) < 0x7F800000u ? value : 0.0f;
+}
+
 /* What quantisation has lost: read before, added to the array, and written anew. */
 template <class Format>
 DEVICE void keep_residual(
@@ -245,12 +250,28 @@ DEVICE void keep_residual(
     const QuantisedBlock& made) {
     LaneValues lost = dequantise<Format>(made);
     UNROLL_LOOP
-    for (uint32 i = 0; i < LANE_ELEMENTS; ++i) {
-        const float difference = subtract(held.values[i], lost.values[i]);
-        const bool is_finite = (bits_as<uint32>(difference) & 0x7FFFFFFFu) < 0x7F800000u;
-        lost.values[i] = is_finite ? difference : 0.0f;
-    }
+    for (uint32 i = 0; i < LANE_ELEMENTS; ++i)
+        lost.values[i] = finite(subtract(held.values[i], lost.values[i]));
     store_values(arguments->residual, arguments->count, block, lost);
+}
+
+/* What the result of a reduction has lost, of the undivided sum: added to the residual. */
+template <class Format>
+DEVICE void add_to_residual(
+    ARGUMENTS(QuantiseArguments) arguments,
+    uint64 block,
+    const LaneValues& total,
+    const QuantisedBlock& made) {
+    const LaneValues known = dequantise<Format>(made);
+    LaneValues kept = load_values(arguments->residual, arguments->count, block);
+    const float divisor = bits_as<float>((uint32)arguments->divisor);
+    UNROLL_LOOP
+    for (uint32 i = 0; i < LANE_ELEMENTS; ++i) {
+        float lost = subtract(total.values[i], known.values[i]);
+        if (arguments->divisor != 0) lost = multiply(lost, divisor);
+        kept.values[i] = finite(add(kept.values[i], lost));
+    }
+    store_values(arguments->residual, arguments->count, block, kept);
 }
 
 template <class Format, bool IS_STOCHASTIC>
@@ -310,6 +331,7 @@ DEVICE void requantise_messages(ARGUMENTS(QuantiseArguments) arguments) {
         const Counter counter = counter_of(arguments, block);
         const auto made = quantise<Format, IS_STOCHASTIC>(total, counter, arguments->seed);
         store_block(arguments->result, arguments->blocks, block, made);
+        if (arguments->residual != 0) add_to_residual<Format>(arguments, block, total, made);
     });
 }
 

@@ -168,6 +168,7 @@ def requantise(
     seed: int | None = None,
     sequence: int = 0,
     first_block: int = 0,
+    residual: Any | None = None,
     stream: Any = None,
 ) -> None:
     """Do `dequantise` and `quantise` its result, in one pass and the same bits.
@@ -175,21 +176,26 @@ def requantise(
     Parameters
     ----------
     result : array of one-byte elements
-        The message that is made; it may be the first one that is read.
+        The message that is made; it may be any of those that are read.
+    residual : array of float32, optional
+        Of at most ``256 * blocks`` elements. What the result has lost of the sum, times the
+        divisor, is added to it (zero where that is not finite).
     messages, block_format, blocks, sources, divisor, seed, sequence, first_block, stream
         As in `dequantise` and `quantise`.
     """
     given = _message(messages, "messages", blocks, sources)
     made = _message(result, "result", blocks, 1)
+    kept = None if residual is None else _floats(residual, "residual", blocks)
     _launch(
         block_kernel("requantise", block_format, seed is not None),
-        [made, given],
+        [made, given, *([] if kept is None else [kept])],
         stream,
         blocks=blocks,
         message=given.address,
-        count=BLOCK * blocks,
+        count=BLOCK * blocks if kept is None else kept.count,
         messages=sources,
         result=made.address,
+        residual=0 if kept is None else kept.address,
         divisor=_divisor_bits(divisor),
         seed=(seed or 0) % _WORD,
         sequence=sequence % _WORD,

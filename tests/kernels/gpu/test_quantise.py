@@ -196,6 +196,50 @@ def test_error_feedback(block_format):
     assert_same(residual.array, np.where(np.isfinite(lost), lost, np.float32(0)))
 
 
+@pytest.mark.parametrize("seed", [None, SEED], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("divisor", [None, 3])
+@pytest.mark.parametrize("block_format", FORMATS)
+def test_error_feedback_of_a_result(block_format, divisor, seed):
+    """What the sum loses, undivided, joins a residual; the result takes a message's place."""
+    blocks, n_messages = 3, 3
+    for count in (0, 1, 255, 257, 3 * BLOCK - 5, 3 * BLOCK):
+        rows = [numbers(count, part) for part in range(n_messages)]
+        residual = Guarded(count, np.float32, 4)
+        residual.array[...] = numbers(count, 9)
+        if count > 300:
+            rows[1][5] = np.inf
+            residual.array[299] = np.finfo(np.float32).max
+            rows[0][299] = rows[1][299] = rows[2][299] = np.finfo(np.float32).max
+        with np.errstate(all="ignore"):
+            parts = [reference.quantise(row, block_format, blocks) for row in rows]
+            total = reference.dequantise_reduce(parts, block_format, blocks, count, divisor)
+            options = {"seed": seed, "sequence": SEQUENCE, "first_block": 5}
+            expected = reference.quantise(total, block_format, blocks, **options)
+            lost = total - reference.dequantise(expected, block_format, blocks, count)
+            lost = lost if divisor is None else lost * np.float32(divisor)
+            kept = residual.array + lost
+        messages = Guarded(message_bytes(blocks) * n_messages, np.uint8)
+        messages.array[...] = np.concatenate(parts)
+        made = messages.array[parts[0].size : 2 * parts[0].size]
+
+        requantise(
+            messages.array,
+            made,
+            block_format,
+            blocks=blocks,
+            sources=n_messages,
+            divisor=divisor,
+            residual=residual.array,
+            **options,
+        )
+
+        residual.check()
+        messages.check()
+        if np.isfinite(total).all():  # else what lies behind the end of a NaN block may differ
+            assert_same(made, expected, f"{count=}")
+        assert_same(residual.array, np.where(np.isfinite(kept), kept, np.float32(0)), f"{count=}")
+
+
 def test_sizes_of_messages():
     for blocks in range(9):
         assert scales_bytes(blocks) == reference.scales_bytes(blocks)
