@@ -49,6 +49,28 @@ class PartOf:
 
 
 @dataclass(frozen=True)
+class Compressed:
+    """What travels in place of an all_reduce's numbers: `gpucoll.compression.options`.
+
+    Attributes
+    ----------
+    name : str
+        As the user calls it.
+    wire_format : str
+        As the kernels call it.
+    seed : int or None
+        Of stochastic rounding.
+    residuals : tuple of Buffer
+        One for each array, float32; or none.
+    """
+
+    name: str
+    wire_format: str
+    seed: int | None = None
+    residuals: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True)
 class Request:
     """One collective with its buffers.
 
@@ -78,6 +100,8 @@ class Request:
     keeps : bool
         Of one int64 element: whether the inputs are to be left behind the result, which has room
         for them (`gpucoll.kernels.cpu.keeping`). Ranks may differ in it.
+    compressed : Compressed, optional
+        Of a compressed all_reduce of GPU arrays, which are its `parts`.
     """
 
     collective: Collective
@@ -93,6 +117,7 @@ class Request:
     parts: tuple[tuple[Buffer, Buffer], ...] = ()
     part_of: PartOf | None = None
     keeps: bool = False
+    compressed: Compressed | None = None
 
     @property
     def data(self) -> Buffer:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import Any
 
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.inner import Inner
@@ -13,6 +14,10 @@ from gpucoll.backends.direct.messages import Flow, MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
 from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
+from gpucoll.backends.gpu import compressed
+from gpucoll.backends.gpu.composed import ComposedLaunch
+from gpucoll.backends.gpu.scratch import Scratch
+from gpucoll.backends.gpu.steps import Place, Step, enqueue_steps
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.errors import (
@@ -33,7 +38,8 @@ _PEERS_LET_GO_S = 1.0
 """So long others are waited for before this rank's part of the shared memory stays where it is."""
 _SEEN_BY_ALL = (AbortedError, DeadlineError, MismatchError, PeerLostError, StateError)
 
-Launch = StagedCall | PeerLaunch | tuple[MessageRequest, ...]
+CollectiveLaunch = StagedCall | PeerLaunch | ComposedLaunch
+Launch = CollectiveLaunch | tuple[MessageRequest, ...]
 
 
 class DirectBackend:
@@ -68,14 +74,19 @@ class DirectBackend:
         self.peer: PeerPath | None = None
         """Through memory that the ranks' GPUs share; None: everything is staged, and why."""
         self.why_staged = "their memory was not looked at"
+        self.scratch = Scratch(device)
         self._is_open = True
 
     # --- preparing --------------------------------------------------------------------------------
 
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
-        if self.peer is not None and (made := self.peer.prepare(request)) is not None:
-            return made
+        if request.compressed is not None:
+            place = Place(self._rank, self._world_size)
+            made = compressed.compose(request, place, self.device.label)
+            return ComposedLaunch(made, self.prepare)
+        if self.peer is not None and (launch := self.peer.prepare(request)) is not None:
+            return launch
         return self._prepare_staged(request)
 
     def _prepare_staged(self, request: Request) -> StagedCall:
@@ -97,11 +108,14 @@ class DirectBackend:
         return tuple(requests)
 
     def outgrows_scratch(self, launch: Launch) -> bool:
-        """Return whether the words are to begin anew, once nothing is under way."""
-        return self._issued > RESET_AT
+        """Return whether words are to begin anew, or memory grows: once nothing is under way."""
+        size_bytes = launch.scratch_bytes if isinstance(launch, ComposedLaunch) else 0
+        return self._issued > RESET_AT or self.scratch.is_outgrown_by(size_bytes)
 
     def reserve(self, launch: Launch, is_captured: bool) -> None:
-        """Let the words begin anew where it is time; nothing is under way then."""
+        """Let the words begin anew where it is time, nothing is under way then; take memory."""
+        if isinstance(launch, ComposedLaunch):
+            self.scratch.reserve(launch.scratch_bytes)
         if self._issued > RESET_AT:
             engine = self.engine
             for word in (engine.read_word, engine.written_word, self._drained_word):
@@ -110,23 +124,29 @@ class DirectBackend:
 
     # --- enqueuing --------------------------------------------------------------------------------
 
-    def enqueue(self, launch: Launch, stream: int, is_captured: bool) -> None:
+    def enqueue(self, launch: Launch, stream: int, is_captured: bool) -> Any:
         """Put a launch on a stream of the device, which is current."""
+        if isinstance(launch, CollectiveLaunch):
+            return self._enqueue_collective(launch, stream)
+        self._enqueue_messages(launch, stream)
+        return None
+
+    def _enqueue_collective(self, launch: CollectiveLaunch, stream: int) -> Any:
         if isinstance(launch, StagedCall):
             self._enqueue_staged(launch, stream)
         elif isinstance(launch, PeerLaunch):
             self._enqueue_peer(launch, stream)
         else:
-            self._enqueue_messages(launch, stream)
+            return self._enqueue_composed(launch, stream)
+        return None
 
-    def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> None:
+    def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> list[Any]:
         """Put launches on their streams: collectives, then each stream's messages at once."""
         messages: dict[int, list[MessageRequest]] = {}
+        kept = []
         for launch, stream, _ in launches:
-            if isinstance(launch, StagedCall):
-                self._enqueue_staged(launch, stream)
-            elif isinstance(launch, PeerLaunch):
-                self._enqueue_peer(launch, stream)
+            if isinstance(launch, CollectiveLaunch):
+                kept.append(self._enqueue_collective(launch, stream))
             else:
                 messages.setdefault(stream, []).extend(launch)
         # All are begun before the first is waited for: a rank may send to itself.
@@ -135,6 +155,7 @@ class DirectBackend:
             self.messages.begin(each)
         for stream, each in flows.items():
             self._enqueue_flows(each, stream)
+        return kept
 
     def note_capture(self) -> None:
         """Do nothing: captures are refused (`gpucoll.backends.direct.connected`)."""
@@ -143,6 +164,20 @@ class DirectBackend:
         assert self.peer is not None
         with self.in_driver():
             self.peer.enqueue(launch, stream)
+
+    def _enqueue_composed(self, launch: ComposedLaunch, stream: int) -> Any:
+        with self.in_driver():
+            scratch = self.scratch.take(stream) if launch.scratch_bytes else 0
+        parts = launch.parts(scratch, stream)
+        for part in parts:
+            if isinstance(part, Step):
+                enqueue_steps([part], self.device, stream, self.in_driver)
+            else:
+                self._enqueue_collective(part, stream)
+        if launch.scratch_bytes:
+            with self.in_driver():
+                self.scratch.give_back(stream)
+        return parts
 
     def _enqueue_staged(self, call: StagedCall, stream: int) -> None:
         pieces, first = call.pieces, self._issued
@@ -317,6 +352,7 @@ class DirectBackend:
                 self.device.destroy_event(self._tail)
             if self._slots is not None:
                 self._slots.close()
+            self.scratch.close()
             self.messages.close()
             self._words.close()
 

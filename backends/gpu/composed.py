@@ -6,8 +6,9 @@ and for who watches it, it is one call: the one that its user made.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpucoll.backends.gpu.steps import Step
 from gpucoll.backends.protocol import Request
@@ -28,3 +29,25 @@ class Composed(NamedTuple):
 
     steps: Callable[[int, int], Iterable[Step | Request]]
     scratch_bytes: int
+
+
+class ComposedLaunch:
+    """How a composed call is enqueued: made anew only for other memory, or another stream.
+
+    Parameters
+    ----------
+    composed : Composed
+    prepare : callable
+        Returns what the backend makes of a request.
+    """
+
+    def __init__(self, composed: Composed, prepare: Callable[[Request], Any]) -> None:
+        self.scratch_bytes = composed.scratch_bytes
+
+        @functools.lru_cache(maxsize=1)
+        def parts(scratch: int, stream: int) -> tuple[Any, ...]:
+            steps = composed.steps(scratch, stream)
+            return tuple(prepare(step) if isinstance(step, Request) else step for step in steps)
+
+        self.parts = parts
+        """``(scratch, stream)``: steps, and launches of the backend's own."""

@@ -5,16 +5,16 @@ One launch packs, one unpacks; what is large goes by itself, all of it in one gr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.gpu.composed import Composed
-from gpucoll.backends.gpu.steps import Place, Run, Step
+from gpucoll.backends.gpu.steps import Place, Step, on_its_stream
 from gpucoll.backends.protocol import Request
-from gpucoll.kernels.gpu.pack import prepare_pack, prepare_unpack
+from gpucoll.kernels.gpu.pack import load_kernels, prepare_pack, prepare_unpack
 from gpucoll.types import Collective
 
 FUSED_BYTES = 1 << 20
@@ -38,19 +38,24 @@ class _Batch(NamedTuple):
     offsets: Sequence[int]
 
 
-def compose(request: Request, place: Place) -> Composed | None:
+def compose(request: Request, place: Place, device: str) -> Composed | None:
     """Return how a list is put together; None where nothing of it is to be packed.
+
+    The kernels are compiled by then.
 
     Parameters
     ----------
     request : Request
         All_reduce, reduce or broadcast of a list, for a backend that can do it with one array.
     place : Place
+    device : str
+        The GPU: ``"cuda:0"``.
     """
     pairs = [pair for pair in request.parts if pair[0].count]
     small = [pair for pair in pairs if pair[0].size_bytes <= FUSED_BYTES]
     if len(small) < 2 or place.world_size == 1:
         return None
+    load_kernels(replace(small[0][0], device=device))
     large = tuple(pair for pair in pairs if pair[0].size_bytes > FUSED_BYTES)
     batches = list(_batches(small))
     is_root = request.root in (place.rank, -1)
@@ -69,7 +74,7 @@ def compose(request: Request, place: Place) -> Composed | None:
             outs = [out for _, out in batch.pairs if out is not None]
             if packs:
                 sources = [x for x, _ in batch.pairs]
-                yield _run(prepare_pack(sources, buffer, batch.offsets, stream=stream))
+                yield on_its_stream(prepare_pack(sources, buffer, batch.offsets, stream=stream))
             yield replace(
                 request,
                 collective=_OF_ONE.get(request.collective, request.collective),
@@ -78,17 +83,12 @@ def compose(request: Request, place: Place) -> Composed | None:
                 parts=(),
             )
             if unpacks:
-                yield _run(prepare_unpack(outs, buffer, batch.offsets, stream=stream))
+                yield on_its_stream(prepare_unpack(outs, buffer, batch.offsets, stream=stream))
 
     return Composed(steps, max(batch.offsets[-1] for batch in batches))
 
 
 _OF_ONE = {Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE}
-
-
-def _run(enqueue: Callable[[], None]) -> Run:
-    """Return the step of a kernel that was prepared for its stream."""
-    return Run(lambda _: enqueue())
 
 
 def _batches(pairs: Sequence[Pair]) -> Iterator[_Batch]:

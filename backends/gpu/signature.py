@@ -62,13 +62,17 @@ class Signatures:
             root=request.root,
         )
         block.set_arrays(data.shape, 0, 0)
-        if request.parts:
+        if (whole := request.part_of) is not None:
+            block.set_call(whole.collective, whole.dtype, whole.op, request.root, whole.detail)
+            block.sign(*whole.numbers)
+            block.show_shape(whole.shape)
+        elif request.parts:
             block.sign_list([source.shape for source, _ in request.parts])
         elif request.counts is not None:
             self._sign_counts(block, request)
         elif request.collective == Collective.SCATTER:
-            whole = request.source is not None
-            count = data.count // (self._world_size if whole else 1)
+            is_whole = request.source is not None
+            count = data.count // (self._world_size if is_whole else 1)
             block.sign_block(count)
         return block
 
@@ -103,4 +107,5 @@ def _key_of(request: Request) -> Hashable:
         request.row_count,
         request.counts,
         request.receive_counts,
+        request.part_of,
     )

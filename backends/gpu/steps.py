@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from gpucoll.devices import Device
 
 
 class Place(NamedTuple):
@@ -37,3 +41,25 @@ class Run(NamedTuple):
 
 
 Step = Copy | Fill | Run
+
+
+def on_its_stream(enqueue: Callable[[], None]) -> Run:
+    """Return the step of a kernel that was prepared for its stream."""
+    return Run(lambda _: enqueue())
+
+
+def enqueue_steps(
+    steps: Iterable[Step],
+    device: Device,
+    stream: int,
+    in_driver: Callable[[], AbstractContextManager[None]],
+) -> None:
+    """Put steps on a stream of the device, which is current; `in_driver` is around each."""
+    for step in steps:
+        with in_driver():
+            if isinstance(step, Copy):
+                device.copy(*step, stream)
+            elif isinstance(step, Fill):
+                device.fill(*step, stream)
+            else:
+                step.enqueue(stream)

@@ -9,10 +9,10 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from gpucoll.backends.gpu import rank_order
+from gpucoll.backends.gpu import compressed, rank_order
 from gpucoll.backends.gpu.compiled_call import Function
 from gpucoll.backends.gpu.scratch import Scratch
-from gpucoll.backends.gpu.steps import Copy, Fill, Place, Step
+from gpucoll.backends.gpu.steps import Place, Step, enqueue_steps
 from gpucoll.backends.nccl.collectives import fused, launch_of, put_together
 from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
 from gpucoll.backends.nccl.elements import BYTES, OPERATION, lack
@@ -79,11 +79,14 @@ class NcclBackend:
 
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where nothing here can do it."""
+        place, library, label = self._place, self.library, self.device.label
+        if request.compressed is not None:
+            return put_together(compressed.compose(request, place, label), place, library)
         if self._lacks(request):
-            composed = rank_order.compose(request, self._place, self.device.label)
-            return put_together(composed, self._place, self.library)
-        make = fused if request.parts else launch_of
-        return make(request, self._place, self.library)
+            return put_together(rank_order.compose(request, place, label), place, library)
+        if request.parts:
+            return fused(request, place, library, label)
+        return launch_of(request, place, library)
 
     def _lacks(self, request: Request) -> bool:
         """Return whether the library does not have this reduction."""
@@ -215,14 +218,7 @@ class NcclBackend:
             self.library.check(code, what, self.connection.handle)
 
     def _move(self, steps: Iterable[Step], stream: int) -> None:
-        for step in steps:
-            with self.in_driver():
-                if isinstance(step, Copy):
-                    self.device.copy(*step, stream)
-                elif isinstance(step, Fill):
-                    self.device.fill(*step, stream)
-                else:
-                    step.enqueue(stream)
+        enqueue_steps(steps, self.device, stream, self.in_driver)
 
     # --- the rest ---------------------------------------------------------------------------------
 

@@ -67,10 +67,10 @@ def put_together(composed: Composed, place: Place, library: Library) -> Launch:
     return Launch(phases, composed.scratch_bytes)
 
 
-def fused(request: Request, place: Place, library: Library) -> Launch:
+def fused(request: Request, place: Place, library: Library, device: str) -> Launch:
     """Return how a list is enqueued; its small arrays go packed."""
     apart = launch_of(request, place, library)
-    composed = fusion.compose(request, place)
+    composed = fusion.compose(request, place, device)
     if composed is None:
         return apart
     return put_together(composed, place, library)._replace(factor=apart.factor)

@@ -15,14 +15,19 @@ from gpucoll.kernels.cpu.codegen import (
     vector,
     vector_bytes,
 )
+from gpucoll.kernels.cpu.reduce import splat
 
 _INFINITY = 0x7F800000
 
 
-def emit_lost() -> ir.Function:
-    """Return ``(lost*, held*, meant*, count)``: held - meant of float32, zero where not finite."""
-    function, b = new_function("lost", (I64,) * 4)
-    lost, held, meant, count = function.args
+def emit_lost(of_sum: bool = False) -> ir.Function:
+    """Return ``(lost*, held*, meant*, count, factor*)``: held - meant, zero where not finite.
+
+    All of float32. Of a sum: that times the factor, added to what is there; else nobody reads it.
+    """
+    function, b = new_function("lost", (I64,) * 5)
+    lost, held, meant, count, factor = function.args
+    times = b.load(pointer(b, factor, F32), align=4, typ=F32) if of_sum else None
 
     def body(first: ir.Value, lanes: int, unroll: int) -> None:
         offset, kind, bits = b.shl(first, I64(2)), vector(F32, lanes), vector(I32, lanes)
@@ -30,7 +35,13 @@ def emit_lost() -> ir.Function:
             b.load(pointer(b, b.add(base, offset), kind), align=1, typ=kind)
             for base in (held, meant)
         )
-        difference = b.bitcast(b.fsub(before, after), bits)
+        difference = b.fsub(before, after)
+        if times is not None:
+            there = b.load(pointer(b, b.add(lost, offset), kind), align=1, typ=kind)
+            difference = b.fadd(
+                there, b.fmul(difference, splat(b, times, lanes) if lanes > 1 else times)
+            )
+        difference = b.bitcast(difference, bits)
         magnitude = b.and_(difference, constant(bits, 0x7FFFFFFF))
         is_finite = b.icmp_unsigned("<", magnitude, constant(bits, _INFINITY))
         kept = b.select(is_finite, difference, constant(bits, 0))

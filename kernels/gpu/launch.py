@@ -69,6 +69,10 @@ class Target:
         most = BLOCKS_PER_MULTIPROCESSOR * self.launcher.multiprocessors(self.number)
         return max(1, min(units, most))
 
+    def load(self, kernel: Kernel | CompiledKernel) -> None:
+        """Compile and load a kernel, unless that was done before."""
+        self.launcher.load(kernel, self.number)
+
     def prepared(
         self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]
     ) -> Callable[[int], None]:
@@ -76,10 +80,9 @@ class Target:
 
         The kernel is compiled and loaded before this returns.
         """
-        launcher = self.launcher
-        launcher.load(kernel, self.number)
+        self.load(kernel)
         return functools.partial(
-            launcher.launch, kernel, self.blocks(units), arguments, self.number
+            self.launcher.launch, kernel, self.blocks(units), arguments, self.number
         )
 
     def launch(self, kernel: Kernel | CompiledKernel, units: int, arguments: Sequence[Any]) -> None:

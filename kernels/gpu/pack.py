@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -52,6 +52,23 @@ def kernels() -> list[Kernel]:
     """Return every pack kernel."""
     dtypes = (*CONVERTIBLE, "float64")
     return [COPY, *(convert_kernel(dtype, way) for dtype in dtypes for way in (True, False))]
+
+
+def load_kernels(like: Buffer, dtypes: Iterable[str] = (), held: str = "") -> None:
+    """Compile and load what packs and unpacks arrays on a buffer's device, before it is launched.
+
+    Parameters
+    ----------
+    like : Buffer
+    dtypes, held
+        Of the arrays, and of all elements in the buffer; by default each array keeps its own.
+    """
+    target = target_of([like])
+    if not held or {*dtypes} <= {held}:
+        target.load(COPY)
+        return
+    for is_pack in (True, False):
+        target.load(convert_kernel(held, is_pack))
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,23 @@ def kernels() -> list[Kernel]:
     return made
 
 
-def quantise(
+def load_kernels(block_format: str, is_stochastic: bool, like: Buffer) -> None:
+    """Compile and load what a format needs on a buffer's device, before it is launched."""
+    target = target_of([like])
+    for which in ("quantise", "requantise", "dequantise"):
+        target.load(block_kernel(which, block_format, is_stochastic))
+
+
+def quantise(source: Any, message: Any, *given: Any, stream: Any = None, **options: Any) -> None:
+    """Fill a message with the codes of `source`: `prepare_quantise`. Enqueues, and returns.
+
+    On `stream`, see `gpucoll.kernels.gpu.launch.target_of`.
+    """
+    enqueue = prepare_quantise(source, message, *given, **options)
+    enqueue(_stream_of(source, "source", stream))
+
+
+def prepare_quantise(
     source: Any,
     message: Any,
     block_format: str,
@@ -62,9 +79,10 @@ def quantise(
     sequence: int = 0,
     first_block: int = 0,
     residual: Any | None = None,
-    stream: Any = None,
-) -> None:
-    """Fill a message with the codes of `source`. Enqueues, and returns.
+) -> Callable[[int], None]:
+    """Return what fills a message with the codes of `source`, on a stream, each time.
+
+    It keeps no array alive.
 
     Parameters
     ----------
@@ -84,8 +102,6 @@ def quantise(
     residual : array of float32, optional
         Of the source's count. Added to the source first, and then what quantisation has lost of the
         sum is written back (zero where that is not finite): error feedback.
-    stream
-        See `gpucoll.kernels.gpu.launch.target_of`.
 
     Notes
     -----
@@ -102,11 +118,10 @@ def quantise(
         buffers.append(lost)
         kept = lost.address
     kernel = block_kernel("quantise", block_format, seed is not None)
-    _launch(
+    return _prepared(
         kernel,
         buffers,
-        stream,
-        blocks=blocks,
+        blocks,
         array=given.address,
         message=made.address,
         count=given.count,
@@ -118,6 +133,14 @@ def quantise(
 
 
 def dequantise(
+    messages: Any, destination: Any, *given: Any, stream: Any = None, **options: Any
+) -> None:
+    """Fill `destination` with what messages mean: `prepare_dequantise`. Enqueues, and returns."""
+    enqueue = prepare_dequantise(messages, destination, *given, **options)
+    enqueue(_stream_of(destination, "destination", stream))
+
+
+def prepare_dequantise(
     messages: Any,
     destination: Any,
     block_format: str,
@@ -125,9 +148,8 @@ def dequantise(
     blocks: int,
     sources: int = 1,
     divisor: float | None = None,
-    stream: Any = None,
-) -> None:
-    """Fill `destination` with what messages mean, added up in their order. Enqueues, and returns.
+) -> Callable[[int], None]:
+    """Return what fills `destination` with what messages mean, added up in their order.
 
     Parameters
     ----------
@@ -135,8 +157,8 @@ def dequantise(
         `sources` messages of as many blocks, one after another; at a multiple of 16 bytes.
     destination : array of float32
         Of at most ``256 * blocks`` elements.
-    block_format, blocks, stream
-        As in `quantise`.
+    block_format, blocks
+        As in `prepare_quantise`.
     sources : int
         How many messages.
     divisor : float, optional
@@ -144,11 +166,10 @@ def dequantise(
     """
     given = _message(messages, "messages", blocks, sources)
     written = _floats(destination, "destination", blocks)
-    _launch(
+    return _prepared(
         block_kernel("dequantise", block_format),
         [written, given],
-        stream,
-        blocks=blocks,
+        blocks,
         array=written.address,
         message=given.address,
         count=written.count,
@@ -157,7 +178,13 @@ def dequantise(
     )
 
 
-def requantise(
+def requantise(messages: Any, result: Any, *given: Any, stream: Any = None, **options: Any) -> None:
+    """Add messages up and quantise the sum: `prepare_requantise`. Enqueues, and returns."""
+    enqueue = prepare_requantise(messages, result, *given, **options)
+    enqueue(_stream_of(result, "result", stream))
+
+
+def prepare_requantise(
     messages: Any,
     result: Any,
     block_format: str,
@@ -169,9 +196,8 @@ def requantise(
     sequence: int = 0,
     first_block: int = 0,
     residual: Any | None = None,
-    stream: Any = None,
-) -> None:
-    """Do `dequantise` and `quantise` its result, in one pass and the same bits.
+) -> Callable[[int], None]:
+    """Return what does `dequantise` and `quantise` its result, in one pass and the same bits.
 
     Parameters
     ----------
@@ -180,17 +206,16 @@ def requantise(
     residual : array of float32, optional
         Of at most ``256 * blocks`` elements. What the result has lost of the sum, times the
         divisor, is added to it (zero where that is not finite).
-    messages, block_format, blocks, sources, divisor, seed, sequence, first_block, stream
-        As in `dequantise` and `quantise`.
+    messages, block_format, blocks, sources, divisor, seed, sequence, first_block
+        As in `prepare_dequantise` and `prepare_quantise`.
     """
     given = _message(messages, "messages", blocks, sources)
     made = _message(result, "result", blocks, 1)
     kept = None if residual is None else _floats(residual, "residual", blocks)
-    _launch(
+    return _prepared(
         block_kernel("requantise", block_format, seed is not None),
         [made, given, *([] if kept is None else [kept])],
-        stream,
-        blocks=blocks,
+        blocks,
         message=given.address,
         count=BLOCK * blocks if kept is None else kept.count,
         messages=sources,
@@ -203,13 +228,18 @@ def requantise(
     )
 
 
-def _launch(
-    kernel: Kernel, buffers: list[Buffer], stream: Any, *, blocks: int, **values: int
-) -> None:
-    target = target_of(buffers, stream)
-    if blocks:
-        arguments = struct(ARGUMENTS, blocks=blocks, **values)
-        target.launch(kernel, -(-blocks * _WARP // THREADS), [arguments])
+def _prepared(
+    kernel: Kernel, buffers: list[Buffer], blocks: int, **values: int
+) -> Callable[[int], None]:
+    target = target_of(buffers)
+    if not blocks:
+        return lambda stream: None
+    arguments = struct(ARGUMENTS, blocks=blocks, **values)
+    return target.prepared(kernel, -(-blocks * _WARP // THREADS), [arguments])
+
+
+def _stream_of(x: Any, what: str, stream: Any) -> int:
+    return target_of([buffer_of(x, what)], stream).stream
 
 
 def _divisor_bits(divisor: float | None) -> int:

@@ -237,10 +237,11 @@ class OnGpu:
 
 
 @pytest.mark.ranks(1)
-def test_gpu_arrays_are_refused_with_the_reason(comm):
-    for x in (OnGpu(), [OnGpu(), OnGpu()]):
-        with pytest.raises(BackendUnavailableError, match=r"compression .* x lies on cuda"):
-            comm.all_reduce(x, compression="int8_block")
+def test_gpu_arrays_need_a_backend_as_without_compression(comm):
+    x = OnGpu()
+    for given, out in ((x, x), ([x], [x])):
+        with pytest.raises(BackendUnavailableError, match=r"x lies on cuda.* no GPU"):
+            comm.all_reduce(given, out=out, compression="int8_block")
 
 
 def without_room(comm):

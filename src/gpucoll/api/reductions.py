@@ -79,12 +79,12 @@ class Reductions(Front):
         compression : str or Compression, optional
             What travels instead of x: "float16", "bfloat16", or, in blocks of 256 elements with a
             scale each, "int8_block" or "float8_block". For float32 (the block formats also take
-            half types), op "sum" or "avg", on the host. The result is rounded twice, by the bound
-            that ``docs/compression.md`` derives.
+            half types), op "sum" or "avg". The result is rounded twice, by the bound that
+            ``docs/compression.md`` derives.
         residual : array or list of arrays, optional
             With compression: what earlier calls have lost, added to x and replaced by what this one
-            loses (error feedback). float32, as many elements as x, zeros at first, kept by the
-            caller; each rank has its own.
+            loses (error feedback). float32, as many elements as x, on its device, zeros at first,
+            kept by the caller; each rank has its own.
 
         Returns
         -------
@@ -104,8 +104,8 @@ class Reductions(Front):
         array([4., 4., 4.])
         """
         if compression is not None or residual is not None:
-            how = compression, residual
-            return compressed.all_reduce(self._collectives, x, op, out, *how, async_op, timeout_s)
+            how = compression, residual, async_op, timeout_s, stream
+            return compressed.all_reduce(self._collectives, x, op, out, *how)
         if not async_op:
             if type(x) is list:
                 target = self._list_like(x) if out is None else out

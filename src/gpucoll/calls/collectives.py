@@ -77,7 +77,7 @@ class Collectives:
         self.dispatch = dispatch
         self.rank = runner.group.rank
         self.world_size = runner.group.world_size
-        self._gpu = gpu
+        self.gpu = gpu
         self._last_status = host.last_status
         self._call_again = call_again
         self._starting = Starting(runner, host)
@@ -106,9 +106,9 @@ class Collectives:
             work = self._starting.start(collective, x, given)
             if work is not None:
                 return work
-        cached_calls = self._gpu.call_cache.get(type(x))
+        cached_calls = self.gpu.call_cache.get(type(x))
         if cached_calls is not None and stream is None:
-            result = self._gpu.repeat(cached_calls, collective, x, given, async_op, timeout_s)
+            result = self.gpu.repeat(cached_calls, collective, x, given, async_op, timeout_s)
             if result is not None:
                 return result
         op, counts = given.get("op"), (given.get("counts"), given.get("receive_counts"))
@@ -142,8 +142,8 @@ class Collectives:
         prepared = self._prepare(collective, x, arguments)
         if self.dispatch.is_enqueued(prepared.template):
             gpu_call = _gpu_call(collective, prepared, stream, timeout_s)
-            result = self._gpu.call(gpu_call, async_op, group_result(prepared))
-            self._gpu.learn(collective, x, given, prepared)
+            result = self.gpu.call(gpu_call, async_op, group_result(prepared))
+            self.gpu.learn(collective, x, given, prepared)
             return result
         call = self.host.prepare(prepared.request)
         if arguments.counts is None:
@@ -189,7 +189,7 @@ class Collectives:
                 stream=stream,
                 timeout_s=timeout_s,
             )
-            return self._gpu.call(call, async_op, lasting)
+            return self.gpu.call(call, async_op, lasting)
         numbers, fused = apart(collective, arguments.op, made)
         tasks = [self._number_task(collective, item, arguments, gets) for item in numbers]
         tasks += [self._list_task(collective, arrays, arguments) for arrays in by_dtype(fused)]
@@ -291,7 +291,7 @@ class Collectives:
                 "and JAX arrays cannot be: it gives the same memory every time"
             )
         if self.dispatch.is_enqueued(prepared.template):
-            run = self._gpu.prepare_plan(_gpu_call(collective, prepared))
+            run = self.gpu.prepare_plan(_gpu_call(collective, prepared))
             return Plan(run, self.raise_status, None, prepared.lasting)
         call = self.host.prepare(prepared.request)
 

@@ -160,12 +160,7 @@ def gpu_requests(
     ArgumentError
         The arrays are used on different streams, and the user gave none.
     """
-    streams = {item.template.stream for item in made}
-    if stream is None and len(streams) > 1:
-        raise ArgumentError(
-            "arrays of one list are used on different streams (of different libraries): give "
-            "stream=, or a list for each"
-        )
+    check_streams([item.source for item in made], stream)
     requests = []
     for arrays in by_dtype(made):
         request = list_request(arrays, arguments)
@@ -173,6 +168,15 @@ def gpu_requests(
             request = replace(request, collective=collective, root=arguments.root)
         requests.append(request)
     return requests
+
+
+def check_streams(buffers: Sequence[Buffer], stream: Any) -> None:
+    """Raise where arrays on a GPU are used on different streams, and the user gave none."""
+    if stream is None and len({buffer.stream for buffer in buffers}) > 1:
+        raise ArgumentError(
+            "arrays of one call are used on different streams (of different libraries): give "
+            "stream=, or a list for each"
+        )
 
 
 class Packed:

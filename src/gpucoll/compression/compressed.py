@@ -12,21 +12,22 @@ from gpucoll.arrays.libraries import is_array, library_of
 from gpucoll.arrays.library import kind_of
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
+from gpucoll.backends.protocol import Compressed, Request
 from gpucoll.calls.collectives import Collectives
-from gpucoll.calls.dispatch import Dispatch
-from gpucoll.calls.lists import check_overlaps, prepare_list
+from gpucoll.calls.dispatch import HOST
+from gpucoll.calls.gpu.call import GpuCall
+from gpucoll.calls.lists import check_overlaps, check_streams, prepare_list
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
-from gpucoll.compression.exchange import Exchange
+from gpucoll.compression.exchange import Exchange, part_of
 from gpucoll.compression.options import Compression
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
-    BackendUnavailableError,
     GpucollError,
 )
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.layout import Abort
-from gpucoll.types import ReduceOp
+from gpucoll.types import Collective, ReduceOp
 
 _OPS = ("sum", "avg")
 
@@ -40,6 +41,7 @@ def all_reduce(
     residual: Any,
     async_op: bool,
     timeout_s: float | None,
+    stream: Any,
 ) -> Any:
     """Reduce x over all ranks, compressed on its way: `Communicator.all_reduce`."""
     runner = collectives.runner
@@ -48,11 +50,10 @@ def all_reduce(
         raise ArgumentTypeError("residual goes with compression=, which says what may be lost")
     how, op = Compression.parse(compression), _parse_op(op)
     is_list = isinstance(x, list | tuple) and (not x or is_sequence_of_arrays(x))
-    _check_inputs(x if is_list else [x], how, collectives.dispatch)
+    for item in x if is_list else [x]:
+        how.check_dtype(template_of(item).dtype)
     made = prepare_list(x, out) if is_list else [prepare_arrays(x, out)]
     residuals = _residuals(residual, made, is_list)
-    rank, world_size = collectives.rank, collectives.world_size
-    exchange = Exchange(collectives.host, rank, world_size, made, residuals, op, how)
 
     def finish() -> Any:
         results = [arrays.finish() for arrays in made]
@@ -63,6 +64,20 @@ def all_reduce(
     lasting = list_in_group(made, x)
     if not is_list and lasting is not NOT_IN_GROUPS:
         lasting = lasting[0]
+    if made and collectives.dispatch.is_enqueued(made[0].template):
+        check_streams([*(arrays.source for arrays in made), *(residuals or ())], stream)
+        call = GpuCall(
+            "all_reduce",
+            made[0].template,
+            finish,
+            [_request(made, residuals or (), op, how)],
+            is_own=out is not None and lasting is not NOT_IN_GROUPS,
+            stream=stream,
+            timeout_s=timeout_s,
+        )
+        return collectives.gpu.call(call, async_op, lasting)
+    rank, world_size = collectives.rank, collectives.world_size
+    exchange = Exchange(collectives.host, rank, world_size, made, residuals, op, how)
     return runner.run(
         "all_reduce",
         functools.partial(_run, exchange, runner.group),
@@ -84,16 +99,19 @@ def _run(exchange: Exchange, group: Group, timeout_s: float | None) -> None:
         raise
 
 
-def _check_inputs(xs: Sequence[Any], how: Compression, dispatch: Dispatch) -> None:
-    """Raise unless these arrays can be compressed so."""
-    for x in xs:
-        template = template_of(x)
-        if dispatch.is_enqueued(template):
-            raise BackendUnavailableError(
-                "all_reduce with compression works on host arrays; x lies on "
-                f"{template.device}: leave compression out, or copy it to the host"
-            )
-        how.check_dtype(template.dtype)
+def _request(
+    made: Sequence[Operands], residuals: Sequence[Buffer], op: ReduceOp, how: Compression
+) -> Request:
+    """Return the request of a call on GPU arrays."""
+    return Request(
+        Collective.COMPRESSED_ALL_REDUCE,
+        made[0].source,
+        made[0].destination,
+        op,
+        parts=tuple((arrays.source, arrays.destination) for arrays in made),
+        part_of=part_of(made, op, how),
+        compressed=Compressed(how.name, how.wire_format, how.seed, tuple(residuals)),
+    )
 
 
 def _parse_op(op: Any) -> ReduceOp:
@@ -122,14 +140,16 @@ def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
     """Return the memory of one residual, which errors call `what`."""
     if not is_array(array):
         raise ArgumentTypeError(f"{what} must be a float32 array; got {kind_of(array)}")
+    wanted = arrays.template.device.partition(":")[0]
     try:
         view = library_of(array, what).look_at_out(array)
     except (ArgumentError, ArgumentTypeError) as error:
         raise type(error)(f"{what} cannot be written: {error}") from None
     of = view.template
-    if of.dtype != "float32" or of.device != "cpu":
+    if of.dtype != "float32" or of.device.partition(":")[0] != wanted:
+        place = "the host" if wanted == HOST else arrays.template.device
         raise ArgumentTypeError(
-            f"{what} must be a float32 array on the host; got {of.dtype} on {of.device}"
+            f"{what} must be a float32 array on {place}, as x is; got {of.dtype} on {of.device}"
         )
     if view.strides is not None:
         raise ArgumentError(f"{what} must be C-contiguous")

@@ -137,11 +137,11 @@ class Exchange:
         quantise.prepare_kernels(
             how.wire_format, by_chance=how.seed is not None, divides=self._divisor is not None
         )
-        part_of = _part_of(made, op, how)
+        whole_call = part_of(made, op, how)
         whole, mine = _buffer(self._received), _buffer(self._received[rank])
         requests = (
-            Request(Collective.ALL_TO_ALL, _buffer(self._sent), whole, part_of=part_of),
-            Request(Collective.ALL_GATHER, mine, whole, part_of=part_of),
+            Request(Collective.ALL_TO_ALL, _buffer(self._sent), whole, part_of=whole_call),
+            Request(Collective.ALL_GATHER, mine, whole, part_of=whole_call),
         )
         self._all_to_all, self._all_gather = map(backend.prepare, requests)
 
@@ -225,7 +225,7 @@ def _clear_what_is_not_finite(x: Float32s) -> None:
     x[~np.isfinite(x)] = 0
 
 
-def _part_of(made: Sequence[Operands], op: ReduceOp, how: Compression) -> PartOf:
+def part_of(made: Sequence[Operands], op: ReduceOp, how: Compression) -> PartOf:
     """Return the call as ranks compare it."""
     buffers = [arrays.source for arrays in made]
     shape = buffers[0].shape if len(made) == 1 else (sum(buffer.count for buffer in buffers),)

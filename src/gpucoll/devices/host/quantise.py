@@ -19,6 +19,8 @@ __all__ = ["block_calls"]
 
 _COPY = CopyKind("read", "write")
 _FLOAT_BYTES = 4
+_ONE_BITS = 0x3F800000
+"""Of 1.0 as float32."""
 
 
 class _Calls:
@@ -64,6 +66,8 @@ def block_calls(name: str, arguments: npt.NDArray[Any]) -> tuple[list[tuple[int,
         floats = calls.scratch(BLOCK * blocks)
         _dequantise(calls, block_format, given, floats, BLOCK * blocks)
         _quantise(calls, block_format, given, floats, given["result"], by_chance)
+        if given["residual"]:
+            _keep_lost(calls, block_format, {**given, "message": given["result"]}, floats, True)
         return calls.made, calls.keep
     floats, count, residual = given["array"], given["count"], given["residual"]
     padded = floats
@@ -116,13 +120,17 @@ def _dequantise(
         calls.copy(floats + _FLOAT_BYTES * BLOCK * whole, last, _FLOAT_BYTES * rest)
 
 
-def _keep_lost(calls: _Calls, block_format: str, given: dict[str, int], held: int) -> None:
-    """Leave in the residual what the message has lost of what was held."""
-    blocks = given["blocks"]
+def _keep_lost(
+    calls: _Calls, block_format: str, given: dict[str, int], held: int, of_sum: bool = False
+) -> None:
+    """Leave in the residual what the message has lost of what was held; of a sum, add it there."""
+    blocks, divisor = given["blocks"], given["divisor"]
     meant = calls.scratch(BLOCK * blocks)
     _dequantise(calls, block_format, {**given, "messages": 1, "divisor": 0}, meant, BLOCK * blocks)
-    kernel = address_of(Kernel("gpucoll_lost", ("lost", "emit_lost")))
-    calls.made.append((kernel, given["residual"], held, meant, given["count"]))
+    name = "gpucoll_lost_of_sum" if of_sum else "gpucoll_lost"
+    kernel = address_of(Kernel(name, ("lost", "emit_lost"), (of_sum,)))
+    factor = calls.words([divisor or _ONE_BITS], np.uint64)
+    calls.made.append((kernel, given["residual"], held, meant, given["count"], factor))
 
 
 @functools.cache
