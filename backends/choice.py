@@ -45,6 +45,8 @@ class Wish(NamedTuple):
     """This rank's GPU, as its process numbers it: connected at once, not at the first call."""
     exits: bool = False
     """Whether a failure on the GPU that nobody asks for ends the process."""
+    keeps_order: bool = False
+    """Whether reductions are to combine the ranks in order: the same on all ranks."""
 
 
 class Pick(NamedTuple):

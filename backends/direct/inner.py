@@ -74,6 +74,7 @@ def meet(
         said: dict[str, Any] = {tuning.WISH: "cpu"}
         met = join(job, policy, limit_s, NEVER_S, {}, said, division)
         try:
+            met.group.keeps_order = group.keeps_order
             module: HostBackends = backends.load("cpu", spans_hosts=met.spans_hosts)
             return Inner(met.group, module.create(met.group))
         except BaseException:

@@ -5,12 +5,13 @@ One launch packs, one unpacks; what is large goes by itself, all of it in one gr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.gpu import rank_order
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Place, Step, on_its_stream
 from gpucoll.backends.protocol import Request
@@ -38,7 +39,9 @@ class _Batch(NamedTuple):
     offsets: Sequence[int]
 
 
-def compose(request: Request, place: Place, device: str) -> Composed | None:
+def compose(
+    request: Request, place: Place, device: str, *, by_kernels: bool = False
+) -> Composed | None:
     """Return how a list is put together; None where nothing of it is to be packed.
 
     The kernels are compiled by then.
@@ -50,6 +53,8 @@ def compose(request: Request, place: Place, device: str) -> Composed | None:
     place : Place
     device : str
         The GPU: ``"cuda:0"``.
+    by_kernels : bool
+        Whether arrays are reduced as in `rank_order`, and not by requests.
     """
     pairs = [pair for pair in request.parts if pair[0].count]
     small = [pair for pair in pairs if pair[0].size_bytes <= FUSED_BYTES]
@@ -64,28 +69,46 @@ def compose(request: Request, place: Place, device: str) -> Composed | None:
         unpacks = any(out is not None and x.address != out.address for x, out in small)
         unpacks = unpacks or not is_root
 
+    area = max(batch.offsets[-1] for batch in batches)
+    beyond = 0
+    """Scratch memory for the reductions themselves, behind the buffer."""
+    requests = [_packed(request, batch, 0) for batch in batches]
+    if large:
+        rest = replace(request, source=large[0][0], destination=large[0][1], parts=large)
+        requests.append(rest)
+    if by_kernels:
+        needs = (rank_order.compose(each, place, device).scratch_bytes for each in requests)
+        beyond = max(needs)
+
+    def reduced(request: Request, scratch: int, stream: int) -> Iterable[Step | Request]:
+        if not by_kernels:
+            return (request,)
+        return rank_order.compose(request, place, device).steps(scratch + area, stream)
+
     def steps(scratch: int, stream: int) -> Iterator[Step | Request]:
         if large:
-            yield replace(request, source=large[0][0], destination=large[0][1], parts=large)
+            yield from reduced(rest, scratch, stream)
         for batch in batches:
-            like = batch.pairs[0][0]
-            count = batch.offsets[-1] // like.item_bytes
-            buffer = replace(like, address=scratch, shape=(count,), owner=None)
+            whole = _packed(request, batch, scratch)
+            buffer = whole.data
             outs = [out for _, out in batch.pairs if out is not None]
             if packs:
                 sources = [x for x, _ in batch.pairs]
                 yield on_its_stream(prepare_pack(sources, buffer, batch.offsets, stream=stream))
-            yield replace(
-                request,
-                collective=_OF_ONE.get(request.collective, request.collective),
-                source=buffer,
-                destination=buffer,
-                parts=(),
-            )
+            yield from reduced(whole, scratch, stream)
             if unpacks:
                 yield on_its_stream(prepare_unpack(outs, buffer, batch.offsets, stream=stream))
 
-    return Composed(steps, max(batch.offsets[-1] for batch in batches))
+    return Composed(steps, area + beyond)
+
+
+def _packed(request: Request, batch: _Batch, address: int) -> Request:
+    """Return the request of a batch that is packed into a buffer."""
+    like = batch.pairs[0][0]
+    count = batch.offsets[-1] // like.item_bytes
+    buffer = replace(like, address=address, shape=(count,), owner=None)
+    collective = _OF_ONE.get(request.collective, request.collective)
+    return replace(request, collective=collective, source=buffer, destination=buffer, parts=())
 
 
 _OF_ONE = {Collective.ALL_REDUCE_LIST: Collective.ALL_REDUCE}

@@ -9,11 +9,11 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
-from gpucoll.backends.gpu import compressed, rank_order
+from gpucoll.backends.gpu import compressed, fusion, rank_order
 from gpucoll.backends.gpu.compiled_call import Function
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.gpu.steps import Place, Step, enqueue_steps
-from gpucoll.backends.nccl.collectives import fused, launch_of, put_together
+from gpucoll.backends.nccl.collectives import launch_of, put_together
 from gpucoll.backends.nccl.communicator import NcclCommunicator, Watch
 from gpucoll.backends.nccl.elements import BYTES, OPERATION, lack
 from gpucoll.backends.nccl.launch import Launch, plain
@@ -36,7 +36,13 @@ PROMISES = {
     "GPU: min and max of NaN": "as the library does them: a NaN may be lost",
 }
 
-
+IN_ORDER = {
+    "GPU: same bits run after run": "yes: in the order of the ranks, as asked for",
+    "GPU: same bits whatever size and placement": "yes",
+    "GPU: half types": "accumulated in float32, rounded once",
+    "GPU: min and max of NaN": "a NaN is kept",
+}
+"""What changes with ``deterministic="order"``."""
 BY_KERNELS = (
     "by gpucoll's kernels, in rank order (all_to_all, kernel, all_gather): int16, uint16, bitwise "
     "and logical ops, products and extrema of complex numbers, functions of the user's"
@@ -55,10 +61,16 @@ class NcclBackend:
     new_watch : callable
         Returns what is called while the library is busy with what it does first, and raises what
         makes that vain.
+    keeps_order : bool
+        Whether reductions are to combine the ranks in order: `Group.keeps_order`.
     """
 
     def __init__(
-        self, connection: NcclCommunicator, place: Place, new_watch: Callable[[], Watch]
+        self,
+        connection: NcclCommunicator,
+        place: Place,
+        new_watch: Callable[[], Watch],
+        keeps_order: bool = False,
     ) -> None:
         self.connection = connection
         self.library: Library = connection.library
@@ -66,6 +78,7 @@ class NcclBackend:
         self.name = self.library.vendor.name.lower()
         self._place = place
         self._new_watch = new_watch
+        self._keeps_order = keeps_order
         self._functions = self.library.functions
         self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
@@ -82,18 +95,25 @@ class NcclBackend:
         place, library, label = self._place, self.library, self.device.label
         if request.compressed is not None:
             return put_together(compressed.compose(request, place, label), place, library)
-        if self._lacks(request):
-            return put_together(rank_order.compose(request, place, label), place, library)
+        goes_by_kernels = self._goes_by_kernels(request)
         if request.parts:
-            return fused(request, place, library, label)
+            composed = fusion.compose(request, place, label, by_kernels=goes_by_kernels)
+            if composed is not None:
+                made = put_together(composed, place, library)
+                factor = None if goes_by_kernels else launch_of(request, place, library).factor
+                return made._replace(factor=factor)
+        if goes_by_kernels:
+            return put_together(rank_order.compose(request, place, label), place, library)
         return launch_of(request, place, library)
 
-    def _lacks(self, request: Request) -> bool:
-        """Return whether the library does not have this reduction."""
+    def _goes_by_kernels(self, request: Request) -> bool:
+        """Return whether the library does not have this reduction, or not in rank order."""
         op, dtype, library = request.op, request.data.dtype, self.library
         if op is None:
             return False
         op.check_dtype(dtype)
+        if self._keeps_order and op.depends_on_order(dtype):
+            return True
         if lack(op, dtype, library.vendor.name, library.version, self._place.world_size):
             return True
         if dtype.startswith("float8") and request.collective == Collective.EXCLUSIVE_SCAN:
@@ -247,6 +267,7 @@ class NcclBackend:
             "GPU": f"{self.device.label}: {identity.name}, {identity.uuid}",
             "GPU library": f"{library} ({library.reason})",
             **PROMISES,
+            **(IN_ORDER if self._keeps_order else {}),
             f"GPU: reductions that {library.vendor.name} lacks": BY_KERNELS,
         }
         if emulated:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.gpu import fusion
 from gpucoll.backends.gpu.composed import Composed
 from gpucoll.backends.gpu.steps import Copy, Place
 from gpucoll.backends.nccl.elements import BYTES, Reduction, reduction
@@ -65,15 +64,6 @@ def put_together(composed: Composed, place: Place, library: Library) -> Launch:
         return tuple(made(scratch, stream))  # a plan's hardly ever change
 
     return Launch(phases, composed.scratch_bytes)
-
-
-def fused(request: Request, place: Place, library: Library, device: str) -> Launch:
-    """Return how a list is enqueued; its small arrays go packed."""
-    apart = launch_of(request, place, library)
-    composed = fusion.compose(request, place, device)
-    if composed is None:
-        return apart
-    return put_together(composed, place, library)._replace(factor=apart.factor)
 
 
 _Maker = Callable[[Request, Place, Library, Reduction | None], Launch]

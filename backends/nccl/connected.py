@@ -69,7 +69,8 @@ class Connected(ConnectedGpu[NcclBackend]):
         new_watch = partial(
             bootstrap.watch_of, group, calls, "a call of the vendor's library", None
         )
-        backend = NcclBackend(connection, Place(group.rank, group.world_size), new_watch)
+        place = Place(group.rank, group.world_size)
+        backend = NcclBackend(connection, place, new_watch, group.keeps_order)
         issuer = Issuer(group, calls, connection.device, backend.failure, backend.abort)
         backend.in_driver = issuer.in_driver
         resources = GpuResources(

@@ -147,6 +147,10 @@ class ReduceOp:
                 "ReduceOp.scaled_sum(factor) or ReduceOp.custom(function) returns"
             )
 
+    def depends_on_order(self, dtype: str) -> bool:
+        """Return whether another order of the ranks may give other bits."""
+        return self.function is not None or not dtype.startswith(("int", "uint", "bool"))
+
     @staticmethod
     def scaled_sum(factor: float) -> ReduceOp:
         """Return the op that multiplies every rank's input by `factor` before summing.

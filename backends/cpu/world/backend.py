@@ -34,6 +34,11 @@ PROMISES = {
     "half types": "accumulated in float32; of larger arrays what a host has is rounded once more",
 }
 """What this backend promises (SEMANTICS, rounding and reproducibility)."""
+IN_ORDER = {
+    "same bits whatever size, chunks and placement": "yes: in the order of the ranks, as asked for",
+    "half types": "accumulated in float32, rounded once",
+}
+"""The same with ``deterministic="order"``."""
 
 
 class SmallFirst:
@@ -63,11 +68,13 @@ class WorldCpuCall:
 
     def __init__(self, phases: Phases) -> None:
         self._phases = phases
-        collective = phases.request.collective
-        steps = (REDUCTIONS | MOVEMENTS)[collective]
-        if is_large(phases.request, phases.group.hosts, phases.group.is_encrypted):
+        request, group = phases.request, phases.group
+        op, dtype = request.op, request.data.dtype
+        steps = (REDUCTIONS | MOVEMENTS)[request.collective]
+        keeps_order = group.keeps_order and op is not None and op.depends_on_order(dtype)
+        if is_large(request, group.hosts, group.is_encrypted) and not keeps_order:
             larger = LARGE_REDUCTIONS | LARGE_MOVEMENTS | LARGE_SCANS
-            steps = larger.get(collective, steps)
+            steps = larger.get(request.collective, steps)
         self._steps = steps
 
     def run_once(self) -> int:
@@ -187,7 +194,8 @@ class WorldCpuBackend:
             "directly from rank to rank: through shared memory inside a host, between hosts over a "
             f"TCP connection of the pair's own, {guarded}; objects in frames with a MAC"
         )
-        return {"between hosts": between, "messages": messages, **inside, **PROMISES}
+        promises = PROMISES | (IN_ORDER if self._group.keeps_order else {})
+        return {"between hosts": between, "messages": messages, **inside, **promises}
 
 
 def _kind_of(buffer: Buffer | None) -> tuple[object, ...]:

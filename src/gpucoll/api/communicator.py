@@ -421,7 +421,7 @@ def _meet(
     from gpucoll.group.joining import Policy, join
 
     facts = {"gpu": look_for_gpus()}
-    same = {tuning.WISH: wish.backend}
+    same = {tuning.WISH: wish.backend, "deterministic": "order" if wish.keeps_order else None}
     policy = Policy(tuning.tune, tuning.waiting)
     met = join(job, policy, meet_timeout_s, timeout_s, facts, same, watch)
     try:
@@ -429,6 +429,7 @@ def _meet(
         choice = choose(wish.backend, seen)
         # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
         backend = choice.host.backend or "cpu"
+        met.group.keeps_order = wish.keeps_order
         module: HostBackends = backends.load(backend, spans_hosts=met.spans_hosts)
         return Communicator(met.group, met.channel, module.create(met.group), choice, wish)
     except BaseException:

@@ -25,6 +25,7 @@ def init(
     device: Any = None,
     timeout_s: float | None = None,
     on_async_error: str | None = None,
+    deterministic: str | None = None,
     bind: bool = False,
 ) -> Communicator:
     """Join the job that this process was started in, and return its communicator.
@@ -61,6 +62,12 @@ def init(
         What a failure on the GPU does that is found beside the program: be raised by its next call,
         or also end the process, with the reason on stderr, where it has not asked within 2 s.
         Default: ``"exit"`` under a launcher, whose job then ends; else ``"raise"``.
+    deterministic : {None, "order"}
+        ``"order"``: reductions combine the ranks in the order 0 to P-1 everywhere, so that their
+        bits depend neither on the size of arrays nor on where ranks are, and half types are rounded
+        once. One host's arrays are reduced so in any case. Between hosts and with NCCL and RCCL it
+        costs: there every rank's numbers travel to whoever adds them up (``docs/sharp_bits.md``).
+        The same on all ranks.
     bind : bool
         Whether to bind each rank to CPUs of its own, as gpucoll-run does: an equal part of those
         that the ranks may use, where there are enough. For launchers that bind nothing (torchrun,
@@ -104,6 +111,8 @@ def init(
     limit = config.timeout_s() if timeout_s is None else timeout_s
     if on_async_error not in (None, "raise", "exit"):
         raise ArgumentError(f'on_async_error must be "raise" or "exit"; got {on_async_error!r}')
+    if deterministic not in (None, "order"):
+        raise ArgumentError(f'deterministic must be None or "order"; got {deterministic!r}')
     number = None if device is None else _device_number(device)
     job = find_job(rank, world_size, meet, name)
     meeting = job.next_meeting()
@@ -114,7 +123,9 @@ def init(
 
     exits = job.is_launched if on_async_error is None else on_async_error == "exit"
     watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
-    made = create(meeting, limit, limit, Wish(backend, number, exits), watch)
+    made = create(
+        meeting, limit, limit, Wish(backend, number, exits, deterministic == "order"), watch
+    )
     if bind:
         made._group.bind_cpus()
     return made

@@ -138,6 +138,9 @@ class Group(Protocol):
         Which of how many.
     timeout_s : float
         Default deadline of every wait, in seconds.
+    keeps_order : bool
+        Whether all reductions combine the ranks in the order 0 to P-1, whatever that costs; the
+        same on every rank.
     was_told : bool
         Whether that was raised to somebody.
     is_in_use : bool
@@ -147,6 +150,7 @@ class Group(Protocol):
     rank: int
     world_size: int
     timeout_s: float
+    keeps_order: bool
     was_told: bool
     is_in_use: bool
 

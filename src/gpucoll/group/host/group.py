@@ -60,6 +60,7 @@ class HostGroup:
         self.rank = members.rank
         self.world_size = members.world_size
         self.timeout_s = timeout_s
+        self.keeps_order = False
         self.failure: GpucollError | None = None
         self.was_told = False
         """Whether that was raised to somebody."""

@@ -107,6 +107,7 @@ class WorldGroup(WorldCalls):
         self.world_size = hosts.world_size
         self.here = hosts.host_of(self.rank)
         """This host's number."""
+        self.keeps_order = False
         self.channel = ControlChannel(host)
         """Between the ranks of this host."""
         self._board = board
