@@ -53,11 +53,13 @@ class _Call(NamedTuple):
         """Return so many elements at an address."""
         return replace(self.like, address=address, shape=(count,))
 
-    def fold(self, destination: int, sources: Sequence[int], count: int) -> Iterator[Run]:
+    def fold(
+        self, destination: int, sources: Sequence[int], count: int, divisor: int = 0
+    ) -> Iterator[Run]:
         """Yield what combines these sources, from the first to the last, into the destination.
 
-        More than one kernel takes are combined by several, whose results are exact so far: see
-        `_check_number`.
+        An average is divided by the number of ranks, or by `divisor`. More than one kernel takes
+        are combined by several, whose results are exact so far: see `_check_number`.
         """
         if not count:
             return
@@ -67,7 +69,7 @@ class _Call(NamedTuple):
             is_last = not rest
             op = self.op if is_last or self.op.name != "avg" else ReduceOp.parse("sum")
             given = [self.memory(address, count) for address in first]
-            yield Run(prepare_reduce(op, [to], given, divisor=self.place.world_size))
+            yield Run(prepare_reduce(op, [to], given, divisor=divisor or self.place.world_size))
             if is_last:
                 return
             first, rest = [destination, *rest[: MAX_RANKS - 1]], rest[MAX_RANKS - 1 :]
@@ -282,11 +284,6 @@ def _scan(request: Request, call: _Call) -> Composed:
     assert x is not None
     assert out is not None
     assert request.op is not None
-    if request.op.name == "avg":
-        raise ArgumentTypeError(
-            "GPU arrays cannot be scanned with avg: every rank would need another divisor; scan "
-            "the sum, then divide by the number of ranks so far"
-        )
     is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
     identity = _identity(request.op, x.dtype) if is_exclusive else b""
     item_bytes, most = call.like.item_bytes, _piece_of(call, 2)
@@ -302,7 +299,7 @@ def _scan(request: Request, call: _Call) -> Composed:
             results = _received(call, scratch + area, mine)
             for rank, result in enumerate(results):
                 if before := received[: rank + 1 - is_exclusive]:
-                    yield from call.fold(result, before, mine)
+                    yield from call.fold(result, before, mine, len(before))
                 elif mine:
                     yield Fill(result, identity, mine)
             yield _return(call, scratch + area, out.address + at, counts)

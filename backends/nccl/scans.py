@@ -13,7 +13,6 @@ from gpucoll.backends.nccl.elements import Reduction
 from gpucoll.backends.nccl.launch import Launch, Phase
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.protocol import Request
-from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.cpu.identities import identity_of
 from gpucoll.types import Collective
 
@@ -29,11 +28,6 @@ def scan(request: Request, place: Place, library: Library, reduced: Reduction | 
     assert reduced is not None
     assert request.op is not None
     is_exclusive = request.collective == Collective.EXCLUSIVE_SCAN
-    if request.op.name == "avg":
-        raise ArgumentTypeError(
-            f"{library.vendor.name} cannot scan with avg: every rank would need another divisor; "
-            "scan the sum, then divide by the number of ranks so far"
-        )
     identity = identity_of(x.dtype, request.op.name).tobytes()
     type_, operation = reduced.arguments
     row_bytes = x.item_bytes * place.world_size
