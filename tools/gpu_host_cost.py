@@ -29,6 +29,7 @@ from typing import Any
 
 import gpucoll
 from gpucoll import config, devices
+from gpucoll.backends.choice import KINDS
 from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.prototypes import ncclDataType_t, ncclRedOp_t
 from gpucoll.calls.preparation import Arguments, prepare
@@ -76,7 +77,8 @@ def calls_of_gpucoll(comm: Any, cupy: Any) -> Rows:
     x, y = cupy.empty(COUNT, "float32"), cupy.empty(COUNT, "float32")
     comm.all_reduce(x, out=x)
     connected = comm._gpu._connected
-    yield RAW, _raw(connected, x.data.ptr)
+    if comm._gpu.pick.backend in KINDS:
+        yield RAW, _raw(connected, x.data.ptr)
     arguments = Arguments(op=ReduceOp.parse("sum"), out=x)
     made = prepare(Collective.ALL_REDUCE, x, arguments, comm.rank, comm.world_size)
     yield "posting the signature, alone", _posting(connected, made.request)
@@ -151,7 +153,9 @@ def double_of_cupy(folder: Path) -> Any:
     return cupy_double.install(double.kind)
 
 
-def measure_all(cupy: Any, n_batches: int, peers: list[Callable[[], Rows]]) -> list[Cost]:
+def measure_all(
+    cupy: Any, n_batches: int, peers: list[Callable[[], Rows]], backend: str = "auto"
+) -> list[Cost]:
     """Measure every row and print it; a peer that is not there is named with the reason."""
     costs = []
 
@@ -163,7 +167,7 @@ def measure_all(cupy: Any, n_batches: int, peers: list[Callable[[], Rows]]) -> l
             costs.append(cost)
             print(f"{name:42} {cost.wall_us:7.2f} us {cost.cpu_us:7.2f} us CPU", flush=True)
 
-    with gpucoll.init() as comm:
+    with gpucoll.init(backend=backend) as comm:
         number = cupy.cuda.runtime.getDevice()
         device = devices.open_device("rocm" if cupy.cuda.runtime.is_hip else "cuda", number)
 
@@ -199,6 +203,7 @@ def main(arguments: list[str] | None = None) -> int:
         description="Measure what a call on GPU arrays costs the host."
     )
     parser.add_argument("--double", action="store_true", help="doubles instead of a GPU")
+    parser.add_argument("--backend", default="auto", choices=("auto", "direct"))
     parser.add_argument("--batches", type=int, default=50, metavar="N", help="for each row")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     options = parser.parse_args(arguments)
@@ -206,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
         cupy = double_of_cupy(Path(folder)) if options.double else importlib.import_module("cupy")
         peers = [] if options.double else [lambda: calls_of_cupy(cupy), calls_of_torch]
         cupy.cuda.Device(int(os.environ.get(config.LOCAL_RANK, 0))).use()
-        costs = measure_all(cupy, options.batches, peers)
+        costs = measure_all(cupy, options.batches, peers, options.backend)
     if options.output:
         options.output.write_text(json.dumps([asdict(cost) for cost in costs]), encoding="utf-8")
     print(summary(costs))

@@ -15,6 +15,7 @@ from tests.faults.test_ends import until
 
 from gpucoll.backends.gpu.enqueue_words import POLLS, Step
 from gpucoll.backends.nccl.library import IN_PROGRESS
+from gpucoll.backends.protocol import Request
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -24,7 +25,7 @@ from gpucoll.errors import (
     MismatchError,
     StateError,
 )
-from gpucoll.types import ReduceOp
+from gpucoll.types import Collective, ReduceOp
 
 COUNT = 1000
 
@@ -628,3 +629,44 @@ def enqueue_late(rank):
 
 def test_work_that_comes_late_onto_its_stream(gpus):
     assert gpus.call_ranks(2, enqueue_late) == [16.0] * 2
+
+
+# --- without a compiled step ----------------------------------------------------------------------
+
+
+def repeat_without_one(comm, kit):
+    """What is enqueued is made once for each pair of arrays; others get what is theirs."""
+    size, rank = comm.world_size, comm.rank
+    total = float(sum(range(1, size + 1)))
+    comm.all_reduce(full(kit, 0, 3, "int32"), "max")
+    connected = comm._gpu._connected
+    made: list[Request] = []
+    launches = connected.launches
+
+    def counted(requests, messages):
+        made.extend(each for each in requests if each.collective == Collective.SCAN)
+        return launches(requests, messages)
+
+    connected.launches = counted
+    x, y, z = (full(kit, value) for value in (rank + 1, 7, rank + 1))
+    for collective, right in ((comm.all_reduce, total), (comm.scan, sum(range(1, rank + 2)))):
+        for source, out in ((x, y), (x, y), (z, y), (x, y), (z, y)):
+            kit.write(out, np.zeros(COUNT, np.float32))
+            assert collective(source, out=out) is out
+            assert (kit.read(out) == right).all()
+            work = collective(source, out=out, async_op=True)
+            assert (kit.read(work.wait()) == right).all()
+        assert (kit.read(collective(x)) == right).all()
+        assert (kit.read(x) == rank + 1).all()
+    for array, given in ((x, {"out": full(kit, 0, COUNT - 1)}), (x, {"op": "no op"})):
+        with pytest.raises(GpucollError):
+            comm.scan(array, **given)
+    comm.check()
+    return len(made)
+
+
+@pytest.mark.parametrize("backend", ["direct", "auto"])
+def test_calls_without_a_compiled_step(gpus, backend):
+    """Scans beside NCCL are put together; everything is through the direct backend."""
+    for n_made in gpus.call(2, repeat_without_one, backend=backend):
+        assert n_made <= 6

@@ -2,9 +2,10 @@
 
 A training step makes the same few kinds of call again and again: collective, op, root, dtype,
 shape, device. The first of a kind goes the long way, with all its checks and errors, and leaves a
-`CachedCall` where it came down to one function of the library's. The next one only takes the
-fingerprint of its arrays; whatever is not exactly as it was then goes the long way again. Nothing
-ever has to be forgotten: a cached call holds no array's address and no stream, and the
+`CachedCall`: in one compiled step where it came down to one function of the library's, else with
+what is enqueued kept by addresses. The next one only takes the fingerprint of its arrays; whatever
+is not exactly as it was then goes the long way again. Nothing ever has to be forgotten: what is
+kept by addresses is right for whatever arrays are there, streams are none of it, and the
 communicator's state is looked at each time.
 """
 
@@ -18,6 +19,7 @@ from gpucoll.arrays import streams
 from gpucoll.arrays.fingerprint import fingerprint_of
 from gpucoll.arrays.library import Destination, Library
 from gpucoll.backends.gpu.deferred_release import DeferredRelease
+from gpucoll.backends.gpu.repeated_call import RepeatedCall
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
 from gpucoll.types import WITH_COUNTS, Collective
@@ -35,7 +37,7 @@ _MOST = 1024
 class CachedCall(NamedTuple):
     """What all calls of a kind have in common."""
 
-    compiled_call: CompiledCall
+    call: CompiledCall | RepeatedCall
     current_stream: Callable[[], int]
     source_bytes: int
     destination_bytes: int
@@ -59,7 +61,7 @@ class CachedCalls:
         self._complete = library.complete
         self._device = device if streams.forgets_freed_memory(library) else None
         """Asked whether the memory is still there."""
-        self._kept: dict[Hashable, CachedCall | None] = {}
+        self._kept: dict[Hashable, CachedCall] = {}
 
     def learn(
         self,
@@ -73,7 +75,7 @@ class CachedCalls:
         found = self._look(collective, x, given)
         if found is None or found[0] in self._kept:
             return
-        request, template, cached_call = made.request, made.template, None
+        request, template = made.request, made.template
         source, destination = request.source, request.destination
         assert source is not None  # see `CallCache.learn`
         assert destination is not None
@@ -86,15 +88,20 @@ class CachedCalls:
         signatures = connected.signatures([request])
         launches = connected.launches([request], ())
         compiled_call = connected.compiled_call(collective.spelled, signatures, launches)
+        call: CompiledCall | RepeatedCall
         if compiled_call is not None and compiled_call[1] == (source.address, destination.address):
-            make = partial(template.library.new, template, destination.shape)
-            cached_call = CachedCall(
-                compiled_call[0],
-                streams.current_stream_of(template),
-                source.size_bytes,
-                destination.size_bytes,
-                make if given.get("out") is None else None,
-            )
+            call = compiled_call[0]
+        else:
+            is_own = given.get("out") is not None
+            call = RepeatedCall(connected, collective.spelled, request, is_own)
+        make = partial(template.library.new, template, destination.shape)
+        cached_call = CachedCall(
+            call,
+            streams.current_stream_of(template),
+            source.size_bytes,
+            destination.size_bytes,
+            make if given.get("out") is None else None,
+        )
         if len(self._kept) >= _MOST:
             self._kept.clear()
         self._kept[found[0]] = cached_call
@@ -141,7 +148,7 @@ class CachedCalls:
             return None
         if cached_call is None:
             return None
-        compiled_call, current_stream, source_bytes, destination_bytes, make = cached_call
+        call, current_stream, source_bytes, destination_bytes, make = cached_call
         out, made = given.get("out"), None
         if make is not None:
             made = make()
@@ -161,15 +168,13 @@ class CachedCalls:
             keep = DeferredRelease(keep, self._device)
         stream = leader = current_stream()
         if async_op:
-            stream = compiled_call.issuer.own_stream
-        issued = compiled_call.issue(source, destination, stream, leader, keep, timeout_s)
+            stream = call.issuer.own_stream
+        issued = call.issue(source, destination, stream, leader, keep, timeout_s)
         if issued is None:
             return None
         if async_op:
             finish = partial(self._finish, out) if made is None else made.finish
-            return GpuWork(
-                compiled_call.issuer, issued, finish, current_stream, must_complete=False
-            )
+            return GpuWork(call.issuer, issued, finish, current_stream, must_complete=False)
         if made is not None:
             return made.finish()
         self._complete(out, None)

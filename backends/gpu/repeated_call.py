@@ -1,0 +1,88 @@
+"""Calls of a kind that was made before, where they come down to more than one function.
+
+Checked and signed once; what is enqueued is kept for the addresses that came before, since a
+program gives the same arrays again and again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
+from gpucoll.backends.gpu.protocol import GpuBackend
+from gpucoll.backends.protocol import Request
+
+_MOST = 64
+"""How many pairs of arrays are known of a kind of call."""
+
+
+class RepeatedCall:
+    """One kind of call, ready but for its arrays and its stream.
+
+    Parameters
+    ----------
+    connected : GpuBackend
+        What makes it.
+    name : str
+        What the user called.
+    request : Request
+        One of the kind, of one input and one output.
+    is_own : bool
+        Whether the output is the user's: see `StreamCall`.
+    """
+
+    def __init__(self, connected: GpuBackend, name: str, request: Request, is_own: bool) -> None:
+        self.issuer = connected.issuer
+        self._connected = connected
+        self._name = name
+        self._is_own = is_own
+        self._request = replace(
+            request,
+            source=_without_owner(request.source),
+            destination=_without_owner(request.destination),
+        )
+        self._signatures = connected.signatures([request])
+        self._launches: dict[tuple[int, int], Any] = {}
+
+    def issue(
+        self,
+        source: int,
+        destination: int,
+        stream: int,
+        leader: int,
+        keep: Any,
+        timeout_s: float | None = None,
+    ) -> IssuedCall:
+        """Put the call on a stream; see `gpucoll.backends.gpu.compiled_call.CompiledCall.issue`."""
+        launches = self._launches.get((source, destination))
+        if launches is None:
+            launches = self._prepare(source, destination)
+        call = StreamCall(
+            self._name, self._signatures, launches, stream, keep, self._is_own, timeout_s
+        )
+        if stream != leader:
+            call.stream = leader
+            self._connected.refuse_capture(call)
+            call.stream, call.is_awaited = stream, True
+            self.issuer.follow(stream, leader)
+        return self._connected.issue(call)
+
+    def _prepare(self, source: int, destination: int) -> Any:
+        given, out = self._request.source, self._request.destination
+        assert given is not None
+        assert out is not None
+        request = replace(
+            self._request,
+            source=replace(given, address=source),
+            destination=replace(out, address=destination),
+        )
+        if len(self._launches) >= _MOST:
+            self._launches.clear()
+        made = self._launches[source, destination] = self._connected.launches([request], ())
+        return made
+
+
+def _without_owner(buffer: Buffer | None) -> Buffer | None:
+    return None if buffer is None else replace(buffer, owner=None)
