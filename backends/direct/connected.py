@@ -71,13 +71,12 @@ class GpuResources(NamedTuple):
 class Divided(NamedTuple):
     """What `Connected.split` made."""
 
-    device: Device
-    inner: Inner
+    backend: DirectBackend
 
     def abort(self) -> None:
         """Let go of it, where no communicator comes of it."""
-        self.inner.abort()
-        self.inner.close()
+        self.backend.abort()
+        self.backend.let_go(GIVING_UP_S)
 
 
 class Connected(ConnectedGpu[DirectBackend]):
@@ -168,7 +167,10 @@ class Connected(ConnectedGpu[DirectBackend]):
         mine = sorted((item for item in everyone if item[0] == color), key=lambda item: item[1:3])
         ranks = [] if color is None else [item[2] for item in mine]
         inner = meet(group, channel, ranks, mine[0][3], timeout_s)
-        return None if inner is None else Divided(self.device, inner)
+        if inner is None:
+            return None
+        limit_s = group.timeout_s if timeout_s is None else timeout_s
+        return Divided(backend_over(self.device, inner, limit_s))
 
 
 def connect(
@@ -188,16 +190,22 @@ def connect(
     assert device is not None
     inner = meet(group, channel, range(group.world_size), everyone[0][1], timeout_s)
     assert inner is not None
+    limit_s = group.timeout_s if timeout_s is None else timeout_s
+    return Connected(group, calls, backend_over(device, inner, limit_s), exits)
+
+
+def backend_over(device: Device, inner: Inner, timeout_s: float) -> DirectBackend:
+    """Return what moves arrays of the inner group's GPUs; every rank of that calls it."""
     backend, problem = None, ""
     try:
         try:
             backend = DirectBackend(device, inner)
         except (MemoryError, GpucollError) as error:
             problem = str(error)
-        raise_problems(exchange(channel, [problem], timeout_s))
+        raise_problems(exchange(inner.channel, [problem], timeout_s))
         assert backend is not None
-        share_memory(backend, group, channel, timeout_s)
-        return Connected(group, calls, backend, exits)
+        share_memory(backend, timeout_s)
+        return backend
     except BaseException:
         if backend is None:
             inner.close()
@@ -207,10 +215,9 @@ def connect(
         raise
 
 
-def share_memory(
-    backend: DirectBackend, group: Group, channel: Channel, timeout_s: float | None
-) -> None:
+def share_memory(backend: DirectBackend, timeout_s: float) -> None:
     """Let the ranks' GPUs share memory, where they can; every rank calls it."""
+    group, channel = backend.inner.group, backend.inner.channel
     if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
         backend.why_staged = "none: the ranks are on several hosts"
         return
@@ -223,7 +230,7 @@ def share_memory(
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:
     """Take over what `Connected.split` of the communicator before returned."""
-    return Connected(group, calls, DirectBackend(made.device, made.inner), exits)
+    return Connected(group, calls, made.backend, exits)
 
 
 def look(number: int | None, group: Group) -> tuple[Found, Device | None]:

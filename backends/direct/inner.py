@@ -26,11 +26,14 @@ class Inner:
     Attributes
     ----------
     group : Group
+    channel : Channel
+        On which its ranks agree, until calls are made.
     backend : HostBackend
     """
 
-    def __init__(self, group: Group, backend: HostBackend) -> None:
+    def __init__(self, group: Group, channel: Channel, backend: HostBackend) -> None:
         self.group = group
+        self.channel = channel
         self.backend = backend
 
     def abort(self) -> None:
@@ -76,7 +79,7 @@ def meet(
         try:
             met.group.keeps_order = group.keeps_order
             module: HostBackends = backends.load("cpu", spans_hosts=met.spans_hosts)
-            return Inner(met.group, module.create(met.group))
+            return Inner(met.group, met.channel, module.create(met.group))
         except BaseException:
             met.group.close()
             raise

@@ -161,6 +161,9 @@ def divide(comm, kit):
         assert kit.read(comm.all_reduce(x))[0] == comm.world_size
     part = comm.split(None if comm.rank == 2 else 0)
     if part is not None:
+        way = "GPU path through shared GPU memory"
+        assert part.describe().facts[way] == comm.describe().facts[way]
+        assert part.describe().facts[way].startswith("collectives")
         with part:
             assert kit.read(part.all_reduce(x))[0] == 2
     assert "staged through page-locked host memory" in str(comm.describe())
