@@ -234,7 +234,7 @@ class Monitor:
         if self.failure is None and issued.begun_s and now_s - issued.begun_s > issued.timeout_s:
             if issued.sequence is None:
                 error = self._message_deadline(issued)
-                self.give_up(Abort.BACKEND, self.group.rank, None, error)
+                self.give_up(Abort.ENQUEUED_MESSAGE, self.group.rank, None, error)
                 return
             code, rank = Abort.ENQUEUED_DEADLINE, self.group.rank
             self.give_up(code, rank, issued.sequence, None, issued.timeout_s)

@@ -183,6 +183,7 @@ ENQUEUED = (
     Abort.ENQUEUED_MISMATCH,
     Abort.ENQUEUED_DEADLINE,
     Abort.ENQUEUED_LOST,
+    Abort.ENQUEUED_MESSAGE,
     Abort.BACKEND,
 )
 """Abort codes whose sequence number is one of the calls on GPU arrays."""
@@ -210,6 +211,11 @@ def enqueued_error(
         late = _late_enqueued(members, rank, sequence)
         advice = _advice(late, UNEVEN)
         return DeadlineError(f"{start} in {called} on the GPU: {late}. {advice}. {_BROKEN}")
+    if code == Abort.ENQUEUED_MESSAGE:
+        return DeadlineError(
+            f"{who}: rank {members.number(rank)} gave up waiting for a message of GPU arrays: the "
+            f"other rank did not make the matching call, or another size. {_BROKEN}"
+        )
     return AbortedError(
         f"{who}: the communicator was given up: the GPU library of rank {members.number(rank)} "
         f"failed in {called}; that rank's error says why. Close it"

@@ -257,6 +257,7 @@ class Abort(IntEnum):
     NO_ROOM = 11  # a rank had no memory for its stages when all were in the call
     NO_ADDRESSES = 12  # a rank could not map what it needed of a peer's arena
     ELSEWHERE = 13  # on another host, or between hosts: what happened is kept apart
+    ENQUEUED_MESSAGE = 14  # a message of GPU arrays waited too long; it has no sequence number
 
 
 @dataclass(frozen=True)
