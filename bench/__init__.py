@@ -16,6 +16,7 @@
     ├── programs       a program of a library, under the library's own launcher
     │   └── measure_programs  the interleaved runs of those: startup, memory
     ├── collectives    what each collective is called, moves and may be asked for
+    ├── gpus           the GPUs that ranks are measured on
     ├── patterns       the same for what stands in a collective's place: asynchronous, objects...
     ├── results        what was measured, and its JSON
     ├── figures        what is measured that is no time: names, units

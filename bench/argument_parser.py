@@ -46,6 +46,17 @@ memory        what a communicator and a duplicate of it take: memory, address sp
 
 Several of them: async (all of async_...), patterns (all of these); all means every collective.
 
+Arrays on GPUs (--array cupy, torch): a sample ends when the GPU has done its calls. --limit
+measures, in turn with the calls, a copy of as many bytes within the GPU of rank 0, which is alone
+meanwhile: the row "copy", whose algbw is what it copies a second, and whose busbw what it reads and
+writes. "busbw / copy" is the call's busbw over that one: at which part of the memory's bandwidth
+its bytes move between ranks; N/A where none do, as with one rank. --backend direct needs no library
+of a vendor's, and lets ranks share a GPU.
+
+--array host-device needs no GPU: Host devices (docs/host_device.md) are a test device, made of host
+memory and threads. It shows that all of it works and is right; no time of it says anything about a
+GPU. Beside it stands gpucoll-numpy: the same calls on NumPy's arrays, in the same memory.
+
 examples:
   gpucoll-bench
   gpucoll-bench all_reduce --ranks 4 -b 4 -e 64M -f 4 -d float32 -o sum --symmetric --limit
@@ -58,7 +69,8 @@ examples:
   gpucoll-bench all_reduce -b 8 -e 8 --torch
   gpucoll-bench startup,memory --ranks 4 --compare mpich
   gpucoll-bench all_reduce -b 1K -e 1G --array cupy --symmetric --compare cupy-nccl,torch-nccl
-  gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2
+  gpucoll-bench all_reduce -b 1K -e 64M --array cupy --backend direct --ranks 2 --limit
+  gpucoll-bench all --array host-device --ranks 2 -e 1M
   python -m gpucoll.bench.report result.json
 
 exit codes: 0 all right; 1 wrong results, or a failure while measuring; 2 nothing was measured
@@ -117,7 +129,7 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--plan", action="store_true", help="measure the plan_... of each as well")
     add("--limit", action="store_true",
         help="measure the memory limit, and the fraction reached: streaming in- and output without "
-        "other ranks, where both have one size on every rank")  # fmt: skip
+        "other ranks, where both have one size on every rank; on GPUs see above")  # fmt: skip
     add("--torch", action="store_true",
         help="measure PyTorch's tensors on the host as well, and what they cost above NumPy's "
         "arrays")  # fmt: skip
@@ -130,8 +142,8 @@ def add_measuring(add: Callable[..., object]) -> None:
         help="put gpucoll's ranks on one CPU after they have met, as a scheduler may; beside them "
         "gpucoll-bound, ranks that were bound to it before, as the peers' are")  # fmt: skip
     add("--array", choices=tuple(KINDS), default="numpy",
-        help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank "
-        "(numpy)")  # fmt: skip
+        help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank; "
+        "those of Host devices, for a test without a GPU (numpy)")  # fmt: skip
     add("--backend", choices=("auto", "nccl", "rccl", "direct"), default="auto",
         help="what moves arrays on GPUs (auto); direct lets ranks share a GPU")  # fmt: skip
     add("--compare", type=peers, default={}, metavar="PEER[=PYTHON],...",

@@ -14,6 +14,7 @@ from gpucoll.bench.argument_types import sizes
 from gpucoll.bench.collectives import DTYPES, Collective
 from gpucoll.bench.patterns import MEASURED, PATTERNS
 from gpucoll.bench.peers import PEERS
+from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
 
 __all__ = ["Options", "parse"]
@@ -52,7 +53,7 @@ class Options:
     one_cpu : bool
         Whether all ranks share one, gpucoll's from after they have met.
     array : str
-        Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch".
+        Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch", or on "host-device"s.
     backend : str
         Which backend gpucoll takes for arrays on GPUs.
     left_out : tuple of str
@@ -96,6 +97,11 @@ class Options:
             yield replace(self, collective=collective)
 
     @property
+    def on_gpus(self) -> bool:
+        """Whether the arrays lie on GPUs, or on what stands for them."""
+        return self.array != "numpy"
+
+    @property
     def traits(self) -> Collective:
         """The row of the collective."""
         return MEASURED[self.collective]
@@ -118,7 +124,8 @@ class Options:
             "plan": self.plan and self.traits.planned,
             "fused": self.list_length > 1,
             "torch": self.torch and self.traits.has_data and self.traits.tensors,
-            "limit": self.limit and self.traits.limited,
+            "limit": self.limit and self.traits.limited and not self.on_gpus,
+            "copy": self.limit and self.traits.has_data and self.on_gpus,
         }
         return [*self.peer_variants, *(name for name, wanted in extra.items() if wanted)]
 
@@ -177,6 +184,32 @@ def without_missing(dtypes: list[str]) -> tuple[list[str], tuple[str, ...]]:
     return [d for d in dtypes if d not in STORAGE], tuple(d for d in dtypes if d in STORAGE)
 
 
+def refuse_places(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """End the program where arrays are asked for that a backend or a peer does not move."""
+    if given.backend != "auto" and given.array == "numpy":
+        parser.error(f"--backend {given.backend} moves arrays on GPUs: give --array too")
+    if given.array == TEST_ARRAY:
+        if given.backend not in ("auto", "direct"):
+            parser.error(
+                f"--array {TEST_ARRAY} --backend {given.backend}: there is no vendor's library for "
+                "Host devices; direct moves their arrays"
+            )
+        if given.symmetric:
+            parser.error(
+                f"--symmetric is memory of a vendor's library, not of --array {TEST_ARRAY}"
+            )
+        if given.compare:
+            names = ", ".join(given.compare)
+            parser.error(
+                f"--compare {names}: no other library knows Host devices; beside --array "
+                f"{TEST_ARRAY} gpucoll's own calls on NumPy's arrays are measured"
+            )
+    for name in given.compare:
+        if PEERS[name].on_gpu != (given.array != "numpy"):
+            where = "arrays on GPUs: give --array too" if PEERS[name].on_gpu else "host arrays only"
+            parser.error(f"--compare {name} is for {where}")
+
+
 def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     """End the program where arguments that are right by themselves cannot be meant together.
 
@@ -192,9 +225,11 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error(f"{names} has no arrays: --symmetric means nothing here")
     if given.plan and not any(row.planned for row in rows):
         parser.error(f"{names} has no plan: --plan means nothing here")
-    if given.limit and not any(row.limited for row in rows):
+    if given.limit and not any(row.limited for row in rows) and given.array == "numpy":
         having = ", ".join(name for name, row in MEASURED.items() if row.limited)
         parser.error(f"--limit: no memory limit is known of {names}, only of {having}")
+    if given.limit and not any(row.has_data for row in rows):
+        parser.error(f"--limit: {names} has no arrays, and no copy is as much as it moves")
     if given.list > 1 and not all(row.listed for row in rows):
         having = " and ".join(name for name, row in MEASURED.items() if row.listed)
         parser.error(f"--list is for {having}, not for {names}")
@@ -215,14 +250,7 @@ def refuse_contradictions(parser: argparse.ArgumentParser, given: argparse.Names
         parser.error("--one-cpu is for host arrays")
     if given.one_cpu and (programs := [name for name in patterns if MEASURED[name].own_program]):
         parser.error(f"--one-cpu: {', '.join(programs)} cannot be bound")
-    if given.backend != "auto" and given.array == "numpy":
-        parser.error(f"--backend {given.backend} moves arrays on GPUs: give --array too")
-    if given.limit and given.array != "numpy":
-        parser.error("--limit is the host memory's, which arrays on GPUs do not go through")
-    for name in given.compare:
-        if PEERS[name].on_gpu != (given.array != "numpy"):
-            where = "arrays on GPUs: give --array too" if PEERS[name].on_gpu else "host arrays only"
-            parser.error(f"--compare {name} is for {where}")
+    refuse_places(parser, given)
     if given.last < given.first:
         parser.error(f"-e {given.last} is smaller than -b {given.first} (both in bytes)")
     if given.ranks is not None and not 0 <= given.root < given.ranks:

@@ -6,14 +6,17 @@ import importlib.util
 import os
 from pathlib import Path
 
+from gpucoll import config
 from gpucoll.bench import environment
 from gpucoll.bench.arguments import Options
+from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.rank.inputs import STORAGE
 from gpucoll.transport.shared.layout import MAX_RANKS
 
 __all__ = [
     "CannotMeasureError",
     "check_dtypes",
+    "check_host_devices",
     "check_json_path",
     "check_launched",
     "check_memory",
@@ -21,6 +24,8 @@ __all__ = [
 ]
 
 MEMORY_MARGIN = 0.9  # of what is available: buffers of the libraries themselves come on top
+
+OWN_DEVICE_BYTES = 32 << 20  # what the direct backend keeps, and what lies between arrays
 
 
 class CannotMeasureError(Exception):
@@ -52,6 +57,7 @@ def check_launched(options: Options, ranks: int) -> None:
         )
     check_ranks(options, ranks)
     check_dtypes(options)
+    check_host_devices(options)
     check_json_path(options.json_path)
 
 
@@ -79,6 +85,19 @@ def check_dtypes(options: Options) -> None:
         raise CannotMeasureError(
             f"-d {','.join(sorted(needing))} needs ml_dtypes, which is not installed: "
             "pip install ml_dtypes"
+        )
+
+
+def check_host_devices(options: Options) -> None:
+    """Refuse a size that a Host device has not the memory for."""
+    if options.array != TEST_ARRAY:
+        return
+    arrays = 2 + options.limit  # input, output, and where a copy goes
+    needed = arrays * options.asked_sizes_bytes[-1] * options.list_length + OWN_DEVICE_BYTES
+    if needed > (there := config.host_device_memory()):
+        raise CannotMeasureError(
+            f"-e {options.asked_sizes_bytes[-1]} needs {needed} bytes of each Host device, which "
+            f"has {there}: choose a smaller -e, or set {config.HOST_DEVICE_MEMORY}"
         )
 
 

@@ -19,25 +19,26 @@ from gpucoll.bench.arguments import Options, parse
 from gpucoll.bench.checks import (
     CannotMeasureError,
     check_dtypes,
+    check_host_devices,
     check_json_path,
     check_launched,
     check_memory,
     check_ranks,
 )
-from gpucoll.bench.gpus import check_installed, ranks_on_gpus
+from gpucoll.bench.gpus import check_installed, default_ranks, ranks_on_gpus
 from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.libraries import ready_programs, start_own, start_peers
 from gpucoll.bench.measure import Bench
 from gpucoll.bench.measure_programs import ProgramBench
 from gpucoll.bench.peers import PeerMissingError, locate
 from gpucoll.bench.programs import Program
-from gpucoll.bench.rank.arrays import NoGpuError
+from gpucoll.bench.rank.arrays import TEST_ARRAY, NoGpuError
 from gpucoll.bench.rank.own import joined
 from gpucoll.bench.results import Results, Row
 from gpucoll.bench.starts import cpus_of_ranks
 from gpucoll.errors import GpucollError
 from gpucoll.rendezvous import launchers
-from gpucoll.topology import usable_cpu_count, usable_cpus
+from gpucoll.topology import usable_cpus
 
 __all__ = ["main"]
 
@@ -81,15 +82,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_alone(options: Options) -> int:
     """Start the ranks of every library, measure, end them."""
-    on_gpus = options.array != "numpy"
-    ranks = options.ranks or min(max(usable_cpu_count(), 2), 8)
-    if on_gpus:
+    ranks = options.ranks or default_ranks()
+    if options.on_gpus:
         ranks = ranks_on_gpus(options.array, options.ranks, options.backend)
     check_ranks(options, ranks)
     check_dtypes(options)
+    check_host_devices(options)
     check_json_path(options.json_path)
     located = [locate(name, place) for name, place in options.compare.items()]
-    if not on_gpus:
+    if options.array in ("numpy", TEST_ARRAY):
         check_memory(options, ranks, len(located))
     compile_kernels()
     with ExitStack() as stack:
@@ -100,7 +101,7 @@ def run_alone(options: Options) -> int:
         if all(one.traits.own_program for one in options.each()):
             return measure(options, None, [], [], programs)
         # The vendors' libraries have threads.
-        cpus = [] if on_gpus or not options.pinned else cpus_of_ranks(ranks)
+        cpus = [] if options.on_gpus or not options.pinned else cpus_of_ranks(ranks)
         if options.one_cpu:
             cpus = [min(usable_cpus())] * ranks
         peers = start_peers(options, located, ranks, cpus, stack, folder)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gpucoll.bench.arguments import Options
+from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.topology import usable_cpu_count
 from gpucoll.version import __version__
 
@@ -28,6 +29,12 @@ PROGRAM_TIMING = (
     "A sample of startup is one run of a program by the library's own launcher, from the "
     "launcher's start to its end; each library has one run before the first. The program adds the "
     "ranks' numbers up once. What a rank has taken is of the rank that has taken most."
+)
+
+
+TEST_DEVICE = (
+    "Host devices are a test device, made of host memory and threads: no time below says anything "
+    "about a GPU."
 )
 
 
@@ -60,6 +67,7 @@ def describe(
         "pinned_cpus": cpus or None,
         "kernel": f"{platform.system()} {platform.release()} {platform.machine()}",
         "array": options.array,
+        "test_device": TEST_DEVICE if options.array == TEST_ARRAY else None,
         "rounds": options.rounds,
         "sample_s": options.sample_s,
         "timing": " ".join(timings(options)),
@@ -71,14 +79,15 @@ def timings(options: Options) -> Iterator[str]:
     """Yield how what is measured is timed, in words."""
     programs = [one.traits.own_program for one in options.each()]
     if not all(programs):
-        yield timing(options.rounds, options.array != "numpy")
+        where = "device" if options.array == TEST_ARRAY else "GPU"
+        yield timing(options.rounds, where if options.on_gpus else "")
     if any(programs):
         yield PROGRAM_TIMING
 
 
-def timing(rounds: int, on_gpus: bool = False) -> str:
-    """Return how the loop times, in words."""
-    ending = "It ends when the GPU has done them all. " if on_gpus else ""
+def timing(rounds: int, where: str = "") -> str:
+    """Return how the loop times, in words; `where` calls that only enqueue are done."""
+    ending = f"It ends when the {where} has done them all. " if where else ""
     return (
         "A sample is a loop of calls with nothing between them, no barrier either; one call and "
         f"one barrier go before it. {ending}Its value is the loop's time divided by its calls. The "
@@ -119,5 +128,7 @@ def available_bytes(path: Path = Path("/proc/meminfo")) -> int | None:
 def needed_bytes(options: Options, ranks: int, peers: int) -> int:
     """Return the memory of the largest size: an input and an output a rank, for every library."""
     placements = 1 + options.symmetric + peers
+    if options.array == TEST_ARRAY:
+        placements += 1  # NumPy's beside it
     largest = max(max(each.sizes_bytes) for each in options.each())
     return 2 * largest * options.list_length * ranks * placements

@@ -12,6 +12,7 @@ from gpucoll.bench.groups import GroupError, ProcessGroup
 from gpucoll.bench.measure_programs import START_S
 from gpucoll.bench.peers import LocatedPeer
 from gpucoll.bench.programs import Program, own_program, peer_program
+from gpucoll.bench.rank.arrays import TEST_ARRAY
 from gpucoll.bench.starts import own_group, peer_group
 
 __all__ = ["ready_programs", "start_own", "start_peers"]
@@ -45,15 +46,19 @@ def start_peers(
 def start_own(
     options: Options, ranks: int, cpus: list[int], stack: ExitStack
 ) -> list[ProcessGroup]:
-    """Start gpucoll's ranks; with --one-cpu, also those that are bound before they meet."""
-    places = {"gpucoll": cpus}
+    """Start gpucoll's ranks; with --one-cpu, also those that are bound before they meet.
+
+    Beside a test device also those with NumPy's arrays: they are in the same memory.
+    """
+    places = {"gpucoll": (cpus, options.array, options.backend)}
     if options.one_cpu:
-        places = {"gpucoll": [], "gpucoll-bound": cpus}
+        bound = (cpus, options.array, options.backend)
+        places = {"gpucoll": ([], *bound[1:]), "gpucoll-bound": bound}
+    if options.array == TEST_ARRAY:
+        places["gpucoll-numpy"] = (cpus, "numpy", "auto")
     groups = []
-    for name, cpus_of_group in places.items():
-        group = own_group(
-            ranks, cpus_of_group, options.timeout_s, options.array, name, options.backend
-        )
+    for name, (cpus_of_group, array, backend) in places.items():
+        group = own_group(ranks, cpus_of_group, options.timeout_s, array, name, backend)
         stack.callback(group.close)
         groups.append(group)
     for group in groups:

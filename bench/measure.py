@@ -12,13 +12,13 @@ from gpucoll.bench.arguments import Options
 from gpucoll.bench.collectives import item_bytes
 from gpucoll.bench.groups import Group, GroupError
 from gpucoll.bench.progress import Progress
-from gpucoll.bench.results import Measurement, Results, Row
+from gpucoll.bench.results import LIMITS, Measurement, Results, Row
 
 __all__ = ["Bench", "Report"]
 
 PILOT_S = 0.003
 LEAST_REPS = 3
-UNCHECKED = ("limit", "work")
+UNCHECKED = (*LIMITS, "work")
 MOST_REPS = 20_000
 
 Report = Callable[[list[Row], Row | None], None]
@@ -119,7 +119,7 @@ class Bench:
                         self.keep_sample(case)
             self.progress.step(what)
         rows = self.rows([case for case in cases if self.alive(case.group)], dtype, redop, count)
-        limit = next((row for row in rows if row.library == "limit"), None)
+        limit = next((row for row in rows if row.library in LIMITS), None)
         rows = [row for row in rows if row is not limit]
         self.results.rows += rows
         self.results.limits += [limit] if limit else []
@@ -238,8 +238,8 @@ class Bench:
 
 def named(library: str, variant: str) -> tuple[str, str]:
     """Return library and placement as the table calls them."""
-    if variant == "limit":
-        return "limit", "private"
+    if variant in LIMITS:
+        return variant, "private"
     if variant == "plan":
         return f"{library}-plan", "private"
     if variant == "fused":

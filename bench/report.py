@@ -72,6 +72,9 @@ def markdown(content: dict[str, Any]) -> Iterator[str]:
         f"{environment['date'][:10]}. Microseconds; ratios are gpucoll's time over the best peer's "
         "with the 95 % interval of this run."
     )
+    if note := environment.get("test_device"):
+        yield ""
+        yield str(note)
     yield from summary_table(list(summaries(content["results"])))
     limits = grouped(content["limit"])
     for call, entries in grouped(content["results"]).items():
@@ -121,7 +124,9 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
     is_torch = "gpucoll torch" in own
     columns = ["bytes", *titles, *ratios, *longer]
     columns += ["gpucoll torch - gpucoll (CPU)"] if is_torch else []
-    columns += [f"limit / {name}" for name in own] if at_limit else []
+    of_copy = any(entry["library"] == "copy" for entry in limits)
+    if at_limit:
+        columns += [f"{name} busbw / copy" if of_copy else f"limit / {name}" for name in own]
     yield f"| {' | '.join(columns)} |"
     yield f"|{' ---: |' * len(columns)}"
     for size in dict.fromkeys(entry["size"] for entry in present):
@@ -132,7 +137,7 @@ def side_table(entries: list[Entry], limits: list[Entry], side: str) -> Iterator
         cells += [ratio_cell(found, name, others, True) for name, others in longer.values()]
         cells += [difference_cell(found, "gpucoll torch", "gpucoll")] if is_torch else []
         if at_limit:
-            cells += [part_cell(at_limit.get(size), found.get(name)) for name in own]
+            cells += [part_cell(at_limit.get(size), found.get(name), of_copy) for name in own]
         yield f"| {' | '.join(cells)} |"
 
 
@@ -167,8 +172,10 @@ def ratio_cell(found: dict[str, Side], name: str, others: list[str], longest: bo
     return "" if ratio is None else f"{ratio[0]} {ratio[1]}"
 
 
-def part_cell(limit: Side | None, side: Side | None) -> str:
-    """Return the part of the memory limit that was reached."""
+def part_cell(limit: Side | None, side: Side | None, of_copy: bool = False) -> str:
+    """Return the part of the memory limit, or of a copy's bandwidth, that was reached."""
+    if of_copy:
+        return f"{side['bus_bw'] / limit['bus_bw']:.2f}" if limit and side else ""
     return f"{limit['time'] / side['time']:.2f}" if limit and side else ""
 
 

@@ -12,11 +12,13 @@ from typing import Any
 from gpucoll.bench.estimates import Samples, time_us
 from gpucoll.bench.patterns import MEASURED
 
-__all__ = ["OWN", "PARTS", "SIDES", "Measurement", "Results", "Row"]
+__all__ = ["LIMITS", "OWN", "PARTS", "SIDES", "Measurement", "Results", "Row"]
 
 SIDES = ("out_of_place", "in_place")
 OWN = ("gpucoll", "gpucoll-plan", "gpucoll-list")
 """What the table calls gpucoll's calls, as its peers are called by their names."""
+LIMITS = ("limit", "copy")
+"""What a call is compared with as its limit: the host memory's, or a copy within rank 0's GPU."""
 PARTS = ("blocking", "work")
 """Placements that are a part of a pattern, measured alone: nothing to be compared with peers."""
 
@@ -104,7 +106,13 @@ class Row:
         return self.placement in PARTS
 
     def bandwidths(self, side: Measurement) -> tuple[float, float] | tuple[None, None]:
-        """Return algorithm and bus bandwidth in GB/s; None where they say nothing."""
+        """Return algorithm and bus bandwidth in GB/s; None where they say nothing.
+
+        Of a copy within a GPU: what it copies, and what it reads and writes.
+        """
+        if self.library == "copy":
+            copied = self.size_bytes / side.time_us / 1e3
+            return copied, 2 * copied
         traits = MEASURED[self.collective]
         return traits.bandwidths(self.size_bytes * self.list_length, side.time_us, self.ranks)
 
@@ -151,7 +159,7 @@ class Results:
     rows : list of Row
         In the order measured.
     limits : list of Row
-        The memory limit at each size, under the library name ``limit``.
+        The memory limit at each size, under a library name of `LIMITS`.
     environment : dict
         The machine, the versions and the command.
     failures : list of str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gpucoll.bench.arguments import Options
-from gpucoll.bench.estimates import ratio
+from gpucoll.bench.estimates import Ratio, ratio
 from gpucoll.bench.figures import FIGURES
 from gpucoll.bench.peers import PEERS
 from gpucoll.bench.results import OWN, SIDES, Measurement, Results, Row
@@ -36,6 +36,11 @@ def header(
             f"# {options.list_length} arrays of each size: gpucoll-list has them in one call, "
             "the others in a call each"
         )
+    if options.limit and options.on_gpus and options.traits.has_data:
+        yield (
+            "# copy: of as many bytes within the device of rank 0, alone; its busbw is what it "
+            "reads and writes"
+        )
     yield "#"
     if environment is not None:
         yield from machine(ranks, environment)
@@ -64,6 +69,9 @@ def machine(ranks: int, environment: dict[str, object]) -> Iterator[str]:
             rest.append("not pinned")
         yield f"# {name}: {', '.join([versions['library'], *rest])}"
     yield "#"
+    if note := environment.get("test_device"):
+        yield from wrapped(str(note))
+        yield "#"
     yield from wrapped(str(environment["timing"]))
     yield "#"
 
@@ -85,6 +93,8 @@ def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
     for row in rows:
         yield line_of(row)
         yield from figure_lines(row)
+    if limit is not None and limit.library == "copy":
+        yield line_of(limit)
     for row in rows:
         parts = [part for part in rows if part.is_part and part.library == row.library]
         if parts and not row.is_part:
@@ -99,7 +109,9 @@ def lines_of_size(rows: list[Row], limit: Row | None) -> Iterator[str]:
                 yield difference_line("gpucoll torch - gpucoll", row, rows[0])
             if row.library == "gpucoll-list":
                 yield ratio_line("gpucoll-list / gpucoll", row, rows[:1])
-            if limit is not None:
+            if limit is not None and limit.library == "copy":
+                yield fraction_line(f"{row.title} busbw / copy", row, limit)
+            elif limit is not None:
                 yield ratio_line(f"limit / {row.title}", limit, [row])
 
 
@@ -166,6 +178,28 @@ def ratio_line(title: str, own: Row, others: list[Row], longest: bool = False) -
                 found += f" {chosen.placement if longest else chosen.library}"
         text += f"  {found:<{SIDE_WIDTH - 2}}"
     return text.rstrip()
+
+
+def fraction_line(title: str, own: Row, copy: Row) -> str:
+    """Return a call's bus bandwidth over what a copy reads and writes, each with its interval."""
+    text = f"#{title:>{BEFORE_SIDES - 1}}"
+    for name in SIDES:
+        found = fraction_of_copy(own, own.side(name), copy, copy.side(name))
+        text += f"  {'N/A' if found is None else str(found):<{SIDE_WIDTH - 2}}"
+    return text.rstrip()
+
+
+def fraction_of_copy(
+    own: Row, mine: Measurement | None, copy: Row, copied: Measurement | None
+) -> Ratio | None:
+    """Return the part of a copy's bandwidth that a call reaches; None where it moves nothing."""
+    if mine is None or copied is None:
+        return None
+    bus, most = own.bandwidths(mine)[1], copy.bandwidths(copied)[1]
+    if not bus or not most:
+        return None
+    times = ratio(copied.samples, [mine.samples])  # the same, but for a factor
+    return Ratio(*(bus / most / times.value * value for value in times))
 
 
 def footer(results: Results) -> Iterator[str]:

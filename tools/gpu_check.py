@@ -17,28 +17,30 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.util
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import link_tree
+from gpu_check_steps import SANITIZED, Step, steps_of
+from gpu_check_table import table
+
+__all__ = ["SANITIZED", "Report", "Step", "check", "main", "steps_of"]
 
 ROOT = link_tree.ROOT
-HERE = Path(__file__).resolve().parent
 SCHEMA = 1
 LIMIT_S = 460.0
 """Of everything together."""
+LEAST_S = 6.0
+"""That each step is left by those before it: one that hangs takes no other's place."""
 KILL_WAIT_S = 10.0
 OK, FAILED, NO_GPU = 0, 1, 2
 
@@ -84,34 +86,6 @@ with open(sys.argv[1], "w") as file:
     json.dump(found, file)
 """
 
-SWEEP = ["all_reduce,broadcast,all_gather,reduce_scatter,all_to_all", "--plan"]
-SWEEP += ["-b", "4", "-e", "256M", "-f", "64", "--ranks", "1", "--rounds", "5", "--sample", "0.005"]
-"""Of calls with one rank: what they cost beside NCCL's own, and that they are right."""
-
-LISTED = ["all_reduce", "--list", "500", "-b", "4K", "-e", "64K", "-f", "16", "--ranks", "1"]
-LISTED += ["--rounds", "5", "--sample", "0.005", "--array", "cupy"]
-"""Of 500 arrays in one call beside 500 calls."""
-
-SANITIZED = "test_ring_step or test_error_feedback or test_pack_500 or test_quantise"
-"""What compute-sanitizer runs: each kind of kernel, in the time that there is."""
-
-
-@dataclass(frozen=True)
-class Step:
-    """A command, and how long it may take."""
-
-    name: str
-    command: Sequence[str]
-    limit_s: float
-    result: str | None = None
-    """A JSON file that it writes in the output folder."""
-    key: str = "benchmarks"
-    """Where in the report that goes; what is a list there is added to."""
-    may_skip: bool = False
-    """Whether it passes where all of its tests are skipped."""
-    backend: str = ""
-    """The step is left out where this version of gpucoll lacks this backend."""
-
 
 @dataclass
 class Outcome:
@@ -140,6 +114,7 @@ class Report:
     bench: dict[str, Any] = field(default_factory=dict)
     bench_torch: dict[str, Any] = field(default_factory=dict)
     bench_list: dict[str, Any] = field(default_factory=dict)
+    bench_direct: dict[str, Any] = field(default_factory=dict)
 
     def write(self, folder: Path) -> None:
         """Write all there is, in one step."""
@@ -186,75 +161,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.returncode = -signal.SIGKILL  # Popen would warn of it; it ends with this machine
 
 
-def probes_of_memory(folder: Path) -> list[Step]:
-    """Return what tells whether the direct backend's ways are there: copies, words, IPC."""
-    steps = []
-    for probe, limit_s in (("words", 20), ("exported", 45), ("copies", 40)):
-        result = f"memory_{probe}.json"
-        command = [sys.executable, str(HERE / "gpu_memory_probes.py"), "--probe", probe]
-        command += ["--output", str(folder / result)]
-        steps.append(Step(f"memory {probe}", command, limit_s, result, "memory"))
-    return steps
-
-
-def collectives_of(folder: Path) -> list[Step]:
-    """Return every call against the oracle: by NCCL with one rank, by direct with 1, 2 and 4."""
-    steps = []
-    for backend, ranks in (("nccl", 1), ("direct", 2), ("direct", 1), ("direct", 4)):
-        result = f"collectives_{backend}_{ranks}.json"
-        command = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
-        command += [str(HERE / "gpu_collectives.py"), "--backend", backend]
-        command += ["--output", str(folder / result)]
-        name = f"collectives {backend} {ranks}"
-        steps.append(Step(name, command, 50, result, "collectives", backend=backend))
-    return steps
-
-
-def steps_of(folder: Path) -> list[Step]:
-    """Return everything that is done where there is a GPU."""
-    python, here = sys.executable, HERE
-    pytest = [python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', python]
-    kernels, shared = "tests/kernels/gpu", "tests/calls/gpu/test_shared_gpu.py"
-    steps = [
-        Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json", "doctor"),
-        *probes_of_memory(folder),
-        Step("tests of kernels", [*pytest, kernels], 120),
-        *collectives_of(folder),
-        Step("other tests", [*pytest, "tests", f"--ignore={kernels}", f"--ignore={shared}"], 150),
-    ]
-    for group, limit_s in (
-        ("reduce", 60),
-        ("cast", 45),
-        ("pack", 60),
-        ("quantise", 45),
-        ("custom", 45),
-    ):
-        result = f"benchmark_{group}.json"
-        command = [python, str(here / "gpu_benchmarks.py"), "--group", group]
-        command += ["--output", str(folder / result)]
-        steps.append(Step(f"benchmark {group}", command, limit_s, result))
-    command = [python, str(here / "gpu_host_cost.py"), "--output", str(folder / "host_cost.json")]
-    steps.append(Step("host cost", command, 60, "host_cost.json", "host_cost"))
-    has_torch = importlib.util.find_spec("torch") is not None
-    peers = "cupy-nccl,torch-nccl" if has_torch else "cupy-nccl"
-    sweeps = {"bench": ["--array", "cupy", "--symmetric", "--compare", peers]}
-    if has_torch:
-        sweeps["bench_torch"] = ["--array", "torch"]
-    for key, more in sweeps.items():
-        command = [python, "-m", "gpucoll.bench", *SWEEP, *more]
-        command += ["--json", str(folder / f"{key}.json")]
-        steps.append(Step(key.replace("_", " "), command, 60, f"{key}.json", key))
-    listed = [python, "-m", "gpucoll.bench", *LISTED, "--json", str(folder / "bench_list.json")]
-    steps.append(Step("bench list", listed, 40, "bench_list.json", "bench_list"))
-    steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
-    if sanitizer := shutil.which("compute-sanitizer"):
-        checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
-        chosen = ["-k", SANITIZED, "tests/kernels/gpu/test_on_gpu.py"]
-        steps.append(Step("compute-sanitizer", [*checked, *pytest, *chosen], 120))
-    return steps
-
-
 def missing_for(step: Step, environment: dict[str, Any]) -> str:
     """Return why a step cannot run here; empty if it can."""
     missing = environment.get("missing", {})
@@ -291,8 +197,11 @@ def check(
         report.write(folder)
         print(f"no GPU: {reason}\nNothing was checked; tools/gpu_check.py needs a GPU and CuPy.")
         return NO_GPU
-    for step in steps(folder):
-        _do(step, folder, report, limit_s - (time.monotonic() - begin))
+    wanted = steps(folder)
+    for place, step in enumerate(wanted):
+        left_s = limit_s - (time.monotonic() - begin)
+        after_s = LEAST_S * (len(wanted) - place - 1)
+        _do(step, folder, report, left_s, max(left_s - after_s, LEAST_S))
         report.write(folder)
     passed = all(outcome.status in ("passed", "left out") for outcome in report.steps)
     report.status = "passed" if passed else "failed"
@@ -301,8 +210,8 @@ def check(
     return OK if passed else FAILED
 
 
-def _do(step: Step, folder: Path, report: Report, left_s: float) -> None:
-    """Run one step and add what it found to the report."""
+def _do(step: Step, folder: Path, report: Report, left_s: float, most_s: float) -> None:
+    """Run one step, for so long at most, and add what it found to the report."""
     if step.backend not in ("", *report.environment.get("backends", ())):
         reason = f"this version has no backend {step.backend}"
         report.steps.append(Outcome(step.name, "left out", 0.0, reason))
@@ -317,7 +226,7 @@ def _do(step: Step, folder: Path, report: Report, left_s: float) -> None:
     if step.result:
         (folder / step.result).unlink(missing_ok=True)
     log = folder / f"{step.name.replace(' ', '_')}.log"
-    outcome = Outcome(step.name, *run_watched(step.command, min(step.limit_s, left_s), log))
+    outcome = Outcome(step.name, *run_watched(step.command, min(step.limit_s, left_s, most_s), log))
     is_void = "pytest" in step.command and not re.search(rb"\d passed", log.read_bytes())
     if outcome.status == "passed" and is_void and not step.may_skip:
         outcome.status = "failed"  # every test was skipped, and nothing checked
@@ -329,52 +238,6 @@ def _do(step: Step, folder: Path, report: Report, left_s: float) -> None:
             return
         before = getattr(report, step.key)
         setattr(report, step.key, [*before, *found] if isinstance(before, list) else found)
-
-
-def table(report: Report) -> str:
-    """Return the report, short."""
-    device = report.environment.get("device", {})
-    lines = [f"{device.get('name', 'GPU')}, driver {report.environment.get('driver_version')}", ""]
-    for row in report.benchmarks:
-        wanted = "" if row["target"] is None else f"  wanted {row['target']:g}"
-        reached = "" if row["target"] is None or row["ratio"] >= row["target"] else "  MISSED"
-        lines.append(
-            f"{row['name']:48} {row['rate'] / 1e9:7.0f} GB/s  {row['ratio']:6.2f} x "
-            f"{row['against']}{wanted}{reached}"
-        )
-    lines.append("")
-    for row in report.memory:
-        lines.append(_line_of_memory(row))
-    lines += _lines_of_collectives(report.collectives)
-    lines.append("")
-    for cost in report.host_cost:
-        lines.append(f"{cost['name']:48} {cost['wall_us']:7.2f} us on the host")
-    for step in report.steps:
-        lines.append(f"{step.name:20} {step.status:8} {step.elapsed_s:6.1f} s  {step.detail[:60]}")
-    lines.append(f"\n{report.status}; every number is in gpu_check.json")
-    return "\n".join(lines)
-
-
-def _line_of_memory(row: dict[str, Any]) -> str:
-    rate = f"{row['rate'] / 1e9:7.1f} GB/s" if "rate" in row else " " * 12
-    return f"{row['name']:48} {rate}  {row['status']} {row['detail'][:80]}".rstrip()
-
-
-def _lines_of_collectives(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how many of the calls were right, what was not, and the times."""
-    counts = Counter((row["ranks"], row["status"]) for row in rows)
-    lines = [f"{ranks} ranks: {count} calls {told}" for (ranks, told), count in counts.items()]
-    lines += [
-        f"  {row['status']}: {row['name']}, {row['ranks']} ranks: {row['detail'][:100]}"
-        for row in rows
-        if row["status"] != "passed"
-    ][:40]
-    lines += [
-        f"{row['name']}, {row['ranks']} ranks".ljust(48) + f" {row['time_s'] * 1e6:10.1f} us"
-        for row in rows
-        if "time_s" in row
-    ]
-    return lines
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -5,12 +5,14 @@
     python tools/gpu_host_cost.py              # on this machine's GPU, with CuPy (and PyTorch)
     python tools/gpu_host_cost.py --double     # without a GPU: doubles of NCCL and of the driver
     gpucoll-run -n 2 tools/gpu_host_cost.py --double    # every rank prints its own
+    gpucoll-run -n 2 tools/gpu_host_cost.py --backend direct    # without a vendor's library
 
 Calls are made in batches that fit a GPU's queue, and waited for outside the clock. Each figure is
 the fastest batch's mean, in microseconds per call: by the clock on the wall, and by the calling
 thread's CPU time, which a busy machine disturbs less. "raw" is what nobody can avoid: the vendor
 library's function between two events, called through ctypes with ready arguments. What a row of
-gpucoll's has above it is gpucoll's own, whether that function is a library's or a double's.
+gpucoll's has above it is gpucoll's own, whether that function is a library's or a double's. The
+direct backend is over no library and has no raw row: of it the figure is the whole call.
 """
 
 from __future__ import annotations
@@ -29,7 +31,6 @@ from typing import Any
 
 import gpucoll
 from gpucoll import config, devices
-from gpucoll.backends.choice import KINDS
 from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.prototypes import ncclDataType_t, ncclRedOp_t
 from gpucoll.calls.preparation import Arguments, prepare
@@ -77,7 +78,7 @@ def calls_of_gpucoll(comm: Any, cupy: Any) -> Rows:
     x, y = cupy.empty(COUNT, "float32"), cupy.empty(COUNT, "float32")
     comm.all_reduce(x, out=x)
     connected = comm._gpu._connected
-    if comm._gpu.pick.backend in KINDS:
+    if hasattr(connected.backend, "library"):
         yield RAW, _raw(connected, x.data.ptr)
     arguments = Arguments(op=ReduceOp.parse("sum"), out=x)
     made = prepare(Collective.ALL_REDUCE, x, arguments, comm.rank, comm.world_size)
@@ -157,18 +158,20 @@ def measure_all(
     cupy: Any, n_batches: int, peers: list[Callable[[], Rows]], backend: str = "auto"
 ) -> list[Cost]:
     """Measure every row and print it; a peer that is not there is named with the reason."""
-    costs = []
+    costs: list[Cost] = []
 
     def run(rows: Rows, wait: Call) -> None:
         for name, call in rows:
             call()
             wait()
             cost = measure(name, call, wait, n_batches)
+            if backend == "direct":
+                cost.name = f"direct, {comm.world_size} ranks: {cost.name}"
             costs.append(cost)
             print(f"{name:42} {cost.wall_us:7.2f} us {cost.cpu_us:7.2f} us CPU", flush=True)
 
-    with gpucoll.init(backend=backend) as comm:
-        number = cupy.cuda.runtime.getDevice()
+    number = cupy.cuda.runtime.getDevice()
+    with gpucoll.init(backend=backend, device=number) as comm:
         device = devices.open_device("rocm" if cupy.cuda.runtime.is_hip else "cuda", number)
 
         def wait() -> None:
@@ -186,8 +189,11 @@ def measure_all(
 
 
 def summary(costs: list[Cost]) -> str:
-    """Return in one line how a call compares."""
+    """Return in one line how a call compares, or what it takes."""
     found = {cost.name: cost.wall_us for cost in costs}
+    if PLAN not in found:  # direct
+        parts = [f"{one.wall_us:.1f} us" for one in costs if one.name.endswith((PLAN, CALL))]
+        return "a plan's call and a plain one: " + ", ".join(parts)
     others = {"raw": RAW, "CuPy's nccl": CUPY, "torch.distributed": TORCH}
     parts = [
         f"{found[PLAN] - found[row]:+.1f} and {found[CALL] - found[row]:+.1f} us to {name}"
@@ -203,16 +209,18 @@ def main(arguments: list[str] | None = None) -> int:
         description="Measure what a call on GPU arrays costs the host."
     )
     parser.add_argument("--double", action="store_true", help="doubles instead of a GPU")
-    parser.add_argument("--backend", default="auto", choices=("auto", "direct"))
     parser.add_argument("--batches", type=int, default=50, metavar="N", help="for each row")
+    parser.add_argument("--backend", choices=("auto", "direct"), default="auto")
     parser.add_argument("--output", type=Path, metavar="FILE", help="JSON")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         cupy = double_of_cupy(Path(folder)) if options.double else importlib.import_module("cupy")
-        peers = [] if options.double else [lambda: calls_of_cupy(cupy), calls_of_torch]
-        cupy.cuda.Device(int(os.environ.get(config.LOCAL_RANK, 0))).use()
+        is_alone = options.double or options.backend == "direct"
+        peers = [] if is_alone else [lambda: calls_of_cupy(cupy), calls_of_torch]
+        n_gpus = cupy.cuda.runtime.getDeviceCount()
+        cupy.cuda.Device(int(os.environ.get(config.LOCAL_RANK, 0)) % n_gpus).use()
         costs = measure_all(cupy, options.batches, peers, options.backend)
-    if options.output:
+    if options.output and not int(os.environ.get(config.RANK, 0)):
         options.output.write_text(json.dumps([asdict(cost) for cost in costs]), encoding="utf-8")
     print(summary(costs))
     return 0

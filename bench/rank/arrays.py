@@ -1,11 +1,12 @@
-"""The arrays that are measured: NumPy's on the host, CuPy's and PyTorch's on a GPU.
+"""The arrays that are measured: NumPy's on the host, CuPy's, PyTorch's or a test device's on a GPU.
 
-Needs NumPy and the array library, nothing of gpucoll: peers' ranks have these arrays too.
+Needs NumPy and the array library, nothing else of gpucoll: peers' ranks have these arrays too.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from gpucoll.bench.rank.inputs import STORAGE, storage
 
-__all__ = ["KINDS", "Arrays", "HostArrays", "NoGpuError", "open_arrays"]
+__all__ = ["KINDS", "TEST_ARRAY", "Arrays", "HostArrays", "NoGpuError", "open_arrays"]
 
 Array = Any
 
@@ -180,10 +181,51 @@ class TorchArrays:
         return {"torch": str(self.torch.__version__), "GPU": str(name)}
 
 
+class HostDeviceArrays(HostArrays):
+    """Arrays on a Host device, gpucoll's test device: one for each rank."""
+
+    on_gpu = True
+
+    def __init__(self, rank: int) -> None:
+        config: Any = importlib.import_module("gpucoll.config")
+        os.environ.update({config.DEVICE: "host", config.CPU_ONLY: "0"})
+        self._arrays: Any = importlib.import_module("gpucoll.testing.device_arrays")
+        count = importlib.import_module("gpucoll.devices").device_count("host")
+        self.number = own_gpu(rank, count, "gpucoll")
+        self._arrays.use(self.number)
+
+    def allocate(self, count: int, dtype: str) -> Array:
+        """Return an array on the device."""
+        return self._arrays.empty(count, storage(dtype))
+
+    def edit(self, array: Array, change: Callable[[Array], object]) -> None:
+        """Copy what `change` has written to the device."""
+        host = np.empty(len(array), array.dtype)
+        change(host)
+        array.set(host)
+        self.wait()
+
+    def read(self, array: Array) -> Array:
+        """Return a copy."""
+        return array.get()
+
+    def wait(self) -> None:
+        """Wait for the whole device."""
+        self._arrays.synchronize()
+
+    def versions(self) -> dict[str, str]:
+        """Return that it is no GPU."""
+        return {"GPU": "none: Host devices, made of host memory and threads"}
+
+
+TEST_ARRAY = "host-device"
+"""What arrays of a test device are called: no time of theirs says anything about a GPU."""
+
 KINDS: dict[str, Callable[[int], Arrays]] = {
     "numpy": lambda rank: HostArrays(),
     "cupy": CupyArrays,
     "torch": TorchArrays,
+    TEST_ARRAY: HostDeviceArrays,
 }
 """Library -> its arrays for a local rank, on the GPU with that number if there are so many."""
 

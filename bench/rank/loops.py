@@ -14,7 +14,17 @@ from typing import Any
 
 from gpucoll.bench.rank.library import Array, Loop
 
-__all__ = ["WINDOW", "Wait", "described", "keeping", "ping_pong", "repeated", "stream", "timed"]
+__all__ = [
+    "WINDOW",
+    "Wait",
+    "described",
+    "idle",
+    "keeping",
+    "ping_pong",
+    "repeated",
+    "stream",
+    "timed",
+]
 
 Wait = Callable[[], None]
 

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from gpucoll.bench.rank.arrays import Arrays, HostArrays, open_arrays
+from gpucoll.bench.rank.device_copy import Copies
 from gpucoll.bench.rank.inputs import is_pattern
 from gpucoll.bench.rank.library import Array, Call, Loop
-from gpucoll.bench.rank.loops import ping_pong, repeated, stream
+from gpucoll.bench.rank.loops import idle, ping_pong, repeated, stream
 from gpucoll.bench.rank.own_patterns import pattern
 
 __all__ = ["Own", "joined"]
@@ -38,6 +39,7 @@ class Own:
         self.comm = comm
         self.arrays = arrays or HostArrays()
         self.wait = self.arrays.wait if self.arrays.on_gpu else None
+        self.copies = Copies()
         self.rank: int = comm.rank
         self.world_size: int = comm.world_size
         self.reduce_scatter_block = self.rank
@@ -72,6 +74,8 @@ class Own:
             return None
         if call.variant == "limit":
             return streaming(call)
+        if call.variant == "copy":
+            return self.copies.loop(call, self.arrays) if self.rank == 0 else idle
         if call.collective == "barrier":
             return repeated(partial(self.comm.barrier))
         if call.source is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpucoll.bench import cli, peers
+from gpucoll.bench import cli, gpus, peers
 from gpucoll.bench.patterns import MEASURED
 
 SHORT = ["--ranks", "2", "-b", "4", "-e", "1K", "-f", "16", "-n", "3", "-w", "1", "--rounds", "3"]
@@ -173,7 +173,7 @@ def test_messages_need_two_ranks(on_double, capfd):
 
 
 def test_a_root_that_is_none_of_the_ranks(on_double, monkeypatch, capfd):
-    monkeypatch.setattr(cli, "usable_cpu_count", lambda: 2)
+    monkeypatch.setattr(gpus, "usable_cpu_count", lambda: 2)
     assert cli.main(["broadcast", "-r", "5"]) == 2
     assert "there are only 2 ranks, 0 to 1" in capfd.readouterr().err
 

@@ -76,6 +76,25 @@ def test_every_collective_with_a_rank_for_each_gpu(double, monkeypatch, capfd):
     assert "# Out of bounds values : 0 OK" in out
 
 
+def test_a_copy_is_the_limit(double, tmp_path, capfd):
+    path = tmp_path / "result.json"
+    arguments = ["all_reduce,all_gather", "--ranks", "2", *SHORT, "--array", "cupy", "--limit"]
+    assert cli.main([*arguments, "--plan", "--json", str(path)]) == 0
+    out = capfd.readouterr().out
+    assert out.count("# copy: of as many bytes within the device of rank 0") == 2
+    assert out.count(" gpucoll busbw / copy ") == out.count(" gpucoll-plan busbw / copy ") == 6
+    content = json.loads(path.read_text())
+    assert all(entry["library"] != "copy" for entry in content["results"])
+    assert [entry["library"] for entry in content["limit"]] == ["copy"] * 6
+    for entry in content["limit"]:
+        side = entry["out_of_place"]
+        assert side["alg_bw"] == pytest.approx(entry["size"] / side["time"] / 1e3)
+        assert side["bus_bw"] == pytest.approx(2 * side["alg_bw"])
+        first, second = side["samples_us"]
+        assert min(first) > 0
+        assert not any(second)  # rank 0 is alone on its GPU
+
+
 def test_through_the_direct_backend(double, tmp_path, capfd):
     arguments = ["all_reduce", "--ranks", "2", *SHORT, "--array", "cupy", "--backend", "direct"]
     assert cli.main(arguments) == 0
@@ -132,7 +151,7 @@ def test_no_array_library(monkeypatch, capfd):
     [
         (["--array", "jax"], "invalid choice"),
         (["--backend", "direct"], "--backend direct moves arrays on GPUs: give --array too"),
-        (["--array", "cupy", "--limit"], "--limit is the host memory's"),
+        (["barrier", "--array", "cupy", "--limit"], "barrier has no arrays, and no copy is as"),
         (["--array", "cupy", "--compare", "gloo"], "--compare gloo is for host arrays only"),
         (["--compare", "cupy-nccl"], "is for arrays on GPUs: give --array too"),
     ],

@@ -15,11 +15,12 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tools"))
 import gpu_check  # noqa: E402
 from gpu_check import Step, check  # noqa: E402
+from gpu_check_table import lines_of_direct  # noqa: E402
 
 sys.path.remove(str(ROOT / "tools"))
 
 KEYS = {"schema", "date", "status", "environment", "steps", "benchmarks", "host_cost", "doctor"}
-KEYS |= {"bench", "bench_torch", "bench_list", "memory", "collectives"}
+KEYS |= {"bench", "bench_torch", "bench_list", "bench_direct", "memory", "collectives"}
 ENVIRONMENT = """
 import json, sys
 found = {"device": {"name": "Imaginary"}, "driver_version": 13000, "missing": {"ml_dtypes": "no"}}
@@ -199,6 +200,42 @@ def test_the_steps(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert "compute-sanitizer" not in [step.name for step in gpu_check.steps_of(tmp_path)]
     assert gpu_check.LIMIT_S < 8 * 60
+    assert gpu_check.LEAST_S * len(steps) < gpu_check.LIMIT_S / 2
+    ways = [name for name in steps if name.startswith("collectives direct")]
+    assert ways == [f"collectives direct {way}" for way in ("2", "1", "4", "2 staged")]
+
+
+def test_a_step_that_hangs_leaves_time_to_those_behind_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check, "LEAST_S", 3.0)
+    steps = [python("hangs", "import time; time.sleep(60)"), python("comes last", "print('here')")]
+    assert check(tmp_path, lambda folder: steps, 8, ENVIRONMENT) == gpu_check.FAILED
+    _, hangs, last = report_in(tmp_path)["steps"]
+    assert (hangs["status"], last["status"]) == ("killed", "passed")
+    assert hangs["elapsed_s"] < 6
+
+
+def test_two_ranks_are_compared_with_what_their_copies_allow():
+    def side(size: int, time_us: float) -> dict:
+        return {"alg_bw": size / time_us / 1e3, "bus_bw": 2 * size / time_us / 1e3}
+
+    def row(library: str, size: int, time_us: float, collective: str = "all_reduce") -> dict:
+        sides = {"out_of_place": side(size, time_us)}
+        return {"library": library, "size": size, "collective": collective, **sides}
+
+    rows = [
+        row("gpucoll", 4096, 50),
+        row("gpucoll", 1 << 20, 100),
+        row("gpucoll-plan", 1 << 20, 60),
+    ]
+    rows.append(row("gpucoll", 1 << 20, 1, "all_gather"))
+    copies = [row("copy", 1 << 20, 10), row("copy", 4096, 10)]
+    found = lines_of_direct({"results": rows, "limit": copies})
+    assert [line.split(" through direct: ")[1] for line in found] == [
+        "0.50 of what its copies and reductions allow  wanted 0.7  MISSED",
+        "0.83 of what its copies and reductions allow  wanted 0.7",
+    ]
+    assert found[1].startswith("gpucoll-plan all_reduce of 1048576 bytes, 2 ranks")
+    assert lines_of_direct({}) == []
 
 
 @pytest.mark.parametrize("word", gpu_check.SANITIZED.split(" or "))

@@ -16,9 +16,30 @@ import gpucoll
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.skipif(
+needs_compiler = pytest.mark.skipif(
     shutil.which(os.environ.get("CC", "cc")) is None, reason="no C compiler (cc) for the doubles"
 )
+
+
+@needs_compiler
+def test_through_the_direct_backend(tmp_path):
+    command = [sys.executable, "-m", "gpucoll.launcher.cli", "-n", "2"]
+    command += [str(ROOT / "tools/gpu_host_cost.py"), "--double", "--backend", "direct"]
+    done = subprocess.run(
+        [*command, "--batches", "2", "--output", str(tmp_path / "cost.json")],
+        env={**os.environ, "PYTHONPATH": str(Path(gpucoll.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = json.loads((tmp_path / "cost.json").read_text())
+    assert len(rows) == 7
+    assert all(row["name"].startswith("direct, 2 ranks: ") for row in rows)
+    assert "direct, 2 ranks: all_reduce(x, out=x)" in [row["name"] for row in rows]
+
+
+@needs_compiler
 def test_it_runs_without_a_gpu(tmp_path):
     command = [sys.executable, str(ROOT / "tools/gpu_host_cost.py"), "--double", "--batches", "2"]
     package = str(Path(gpucoll.__file__).parents[1])

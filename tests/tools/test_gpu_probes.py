@@ -63,11 +63,30 @@ def test_every_call_is_compared_with_the_oracle(tmp_path, ranks):
     code, text = run([*command, "--only", "r"])
     assert code == 0, text
     rows = rows_of(output)
-    assert {row["status"] for row in rows.values()} == {"passed"}
+    left_out = [name for name, row in rows.items() if row["status"] != "passed"]
+    assert {name.partition(":")[0] for name in left_out} == {"captured and replayed"}
     assert {row["ranks"] for row in rows.values()} == {ranks}
     for name in ("scatter float16 1000 in place", "send_recv in a ring", "reduce plan"):
         assert rows[name]["on_ranks"] == list(range(ranks))
     assert rows["time of all_reduce float32 4096"]["time_s"] > 0
+
+
+@pytest.mark.parametrize("way", ["1", "2", "2 staged"])
+def test_every_call_through_direct_on_host_devices(tmp_path, way):
+    ranks, _, how = way.partition(" ")
+    output = tmp_path / "rows.json"
+    command = ["-m", "gpucoll.launcher.cli", "-n", ranks, str(TOOLS / "gpu_collectives.py")]
+    command += ["--backend", "direct", "--array", "host-device", "--output", str(output)]
+    code, text = run([*command, *(["--staged"] if how else [])], 240)
+    assert code == 0, text
+    assert ("2 ranks: at most 0 read each other's GPU memory" in text) == bool(how)
+    rows = rows_of(output)
+    left_out = [name for name, row in rows.items() if row["status"] != "passed"]
+    assert {name.partition(":")[0] for name in left_out} == {"captured and replayed"}
+    for name in ("compressed all_reduce, int8_block, residual", "reduce_scatter bxor int64"):
+        assert rows[name]["status"] == "passed"
+    for name in ("the user's own operation", "all_reduce sum float8_e4m3fn", "a list of 50 arrays"):
+        assert rows[name]["status"] == "passed"
 
 
 def test_a_call_that_fails_hides_no_other(tmp_path):
@@ -79,6 +98,50 @@ def test_a_call_that_fails_hides_no_other(tmp_path):
     assert [row["status"] for row in rows.values()] == ["passed", "failed", "refused", "passed"]
     assert "failed: breaks: " in text
     assert rows["refused"]["detail"] == "no such dtype"
+
+
+LOOK_ALIKE = """
+import sys
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from tests.calls.gpu import cupy_double
+from tests.doubles import Double
+cupy_double.install("cuda")
+control = Double("nccl", Path({library!r}), Path({driver!r})).load()
+
+def begin_capture(stream):
+    stream.capture = control.captured(stream.ptr)
+    stream.graph = stream.capture.__enter__()
+
+def end_capture(stream):
+    stream.capture.__exit__(None, None, None)
+    assert stream.graph.code == 0
+    return stream.graph
+
+cupy_double.Stream.begin_capture, cupy_double.Stream.end_capture = begin_capture, end_capture
+"""
+
+
+@pytest.mark.parametrize("way", ["nccl 1", "direct 2"])
+def test_every_call_over_doubles(doubles, tmp_path, way):
+    backend, _, ranks = way.partition(" ")
+    made, output = doubles.double("nccl"), tmp_path / "rows.json"
+    (tmp_path / "path").mkdir()
+    paths = {"root": str(TOOLS.parent), "library": str(made.library), "driver": str(made.driver)}
+    (tmp_path / "path" / "cupy.py").write_text(LOOK_ALIKE.format(**paths))
+    before = filter(None, [os.environ.get("PYTHONPATH")])
+    path = os.pathsep.join([str(tmp_path / "path"), *before])
+    variables = {**made.variables, **made.search_path, config.GPU_KIND: "cuda", "PYTHONPATH": path}
+    command = ["-m", "gpucoll.launcher.cli", "-n", ranks, str(TOOLS / "gpu_collectives.py")]
+    code, text = run([*command, "--backend", backend, "--output", str(output)], 240, **variables)
+    assert code == 0, text
+    rows = rows_of(output)
+    found = {name: row["status"] for name, row in rows.items() if row["status"] != "passed"}
+    found.pop("the user's own operation", None)  # needs numba-cuda
+    captures = {name for name in rows if name.startswith("captured and replayed")}
+    assert len(captures) == 4
+    assert found == ({} if backend == "nccl" else dict.fromkeys(captures, "refused"))
+    assert rows["all_reduce sum float8_e4m3fn"]["ranks"] == int(ranks)
 
 
 @pytest.fixture(params=["nccl", "rccl"])

@@ -76,8 +76,12 @@ def work_until_it_fails(_, seed):
         while True:
             random.choice(steps)()
     except GpucollError as error:
+        ended = error
+    try:  # a Work whose call has not begun breaks nothing; what does is told then
         comm.close()
-        return type(error), str(error), left_over()
+    except GpucollError as error:
+        ended = error
+    return type(ended), str(ended), left_over()
 
 
 def left_over():

@@ -1,0 +1,152 @@
+"""What tools/gpu_check.py runs on a GPU: commands, each with its limit of time."""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["SANITIZED", "Step", "steps_of"]
+
+HERE = Path(__file__).resolve().parent
+
+SWEEP = ["all_reduce,broadcast,all_gather,reduce_scatter,all_to_all", "--plan"]
+SWEEP += ["-b", "4", "-e", "256M", "-f", "64", "--ranks", "1", "--rounds", "5", "--sample", "0.005"]
+"""Of calls with one rank: what they cost beside NCCL's own, and that they are right."""
+
+LISTED = ["all_reduce", "--list", "500", "-b", "4K", "-e", "64K", "-f", "16", "--ranks", "1"]
+LISTED += ["--rounds", "5", "--sample", "0.005", "--array", "cupy"]
+"""Of 500 arrays in one call beside 500 calls."""
+
+DIRECT = ["all_reduce,all_gather,reduce_scatter,all_to_all", "--array", "cupy", "--plan"]
+DIRECT += ["--backend", "direct", "--ranks", "2", "--limit", "-b", "4K", "-e", "64M", "-f", "128"]
+DIRECT += ["--rounds", "5", "--sample", "0.005"]
+"""Of two ranks that share the GPU, beside a copy of as many bytes."""
+
+SANITIZED = "test_ring_step or test_error_feedback or test_pack_500 or test_quantise"
+"""What compute-sanitizer runs: each kind of kernel, in the time that there is."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command, and how long it may take."""
+
+    name: str
+    command: Sequence[str]
+    limit_s: float
+    result: str | None = None
+    """A JSON file that it writes in the output folder."""
+    key: str = "benchmarks"
+    """Where in the report that goes; what is a list there is added to."""
+    may_skip: bool = False
+    """Whether it passes where all of its tests are skipped."""
+    backend: str = ""
+    """The step is left out where this version of gpucoll lacks this backend."""
+
+
+def probes_of_memory(folder: Path) -> list[Step]:
+    """Return what tells whether the direct backend's ways are there: copies, words, IPC."""
+    steps = []
+    for probe, limit_s in (("words", 20), ("exported", 45), ("copies", 40)):
+        result = f"memory_{probe}.json"
+        command = [sys.executable, str(HERE / "gpu_memory_probes.py"), "--probe", probe]
+        command += ["--output", str(folder / result)]
+        steps.append(Step(f"memory {probe}", command, limit_s, result, "memory"))
+    return steps
+
+
+def collectives_of(folder: Path) -> list[Step]:
+    """Return every call against the oracle: by NCCL with one rank, by direct with 1, 2 and 4.
+
+    By direct also with no memory shared: as between hosts.
+    """
+    steps = []
+    ways: list[tuple[str, int, list[str]]] = [
+        ("nccl", 1, []), ("direct", 2, []), ("direct", 1, []), ("direct", 4, []),
+        ("direct", 2, ["--staged"]),
+    ]  # fmt: skip
+    for backend, ranks, more in ways:
+        words = [backend, str(ranks), *(word.removeprefix("--") for word in more)]
+        result = f"collectives_{'_'.join(words)}.json"
+        command = [*launcher(ranks), str(HERE / "gpu_collectives.py"), "--backend", backend]
+        command += [*more, "--output", str(folder / result)]
+        name = " ".join(["collectives", *words])
+        steps.append(Step(name, command, 45, result, "collectives", backend=backend))
+    return steps
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return what starts ranks, before a program and its arguments."""
+    return [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
+
+
+def costs_of(folder: Path) -> list[Step]:
+    """Return what a call costs its caller: beside its peers, and through direct."""
+    program = str(HERE / "gpu_host_cost.py")
+    alone = [sys.executable, program, "--output", str(folder / "host_cost.json")]
+    steps = [Step("host cost", alone, 60, "host_cost.json", "host_cost")]
+    for ranks in (1, 2):
+        result = f"host_cost_direct_{ranks}.json"
+        command = [*launcher(ranks), program, "--backend", "direct", "--batches", "20"]
+        command += ["--output", str(folder / result)]
+        name = f"host cost direct {ranks}"
+        steps.append(Step(name, command, 30, result, "host_cost", backend="direct"))
+    return steps
+
+
+def sweeps_of(folder: Path) -> list[Step]:
+    """Return what ``gpucoll-bench`` measures."""
+    has_torch = importlib.util.find_spec("torch") is not None
+    peers = "cupy-nccl,torch-nccl" if has_torch else "cupy-nccl"
+    sweeps = {
+        "bench": [*SWEEP, "--array", "cupy", "--symmetric", "--compare", peers],
+        "bench_list": LISTED,
+        "bench_direct": DIRECT,
+    }
+    if has_torch:
+        sweeps["bench_torch"] = [*SWEEP, "--array", "torch"]
+    steps = []
+    for key, arguments in sweeps.items():
+        command = [sys.executable, "-m", "gpucoll.bench", *arguments]
+        command += ["--json", str(folder / f"{key}.json")]
+        backend = "direct" if arguments is DIRECT else ""
+        name = key.replace("_", " ")
+        steps.append(Step(name, command, 60, f"{key}.json", key, backend=backend))
+    return steps
+
+
+def steps_of(folder: Path) -> list[Step]:
+    """Return everything that is done where there is a GPU."""
+    python, here = sys.executable, HERE
+    pytest = [python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', python]
+    kernels, shared = "tests/kernels/gpu", "tests/calls/gpu/test_shared_gpu.py"
+    steps = [
+        Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json", "doctor"),
+        *probes_of_memory(folder),
+        Step("tests of kernels", [*pytest, kernels], 120),
+        *collectives_of(folder),
+    ]
+    for group, limit_s in (
+        ("reduce", 60),
+        ("cast", 45),
+        ("pack", 60),
+        ("quantise", 45),
+        ("custom", 45),
+    ):
+        result = f"benchmark_{group}.json"
+        command = [python, str(here / "gpu_benchmarks.py"), "--group", group]
+        command += ["--output", str(folder / result)]
+        steps.append(Step(f"benchmark {group}", command, limit_s, result))
+    steps += [*costs_of(folder), *sweeps_of(folder)]
+    steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
+    others = ["tests", f"--ignore={kernels}", f"--ignore={shared}"]
+    steps.append(Step("other tests", [*pytest, *others], 150))
+    if sanitizer := shutil.which("compute-sanitizer"):
+        checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
+        chosen = ["-k", SANITIZED, "tests/kernels/gpu/test_on_gpu.py"]
+        steps.append(Step("compute-sanitizer", [*checked, *pytest, *chosen], 120))
+    return steps

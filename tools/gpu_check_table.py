@@ -1,0 +1,81 @@
+"""The table that tools/gpu_check.py prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["lines_of_direct", "table"]
+
+MOVED_BY_TWO = 10
+"""Bytes that an all_reduce of two ranks on one GPU must read and write there, for each of an array:
+each rank copies it (2) and combines two of them into a third one (3)."""
+DIRECT_TARGET = 0.7
+"""Wanted of the largest all_reduce: the part of the speed that those bytes allow."""
+
+
+def table(report: Any) -> str:
+    """Return the report, short."""
+    device = report.environment.get("device", {})
+    lines = [f"{device.get('name', 'GPU')}, driver {report.environment.get('driver_version')}", ""]
+    for row in report.benchmarks:
+        wanted = "" if row["target"] is None else f"  wanted {row['target']:g}"
+        reached = "" if row["target"] is None or row["ratio"] >= row["target"] else "  MISSED"
+        lines.append(
+            f"{row['name']:48} {row['rate'] / 1e9:7.0f} GB/s  {row['ratio']:6.2f} x "
+            f"{row['against']}{wanted}{reached}"
+        )
+    lines.append("")
+    for row in report.memory:
+        lines.append(_line_of_memory(row))
+    lines += _lines_of_collectives(report.collectives)
+    lines += ["", *lines_of_direct(report.bench_direct)]
+    for cost in report.host_cost:
+        lines.append(f"{cost['name']:48} {cost['wall_us']:7.2f} us on the host")
+    for step in report.steps:
+        lines.append(f"{step.name:20} {step.status:8} {step.elapsed_s:6.1f} s  {step.detail[:60]}")
+    lines.append(f"\n{report.status}; every number is in gpu_check.json")
+    return "\n".join(lines)
+
+
+def _line_of_memory(row: dict[str, Any]) -> str:
+    rate = f"{row['rate'] / 1e9:7.1f} GB/s" if "rate" in row else " " * 12
+    return f"{row['name']:48} {rate}  {row['status']} {row['detail'][:80]}".rstrip()
+
+
+def _lines_of_collectives(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many of the calls were right, what was not, and the times."""
+    counts = Counter((row["ranks"], row["status"]) for row in rows)
+    lines = [f"{ranks} ranks: {count} calls {told}" for (ranks, told), count in counts.items()]
+    lines += [
+        f"  {row['status']}: {row['name']}, {row['ranks']} ranks: {row['detail'][:100]}"
+        for row in rows
+        if row["status"] != "passed"
+    ][:40]
+    lines += [
+        f"{row['name']}, {row['ranks']} ranks".ljust(48) + f" {row['time_s'] * 1e6:10.1f} us"
+        for row in rows
+        if "time_s" in row
+    ]
+    return lines
+
+
+def lines_of_direct(bench: dict[str, Any]) -> list[str]:
+    """Return at which part of a copy's speed the largest all_reduce of two ranks goes."""
+    reduced = [row for row in bench.get("results", ()) if row["collective"] == "all_reduce"]
+    lines = []
+    for row in reduced:
+        if row["size"] < max(each["size"] for each in reduced):
+            continue
+        for copy in bench["limit"]:
+            is_its = (copy["collective"], copy["size"]) == ("all_reduce", row["size"])
+            if is_its and row["out_of_place"] and copy["out_of_place"]:
+                of_copy = row["out_of_place"]["alg_bw"] / copy["out_of_place"]["bus_bw"]
+                found = MOVED_BY_TWO * of_copy
+                lines.append(
+                    f"{row['library']} all_reduce of {row['size']} bytes, 2 ranks through direct: "
+                    f"{found:.2f} of what its copies and reductions allow  wanted {DIRECT_TARGET:g}"
+                    f"{'' if found >= DIRECT_TARGET else '  MISSED'}"
+                )
+    return lines
