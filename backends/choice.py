@@ -23,6 +23,8 @@ GPU_BACKENDS = (*KINDS, DIRECT)
 """What moves GPU arrays, where this version has it."""
 HOST_DEVICE = "host"
 """The kind of Host devices, which play GPUs in host memory."""
+HOST_ARRAYS = "cpu"
+"""The kind of a rank without a GPU where ``mixed=True`` lets it take part."""
 SHARING_VERSION = (2, 30, 0)
 """NCCL from here on can be told to take several ranks on one GPU."""
 
@@ -47,6 +49,8 @@ class Wish(NamedTuple):
     """Whether a failure on the GPU that nobody asks for ends the process."""
     keeps_order: bool = False
     """Whether reductions are to combine the ranks in order: the same on all ranks."""
+    mixed: bool = False
+    """Whether host and GPU arrays may meet in one call: the same on all ranks."""
 
 
 class Pick(NamedTuple):
@@ -100,7 +104,9 @@ class ObstacleError(BackendUnavailableError):
         self.has_gpus = has_gpus
 
 
-def choose(wish: str, seen: Sequence[Seen], served: Collection[str] = BACKENDS) -> Choice:
+def choose(
+    wish: str, seen: Sequence[Seen], served: Collection[str] = BACKENDS, *, mixed: bool = False
+) -> Choice:
     """Return the backends for host and GPU arrays.
 
     Parameters
@@ -111,7 +117,11 @@ def choose(wish: str, seen: Sequence[Seen], served: Collection[str] = BACKENDS) 
         By rank.
     served : collection of str
         The backends that there are.
+    mixed : bool
+        Whether host and GPU arrays may meet in one call; then `wish` is ``"auto"`` or ``"direct"``.
     """
+    if mixed:
+        return _for_both(seen)
     if wish == "cpu":
         refusal = "backend='cpu' was asked for: use backend='auto', or copy to the host"
         return Choice(Pick("cpu", "asked for"), Pick("", refusal))
@@ -125,6 +135,25 @@ def choose(wish: str, seen: Sequence[Seen], served: Collection[str] = BACKENDS) 
     if refusal := _without_gpu(seen):
         return Choice(host, Pick("", refusal))
     return Choice(host, Pick(wish, "asked for", tuple(item.kind for item in seen)))
+
+
+def _for_both(seen: Sequence[Seen]) -> Choice:
+    """Return what moves arrays of both kinds in one call."""
+    kinds = tuple(item.kind or HOST_ARRAYS for item in seen)
+    pick = Pick(DIRECT, f"mixed=True: {spelled_kinds(kinds)}", kinds)
+    return Choice(Pick(DIRECT, "mixed=True: other ranks may pass GPU arrays", kinds), pick)
+
+
+def spelled_kinds(kinds: Sequence[str]) -> str:
+    """Return which ranks have which kind of GPU, or none."""
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for rank, kind in enumerate(kinds):
+        by_kind[kind].append(rank)
+    spelled = (
+        f"{'host arrays alone' if kind == HOST_ARRAYS else kind} on {list_ranks(ranks)}"
+        for kind, ranks in sorted(by_kind.items())
+    )
+    return ", ".join(spelled)
 
 
 def _without_gpu(seen: Sequence[Seen]) -> str:

@@ -9,10 +9,11 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
+from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
 from gpucoll.backends.direct.messages import Flow, MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
-from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
+from gpucoll.backends.direct.pieces import Copy, Pieces, pieces_of, slot_bytes_for
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
 from gpucoll.backends.gpu import compressed
 from gpucoll.backends.gpu.composed import ComposedLaunch
@@ -51,12 +52,17 @@ class DirectBackend:
         This rank's GPU.
     inner : Inner
         The CPU backend's group of the same ranks.
+    has_gpu : bool
+        Whether the device is one; else it stands for the host memory of a rank without (`mixed`).
     """
 
     name = "direct"
 
-    def __init__(self, device: Device, inner: Inner) -> None:
+    def __init__(self, device: Device, inner: Inner, *, has_gpu: bool = True) -> None:
         self.device = device
+        self.has_gpu = has_gpu
+        self.is_mixed = False
+        """Whether host arrays may come, too; then all is staged."""
         self.inner = inner
         self.in_driver: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
         """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
@@ -82,6 +88,7 @@ class DirectBackend:
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
         if request.compressed is not None:
+            request = on_device(request, self.device, has_gpu=self.has_gpu)
             place = Place(self._rank, self._world_size)
             made = compressed.compose(request, place, self.device.label)
             return ComposedLaunch(made, self.prepare)
@@ -92,8 +99,11 @@ class DirectBackend:
     def _prepare_staged(self, request: Request) -> StagedCall:
         if self._slots is None:  # four of them: two pieces, each with an input and an output
             self._slots = Slots(self.device, self.inner.backend, 4 * self._slot_bytes)
-        pieces = pieces_of(request, self._rank, self._world_size, self._slot_bytes)
-        made = StagedCall(pieces, self.inner.backend.prepare)
+        if request.keeps:
+            pieces = number_in_one_piece(request)
+        else:
+            pieces = pieces_of(request, self._rank, self._world_size, self._slot_bytes)
+        made = StagedCall(pieces, self.inner.backend.prepare, is_on_host(request))
         made.prepared(0, *self._host_slots(0))
         return made
 
@@ -191,6 +201,22 @@ class DirectBackend:
         self._issued += count + pieces.agrees
         # First, for the driver may keep this thread until the streams get on.
         self.engine.add(Job(call, first))
+        if call.is_on_host:  # the thread copies: it waits for the stream, the stream for it
+            self._write_value(stream, self.engine.read_word, first + count)
+            self._wait_value(stream, self.engine.written_word, first + count)
+        else:
+            self._enqueue_pieces(pieces, first, stream)
+        if pieces.agrees:
+            self._wait_value(stream, self.engine.written_word, self._issued)
+        self._write_value(stream, self._drained_word, self._issued)
+        if not self._tail:
+            self._tail = self.device.create_event()
+        self._do(self.device.record_event, self._tail, stream)
+        self._last_stream = stream
+
+    def _enqueue_pieces(self, pieces: Pieces, first: int, stream: int) -> None:
+        """Put the copies of all pieces on a stream: number i to the host, then i - 1 back."""
+        count = pieces.n_pieces
         before: tuple[Copy, ...] = ()
         for number in range(count + 1):
             if number < count:
@@ -201,13 +227,6 @@ class DirectBackend:
                 self._wait_value(stream, self.engine.written_word, first + number)
                 self._write(before, number - 1, stream)
             before = piece.writes if count else ()
-        if pieces.agrees:
-            self._wait_value(stream, self.engine.written_word, self._issued)
-        self._write_value(stream, self._drained_word, self._issued)
-        if not self._tail:
-            self._tail = self.device.create_event()
-        self._do(self.device.record_event, self._tail, stream)
-        self._last_stream = stream
 
     def _gpu_slot(self, number: int, direction: int) -> int:
         assert self._slots is not None
@@ -236,17 +255,23 @@ class DirectBackend:
         So whatever a round waits for comes of earlier rounds of the other ranks, or of what is sent
         in the same one.
         """
-        sends = [flow for flow in flows if flow.sends]
-        receives = [flow for flow in flows if not flow.sends]
-        for number in range(max((flow.count for flow in flows), default=0)):
+        on_host = [flow for flow in flows if flow.is_on_host]
+        on_gpu = [flow for flow in flows if not flow.is_on_host]
+        sends = [flow for flow in on_gpu if flow.sends]
+        receives = [flow for flow in on_gpu if not flow.sends]
+        for flow in on_host:
+            self._write_value(stream, flow.words.by_gpu, flow.base + 1)
+        for number in range(max((flow.count for flow in on_gpu), default=0)):
             for flow in sends:
                 if number < flow.count:
                     self._send_piece(flow, number, stream)
             for flow in receives:
                 if number < flow.count:
                     self._receive_piece(flow, number, stream)
-        for flow in sends:
+        for flow in (*sends, *on_host):
             self._wait_value(stream, flow.words.by_host, flow.base + flow.count)
+        for flow in on_host:
+            self._write_value(stream, flow.words.by_gpu, flow.end)
 
     def _send_piece(self, flow: Flow, number: int, stream: int) -> None:
         if number >= 2:
@@ -298,12 +323,13 @@ class DirectBackend:
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""
         identity = self.device.identity
+        gpu = f"{self.device.label}: {identity.name}, {identity.uuid}"
         by_peers = self.why_staged
         if self.peer is not None:
             by_peers = "collectives, but all_to_all by counts and with an op of the user's own"
         shared = self._slots is None or self._slots.is_shared
         return {
-            "GPU": f"{self.device.label}: {identity.name}, {identity.uuid}",
+            "GPU": gpu if self.has_gpu else "none: this rank takes part with host arrays",
             "GPU path through shared GPU memory": by_peers,
             "GPU path": f"staged through page-locked host memory, in pieces of up to "
             f"{self._slot_bytes} bytes, two at a time; the host's part over the CPU backend"
@@ -320,10 +346,13 @@ class DirectBackend:
             self.peer = None
         self.let_go(limit_s)
 
-    def let_go(self, limit_s: float) -> None:
-        """Let go of everything, as far as threads and streams have ended within so many seconds."""
+    def let_go(self, limit_s: float) -> bool:
+        """Let go of everything, as far as threads and streams have ended within so many seconds.
+
+        Returns whether all of them have: else arrays may still be used.
+        """
         if not self._is_open:
-            return
+            return True
         if self.peer is not None:
             self.peer.give_up(min(limit_s, _PEERS_LET_GO_S))
         has_ended = [self.engine.stop(limit_s), self.messages.stop(limit_s)]
@@ -341,10 +370,17 @@ class DirectBackend:
             with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
                 self._free()
         self.inner.close()
+        return is_unused
 
     @property
     def _is_drained(self) -> bool:
-        return self._words.load(self._drained_word) >= self._issued and self.messages.is_drained
+        if self._words.load(self._drained_word) < self._issued or not self.messages.is_drained:
+            return False
+        try:
+            with self.device, self.device.relaxed_capture():
+                return self.scratch.is_idle
+        except GpucollError:  # a GPU that has failed does nothing any more
+            return True
 
     def _free(self) -> None:
         with self.device, self.device.relaxed_capture():

@@ -20,10 +20,9 @@ from gpucoll.backends.gpu.in_flight import InFlight, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.gpu.streams import Streams
-from gpucoll.devices import Device, device_count, open_device
+from gpucoll.devices import Device, device_count, open_device, open_host
 from gpucoll.errors import (
     ArgumentError,
-    BackendError,
     BackendUnavailableError,
     GpucollError,
     MismatchError,
@@ -62,10 +61,15 @@ class GpuResources(NamedTuple):
         """Give it up, whatever the other ranks do."""
         device = self.backend.device
         self.backend.abort()
-        self.backend.let_go(GIVING_UP_S)
+        if not self.backend.let_go(GIVING_UP_S):
+            _left_in_use.extend(self.in_flight.arrays)
         self.in_flight.let_go(self.streams)
         with contextlib.suppress(GpucollError), device, device.relaxed_capture():
             self.streams.close()
+
+
+_left_in_use: list[Any] = []
+"""Arrays that a stream may still use when their communicator is gone: they stay."""
 
 
 class Divided(NamedTuple):
@@ -129,14 +133,19 @@ class Connected(ConnectedGpu[DirectBackend]):
 
     def allocate(self, size_bytes: int) -> Memory:
         """Return memory of this rank's GPU."""
+        if not self.backend.has_gpu:
+            raise BackendUnavailableError(
+                f"rank {self._group.rank} of {self._group.world_size} has no GPU, and takes part "
+                "with host arrays: make them by comm.empty without like="
+            )
         return Memory(self.device, size_bytes)
 
     def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:
         """Return memory of this rank's GPU, once all ranks have asked for as much."""
         made, problem = None, ""
         try:
-            made = Memory(self.device, size_bytes)
-        except (MemoryError, BackendError) as error:
+            made = self.allocate(size_bytes)
+        except (MemoryError, GpucollError) as error:
             problem = str(error)
         everyone = exchange(channel, [size_bytes, problem], timeout_s)
         if len({size for size, _ in everyone}) > 1:
@@ -170,7 +179,9 @@ class Connected(ConnectedGpu[DirectBackend]):
         if inner is None:
             return None
         limit_s = group.timeout_s if timeout_s is None else timeout_s
-        return Divided(backend_over(self.device, inner, limit_s))
+        has_gpu, mixed = self.backend.has_gpu, self.backend.is_mixed
+        made = backend_over(self.device, inner, limit_s, has_gpu=has_gpu, mixed=mixed)
+        return Divided(made)
 
 
 def connect(
@@ -182,29 +193,42 @@ def connect(
     timeout_s: float | None,
     *,
     exits: bool,
+    mixed: bool = False,
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
-    found, device = look(number, group)
+    kind = look_for_gpus().kind
+    has_gpu = bool(kind) or not mixed
+    if has_gpu:
+        found, device = look(kind, number, group)
+    else:
+        found, device = Found(), open_host()
     everyone = exchange(channel, [found.problem, new_token()], timeout_s)
     raise_problems(everyone)
     assert device is not None
     inner = meet(group, channel, range(group.world_size), everyone[0][1], timeout_s)
     assert inner is not None
     limit_s = group.timeout_s if timeout_s is None else timeout_s
-    return Connected(group, calls, backend_over(device, inner, limit_s), exits)
+    backend = backend_over(device, inner, limit_s, has_gpu=has_gpu, mixed=mixed)
+    return Connected(group, calls, backend, exits)
 
 
-def backend_over(device: Device, inner: Inner, timeout_s: float) -> DirectBackend:
-    """Return what moves arrays of the inner group's GPUs; every rank of that calls it."""
+def backend_over(
+    device: Device, inner: Inner, timeout_s: float, *, has_gpu: bool, mixed: bool
+) -> DirectBackend:
+    """Return what moves arrays of the inner group's ranks; every rank of that calls it."""
     backend, problem = None, ""
     try:
         try:
-            backend = DirectBackend(device, inner)
+            backend = DirectBackend(device, inner, has_gpu=has_gpu)
         except (MemoryError, GpucollError) as error:
             problem = str(error)
         raise_problems(exchange(inner.channel, [problem], timeout_s))
         assert backend is not None
-        share_memory(backend, timeout_s)
+        backend.is_mixed = mixed
+        if mixed:
+            backend.why_staged = "none: other ranks may pass host arrays (mixed=True)"
+        else:
+            share_memory(backend, timeout_s)
         return backend
     except BaseException:
         if backend is None:
@@ -233,9 +257,8 @@ def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> 
     return Connected(group, calls, made.backend, exits)
 
 
-def look(number: int | None, group: Group) -> tuple[Found, Device | None]:
+def look(kind: str, number: int | None, group: Group) -> tuple[Found, Device | None]:
     """Open this rank's GPU; what stands against it becomes a `Found.problem`."""
-    kind = look_for_gpus().kind
     try:
         if number is None:  # by its place on the host
             local_rank = config.local_rank(group.local_rank)

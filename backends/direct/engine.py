@@ -1,7 +1,8 @@
 """The thread that does the host's part of collectives on GPU arrays, piece by piece, as issued.
 
 Everything on a stream was enqueued before: the copies of a piece to the host, a word that says that
-they are done, a wait for the word that this thread writes, the copies back.
+they are done, a wait for the word that this thread writes, the copies back. Host arrays (of a
+communicator with ``mixed=True``) this thread copies itself: of their calls a stream has the words.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.direct.host_arrays import copy_in, copy_out
 from gpucoll.backends.direct.inner import NEVER_S, Inner
-from gpucoll.backends.direct.pieces import Pieces
+from gpucoll.backends.direct.pieces import Copy, Pieces
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
 from gpucoll.backends.protocol import PreparedCall, Request
 from gpucoll.errors import BackendError, GpucollError
@@ -29,10 +31,22 @@ _KEPT = 16
 
 
 class StagedCall:
-    """A collective as its pieces, and the calls of the CPU backend that were prepared for them."""
+    """A collective as its pieces, and the calls of the CPU backend that were prepared for them.
 
-    def __init__(self, pieces: Pieces, prepare: Callable[[Request], PreparedCall]) -> None:
+    Parameters
+    ----------
+    pieces : Pieces
+    prepare : callable
+        The CPU backend's.
+    is_on_host : bool
+        Whether its arrays lie in host memory, and not on the GPU.
+    """
+
+    def __init__(
+        self, pieces: Pieces, prepare: Callable[[Request], PreparedCall], is_on_host: bool = False
+    ) -> None:
         self.pieces = pieces
+        self.is_on_host = is_on_host
         self._prepare = prepare
         self._kept: dict[Any, PreparedCall] = {}
 
@@ -89,6 +103,8 @@ class Engine:
         """Counts pieces that the CPU backend is done with."""
         self._jobs: deque[Job] = deque()
         self._changed = threading.Condition()
+        self._writing = threading.Lock()
+        """Held while a host array is written, so that none is any more after an abort."""
         self._is_stopping = self._is_aborted = self._is_working = False
         self.error: GpucollError | None = None
         """What has ended it."""
@@ -109,6 +125,8 @@ class Engine:
             self._words.store(self.written_word, LAST)
             self._changed.notify_all()
         self._inner.abort()
+        with self._writing:
+            pass
 
     def stop(self, limit_s: float) -> bool:
         """End the thread, once its jobs are done or aborted; return whether it has ended."""
@@ -153,11 +171,23 @@ class Engine:
             is_mine = number < pieces.n_pieces
             if is_mine and not self._wait(job.first + number + 1):
                 return
-            job.call.prepared(number, *self._slots(number)).run(NEVER_S)
+            is_copied = is_mine and job.call.is_on_host
+            source, out = self._slots(number)
+            if is_copied:
+                copy_in(pieces.piece(number).reads, source)
+            job.call.prepared(number, source, out).run(NEVER_S)
+            if is_copied:
+                self._write(pieces.piece(number).writes, out)
             if is_mine:
                 self._say(job.first + number + 1)
         if pieces.agrees:  # the stream waits until the other ranks are through, too
             self._say(job.first + pieces.n_pieces + 1)
+
+    def _write(self, copies: Sequence[Copy], slot: int) -> None:
+        """Write a piece to a host array, unless the call was given up: its memory is the user's."""
+        with self._writing:
+            if not self._is_aborted:
+                copy_out(copies, slot)
 
     def _most(self, count: int) -> int:
         """Return the largest of the ranks' numbers of pieces."""

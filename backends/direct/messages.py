@@ -1,12 +1,15 @@
 """Messages of GPU arrays, in pieces through host memory, by messages of the CPU backend.
 
 A thread of its own takes all that are pending a step further, whichever can go on, so that one that
-nobody receives holds up neither another one nor a collective. Messages between two ranks match in
-the order in which they were issued, as the vendors' libraries match them.
+nobody receives holds up neither another one nor a collective. Host arrays (of a communicator with
+``mixed=True``) it copies itself; where GPUs' are, words say that their streams write. Messages
+between two ranks match in the order in which they were issued, as the vendors' libraries match
+them.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 from collections import deque
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.direct.engine import PAUSES_S
 from gpucoll.backends.direct.inner import NEVER_S, Inner
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
@@ -42,19 +46,25 @@ class Flow:
 
     Attributes
     ----------
-    base : int
-        The words' value before its first piece.
+    base, end : int
+        The words' value before its first piece, and when no stream uses them any more.
+    is_on_host : bool
+        Whether the array lies in host memory: then a stream says that it may begin, and no more.
     started, done : int
         How many pieces were given to the CPU backend, and are over.
     """
 
     def __init__(self, request: MessageRequest, tag: int, slots: Slots, words: WordPair) -> None:
         assert request.buffer is not None
+        self.buffer = request.buffer
+        """Keeps a host array alive."""
+        self.is_on_host = request.buffer.device == HOST_ARRAYS
         self.sends = request.kind == Kind.SEND
         self.kind, self.peer, self.tag = request.kind, request.peer, tag
         self.address, self.size_bytes = request.buffer.address, request.buffer.size_bytes
         self.count = -(-self.size_bytes // PIECE_BYTES)
         self.slots, self.words, self.base = slots, words, words.value
+        self.end = self.base + self.count + self.is_on_host
         self.started = self.done = 0
         self.pending: deque[Transfers] = deque()
 
@@ -67,12 +77,23 @@ class Flow:
         """Return the next piece for the CPU backend, if its memory is ready for it."""
         if self.started == self.count:
             return None
-        ready = self.started + 1 if self.sends else self.started - 1
-        if by_gpu < self.base + ready:
+        if not self._is_ready(by_gpu):
             return None
-        _, offset, size_bytes = self.part(self.started)
+        start, offset, size_bytes = self.part(self.started)
+        if self.is_on_host and self.sends:
+            ctypes.memmove(self.slots.address + offset, self.address + start, size_bytes)
         buffer = Buffer(self.slots.address + offset, (size_bytes,), "uint8", 1, self.slots)
         return MessageRequest(self.kind, self.peer, self.tag, buffer)
+
+    def _is_ready(self, by_gpu: int) -> bool:
+        if self.is_on_host:  # two pieces have slots
+            return by_gpu > self.base and self.started < self.done + 2
+        return by_gpu >= self.base + (self.started + 1 if self.sends else self.started - 1)
+
+    def keep_received(self) -> None:
+        """Copy the piece that has come to a host array."""
+        start, offset, size_bytes = self.part(self.done)
+        ctypes.memmove(self.address + start, self.slots.address + offset, size_bytes)
 
 
 class MessageEngine:
@@ -190,7 +211,7 @@ class MessageEngine:
             while flow.pending and flow.pending[0].is_over():
                 self._settle(flow, flow.pending.popleft())
                 has_moved = True
-            if flow.done == flow.count and by_gpu >= flow.base + flow.count:
+            if flow.done == flow.count and by_gpu >= flow.end:
                 self._let_go(flow)
                 has_moved = True
         return has_moved
@@ -213,15 +234,17 @@ class MessageEngine:
                 "must give arrays of the same size; messages of GPU arrays match in order. The "
                 "communicator is broken: close it"
             )
-        flow.done += 1
         with self._changed:
-            if not self._is_aborted:
+            if not self._is_aborted:  # else the array is its user's again
+                if flow.is_on_host and not flow.sends:
+                    flow.keep_received()
+                flow.done += 1
                 self._pages[0].store(flow.words.by_host, flow.base + flow.done)
 
     def _let_go(self, flow: Flow) -> None:
         with self._changed:
             self._flows.remove(flow)
-            flow.words.value = flow.base + flow.count
+            flow.words.value = flow.end
             if flow.words.value < _RENEWED_AT:
                 self._free_words.append(flow.words)
             # Kept until the end: giving it back would wait for the GPU, and that for this thread.
@@ -254,7 +277,7 @@ class MessageEngine:
     def is_drained(self) -> bool:
         """Whether no stream uses this memory any more."""
         flows: list[Any] = self._flows
-        return all(self._load(flow.words.by_gpu) >= flow.base + flow.count for flow in flows)
+        return all(self._load(flow.words.by_gpu) >= flow.end for flow in flows)
 
     def stop(self, limit_s: float) -> bool:
         """End the thread, once its messages are over or aborted; return whether it has ended."""

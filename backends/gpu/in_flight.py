@@ -138,6 +138,11 @@ class InFlight:
         """The oldest call on each stream."""
         return [line[0] for line in self.lines.values()]
 
+    @property
+    def arrays(self) -> list[Any]:
+        """What all of them keep alive."""
+        return [issued.keep for line in self.lines.values() for issued in line]
+
     def let_go(self, streams: Streams) -> None:
         """Forget all of them: their arrays, and their events to the pool."""
         lines = (issued for line in self.lines.values() for issued in line)

@@ -178,6 +178,12 @@ class Issuer(Monitor):
                 self.streams.make_own()
         return self.streams.own
 
+    def idle_stream(self) -> int:
+        """Return a stream of the communicator's on which nothing is, as long as there are some."""
+        self.look()
+        with self.lock, self.device:
+            return self.streams.idle(self.in_flight.lines)
+
     # --- the end ----------------------------------------------------------------------------------
 
     def close(self) -> None:

@@ -289,8 +289,17 @@ class Monitor:
 
     # --- certainty --------------------------------------------------------------------------------
 
-    def synchronize(self, issued: IssuedCall | None = None, timeout_s: float | None = None) -> None:
+    def synchronize(
+        self,
+        issued: IssuedCall | None = None,
+        timeout_s: float | None = None,
+        *,
+        others_s: float | None = None,
+    ) -> None:
         """Wait until a call has succeeded; by default all that were issued. Raise what went wrong.
+
+        `others_s` is how long one whose part here is over may wait for other ranks to make it, in
+        seconds; default: the communicator's deadline.
 
         Work that does not even start, because something before it on the stream does not end, is a
         DeadlineError that breaks nothing.
@@ -306,12 +315,15 @@ class Monitor:
                 return
             oldest = issued or next(iter(self.in_flight.heads), None)
             has_begun = oldest is None or oldest.begun_s
-            is_late = time.monotonic() - begun_s > limit_s
-            if is_late and timeout_s is None and (oldest is None or oldest.is_passed):
+            waited_s = time.monotonic() - begun_s
+            is_late = waited_s > limit_s
+            if timeout_s is None and (oldest is None or oldest.is_passed):
                 # This rank's part is over: only another rank's call is waited for.
-                mine, sequence = self.group.rank, self.calls.compared + 1
-                self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, limit_s)
-                continue
+                allowed_s = limit_s if others_s is None else others_s
+                if waited_s > allowed_s:
+                    mine, sequence = self.group.rank, self.calls.compared + 1
+                    self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, allowed_s)
+                    continue
             if is_late and (timeout_s is not None or not has_begun):
                 name = oldest.name if oldest else "a call on GPU arrays"
                 raise DeadlineError(

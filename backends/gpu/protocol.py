@@ -125,6 +125,7 @@ class GpuBackends(Protocol):
         timeout_s: float | None,
         *,
         exits: bool,
+        mixed: bool = False,
     ) -> GpuBackend:
         """Connect all ranks' GPUs; every rank calls it.
 
@@ -136,6 +137,8 @@ class GpuBackends(Protocol):
             This rank's GPU, as this process numbers it; None: the one of its place on the host.
         exits : bool
             Whether a failure that nobody asks for ends the process.
+        mixed : bool
+            Whether ranks may pass host arrays, and some have no GPU: for ``"direct"`` alone.
 
         Raises
         ------

@@ -56,6 +56,11 @@ class Scratch:
         """The memory of captured calls."""
         return self._in_graphs[-1]
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing uses it any more. The device is current."""
+        return not self._event or self._device.query_event(self._event) != self._device.not_ready
+
     def take(self, stream: int) -> int:
         """Return the memory for what comes on a stream next; that waits for who had it before."""
         if self._event:

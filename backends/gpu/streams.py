@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from gpucoll.devices import PER_THREAD_STREAM, Device
 from gpucoll.errors import ArgumentError
 
 _KNOWN_STREAMS = 256
+_MOST_FURTHER = 32
+"""Of a Host device each is a thread."""
 
 
 class Streams:
@@ -27,6 +31,8 @@ class Streams:
         """Streams that were found to be of this device."""
         self.own = 0
         """The communicator's own stream, for what is to overlap; 0 before `make_own`."""
+        self.further: list[int] = []
+        """More of them, for what is to wait for nothing else."""
 
     def check(self, stream: int) -> None:
         """Raise ArgumentError unless calls can run on a stream; who passed is remembered."""
@@ -51,6 +57,14 @@ class Streams:
     def make_own(self) -> None:
         """Make the communicator's own stream."""
         self.own = self._device.create_stream(is_urgent=True)
+
+    def idle(self, busy: Container[int]) -> int:
+        """Return a further stream that is not busy."""
+        found = next((stream for stream in self.further if stream not in busy), 0)
+        if not found and len(self.further) < _MOST_FURTHER:
+            found = self._device.create_stream()
+            self.further.append(found)
+        return found or self.further[0]
 
     def record(self, stream: int) -> int:
         """Return an event that is reached when all that is on the stream now is done."""
@@ -78,9 +92,11 @@ class Streams:
                 self.give_back(event)  # the wait has been enqueued: it may be recorded again
 
     def close(self) -> None:
-        """Destroy events and the own stream; what is on it still runs."""
+        """Destroy events and the own streams; what is on them still runs."""
         while self.events:
             self._device.destroy_event(self.events.pop())
         if self.own:
             self._device.destroy_stream(self.own)
             self.own = 0
+        while self.further:
+            self._device.destroy_stream(self.further.pop())

@@ -148,8 +148,10 @@ def connect(
     timeout_s: float | None,
     *,
     exits: bool,
+    mixed: bool = False,
 ) -> GpuBackend:
     """Connect all ranks' GPUs: `gpucoll.backends.gpu.protocol.GpuBackends`."""
+    assert not mixed, "a vendor's library moves GPU arrays only"
     made = bootstrap.connect(group, channel, calls, name, number, timeout_s)
     return Connected(group, calls, made, exits)
 

@@ -143,6 +143,16 @@ def test_whatever_three_ranks_see(served):
                 assert set(gpu.kinds) == {KINDS[gpu.backend]}
 
 
+@pytest.mark.parametrize("wish", ["auto", DIRECT])
+def test_mixed_takes_direct_for_all_arrays_whatever_the_ranks_see(wish):
+    for seen in itertools.product([CUDA, ROCM, HOST, NONE], repeat=3):
+        host, gpu = choose(wish, seen, mixed=True)
+        assert host.backend == gpu.backend == DIRECT
+        assert list(gpu.kinds) == [item.kind or "cpu" for item in seen]
+    shown = choose(wish, [CUDA, NONE, ROCM, NONE], mixed=True).gpu.reason
+    assert shown == "mixed=True: host arrays alone on ranks 1, 3, cuda on rank 0, rocm on rank 2"
+
+
 @pytest.mark.parametrize("wish", ["auto", "nccl"])
 @pytest.mark.parametrize("has_gpus", [True, False])
 @pytest.mark.parametrize("served", [WITHOUT, WITH])

@@ -17,6 +17,7 @@ from gpucoll.transport.shared.layout import ENQUEUED_RECORDS, NEVER, RING, Tunin
 
 KIB = 1024
 WISH = "the backend asked for"
+MIXED = "mixed"
 """In an introduction: what the user asked for."""
 LANE_BYTES = 256
 """The least part of a chunk for each rank."""
@@ -58,10 +59,13 @@ def is_oversubscribed(introductions: list[dict[str, Any]]) -> bool:
 
 
 def _may_use_gpus(introductions: list[dict[str, Any]]) -> bool:
-    """Return whether some rank sees a GPU, or was told to use one."""
-    wishes = {introduction["same"].get(WISH) for introduction in introductions}
-    return bool(wishes & {*GPU_BACKENDS}) or any(
-        introduction.get("gpu", [""])[0] for introduction in introductions
+    """Return whether some rank sees a GPU, or was told to use one, or that there may be some."""
+    said = [introduction["same"] for introduction in introductions]
+    wishes = {same.get(WISH) for same in said}
+    return (
+        bool(wishes & {*GPU_BACKENDS})
+        or any(same.get(MIXED) for same in said)
+        or any(introduction.get("gpu", [""])[0] for introduction in introductions)
     )
 
 

@@ -247,7 +247,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._check_idle("shrink")
         limit = group.timeout_s if timeout_s is None else timeout_s
         self._end_pending(limit)
-        wish = self._wish
+        wish = self._gpu.wish_again()
 
         def make(job: Job, watch: Watch) -> Communicator:
             return create(job, limit, group.timeout_s, wish, watch, connects=False)
@@ -405,7 +405,8 @@ def create(
         if is_named and not made._choice.gpu.backend:  # alike on all ranks
             text = f"backend {wish.backend!r} cannot be had: {made._choice.gpu.reason}"
             raise BackendUnavailableError(text)
-        if connects and (is_named or (wish.device is not None and made._choice.gpu.backend)):
+        is_wished = is_named or wish.mixed or wish.device is not None
+        if connects and is_wished and made._choice.gpu.backend:
             made._gpu.connect(None, meet_timeout_s)
         return made
     except BaseException:
@@ -421,15 +422,21 @@ def _meet(
     from gpucoll.group.joining import Policy, join
 
     facts = {"gpu": look_for_gpus()}
-    same = {tuning.WISH: wish.backend, "deterministic": "order" if wish.keeps_order else None}
+    same = {
+        tuning.WISH: wish.backend,
+        tuning.MIXED: wish.mixed,
+        "deterministic": "order" if wish.keeps_order else None,
+    }
     policy = Policy(tuning.tune, tuning.waiting)
     met = join(job, policy, meet_timeout_s, timeout_s, facts, same, watch)
     try:
         seen = [Seen(*said["gpu"]) for said in met.introductions]
-        choice = choose(wish.backend, seen)
+        choice = choose(wish.backend, seen, mixed=wish.mixed)
         # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
         backend = choice.host.backend or "cpu"
         met.group.keeps_order = wish.keeps_order
+        if backends.BACKENDS[backend].enqueues:  # mixed=True: host arrays go as GPU arrays do
+            backend = "cpu"
         module: HostBackends = backends.load(backend, spans_hosts=met.spans_hosts)
         return Communicator(met.group, met.channel, module.create(met.group), choice, wish)
     except BaseException:

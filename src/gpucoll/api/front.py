@@ -79,10 +79,11 @@ class Front:
         self._quick_recv = self._quick_send_recv = messages.receive
         self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
         self._quick_take = messages.take
-        if collectives.dispatch.refuses_host:  # Python says so, in every call
+        dispatch = collectives.dispatch
+        if dispatch.refuses_host or dispatch.enqueues_host:  # Python says so, in every call
             for name in [name for name in vars(self) if name.startswith("_quick_")]:
                 setattr(self, name, _leave_to_python)
-            self._begin_send = self._begin_recv = _leave_to_python
+            self._begin_send = self._begin_recv = self._raise_left = _leave_to_python
 
     def _whole_like(self, x: Any) -> Any:
         """Return a new array for everybody's x side by side; None for what entries do not read."""

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
 from gpucoll.backends import BACKENDS, PLANNED
-from gpucoll.backends.choice import GPU_BACKENDS, HOST_DEVICE, VENDOR_BACKENDS, Wish
-from gpucoll.errors import ArgumentError, BackendUnavailableError
+from gpucoll.backends.choice import DIRECT, GPU_BACKENDS, HOST_DEVICE, VENDOR_BACKENDS, Wish
+from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import find_job
 
@@ -23,6 +23,7 @@ def init(
     name: str | None = None,
     backend: str = "auto",
     device: Any = None,
+    mixed: bool = False,
     timeout_s: float | None = None,
     on_async_error: str | None = None,
     deterministic: str | None = None,
@@ -55,6 +56,12 @@ def init(
         are then connected at once. Default: at the first collective call on GPU arrays, and the
         GPU is theirs. Where gpucoll finds no GPU for every rank it counts for nothing, so that the
         same program runs without one; `Communicator.describe` says why.
+    mixed : bool
+        Whether host and GPU arrays may meet in one call: NVIDIA, AMD and CPU ranks in one
+        communicator. The same on all ranks, with backend ``"auto"`` or ``"direct"``. A rank without
+        a GPU passes host arrays; one with a GPU passes either. Then every call on arrays goes
+        through the direct backend, and what they have is connected at once. On a rank without a GPU
+        `device` counts for nothing.
     timeout_s : float, optional
         Deadline for all ranks to come, and default deadline of every wait afterwards, in seconds.
         Default: ``GPUCOLL_TIMEOUT_S``, or 300.
@@ -106,7 +113,8 @@ def init(
     >>> with gpucoll.init() as comm:
     ...     total = comm.all_reduce(x)
     """
-    _check_backend(backend)
+    _check_mixed(mixed, backend)
+    _check_backend(backend, mixed)
     config.check_timeout_s(timeout_s)
     limit = config.timeout_s() if timeout_s is None else timeout_s
     if on_async_error not in (None, "raise", "exit"):
@@ -123,21 +131,30 @@ def init(
 
     exits = job.is_launched if on_async_error is None else on_async_error == "exit"
     watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
-    made = create(
-        meeting, limit, limit, Wish(backend, number, exits, deterministic == "order"), watch
-    )
+    wish = Wish(backend, number, exits, deterministic == "order", mixed)
+    made = create(meeting, limit, limit, wish, watch)
     if bind:
         made._group.bind_cpus()
     return made
 
 
-def _check_backend(backend: object) -> None:
+def _check_mixed(mixed: object, backend: object) -> None:
+    if not isinstance(mixed, bool):
+        raise ArgumentTypeError(f"mixed must be True or False; got {mixed!r}")
+    if mixed and backend not in ("auto", DIRECT):
+        raise ArgumentError(
+            f"mixed=True goes with backend='auto' or 'direct', not with {backend!r}, which moves "
+            "arrays of one kind only: leave backend= out"
+        )
+
+
+def _check_backend(backend: object, mixed: bool) -> None:
     if backend in PLANNED and backend not in BACKENDS:
         raise BackendUnavailableError(
             f"backend {backend!r} is not part of this version of gpucoll: it has "
             f"{', '.join(BACKENDS)}. Use backend='auto'"
         )
-    if backend in GPU_BACKENDS and config.cpu_only():
+    if backend in GPU_BACKENDS and config.cpu_only() and not mixed:
         raise BackendUnavailableError(
             f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"
         )

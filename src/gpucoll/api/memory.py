@@ -10,6 +10,7 @@ import numpy as np
 from gpucoll.api.front import Front
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.operands import template_of
+from gpucoll.calls.dispatch import HOST
 from gpucoll.calls.gpu.memory import Registration
 from gpucoll.calls.shapes import parse_shape
 from gpucoll.errors import ArgumentTypeError
@@ -82,7 +83,8 @@ class Memory(Front):
         whole = parse_shape(shape)
         template = None if like is None or isinstance(like, str) else template_of(like, "like")
         dispatch = self._collectives.dispatch
-        if isinstance(like, str) or (template is not None and dispatch.is_enqueued(template)):
+        is_on_gpu = template is not None and template.device != HOST
+        if isinstance(like, str) or is_on_gpu:
             return self._gpu.empty(whole, dtype, template, symmetric)
         if template is not None and template.library is not numpy_arrays:
             raise ArgumentTypeError(

@@ -141,9 +141,9 @@ def _add_counts(
 
 
 def check_on_host(collective: Collective, is_enqueued: bool) -> None:
-    """Raise where lists of blocks would be for arrays on a GPU."""
+    """Raise where lists of blocks would be for calls that are enqueued."""
     if is_enqueued:
         raise ArgumentTypeError(
-            f"{collective.spelled}: lists of blocks are for arrays in host memory: on a GPU give "
-            "one array, whose rows the blocks are"
+            f"{collective.spelled}: lists of blocks are for arrays in host memory: on a GPU, and "
+            "with mixed=True, give one array, whose rows the blocks are"
         )

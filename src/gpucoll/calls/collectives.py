@@ -102,7 +102,8 @@ class Collectives:
         **given: Any,
     ) -> Any:
         """Check everything, then run in turn; teach the compiled entry where it could serve."""
-        if async_op and timeout_s is None and stream is None:
+        is_plain = timeout_s is None and stream is None
+        if async_op and is_plain and not self.dispatch.enqueues_host:
             work = self._starting.start(collective, x, given)
             if work is not None:
                 return work
@@ -123,6 +124,7 @@ class Collectives:
         ):
             return self._run_list(collective, x, given, async_op, timeout_s, stream)
         if has_blocks(collective, x, given.get("out")):
+            check_on_host(collective, self.dispatch.enqueues_host)
             given = with_counts(collective, x, given, self.rank, self.world_size)
             counts = given.get("counts"), given.get("receive_counts")
         if exchanged_counts.are_asked_for(collective, *counts):
@@ -184,7 +186,7 @@ class Collectives:
                 collective.spelled,
                 made[0].template,
                 finish,
-                gpu_requests(collective, made, arguments, stream),
+                self._list_requests(collective, made, arguments, gets, stream),
                 is_own=arguments.out is not None and lasting is not NOT_IN_GROUPS,
                 stream=stream,
                 timeout_s=timeout_s,
@@ -208,6 +210,21 @@ class Collectives:
             timeout_s=timeout_s,
             lasting=lasting,
         )
+
+    def _list_requests(
+        self,
+        collective: Collective,
+        made: list[Operands],
+        arguments: Arguments,
+        gets: bool,
+        stream: Any,
+    ) -> list[Request]:
+        """Return the requests of a list that is enqueued."""
+        numbers, fused = apart(collective, arguments.op, made)
+        alone = [
+            number_request(collective, item, arguments, self.world_size, gets) for item in numbers
+        ]
+        return [*alone, *gpu_requests(collective, fused, arguments, stream)]
 
     def _prepare(self, collective: Collective, x: Any, arguments: Arguments) -> Prepared:
         """Check this rank's arguments and return the request."""

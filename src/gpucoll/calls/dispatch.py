@@ -24,6 +24,8 @@ class Dispatch:
         self._choice = choice
         self.refuses_host = not choice.host.backend
         """Whether no backend moves host arrays."""
+        self.enqueues_host = not self.refuses_host and BACKENDS[choice.host.backend].enqueues
+        """Whether host arrays go as GPU arrays do (``mixed=True``), and by no compiled entry."""
 
     def is_enqueued(self, template: Template, what: str = "x") -> bool:
         """Return whether a call on such arrays is enqueued on a stream, or runs on the host.

@@ -67,6 +67,6 @@ def _check_independent(calls: Sequence[GpuCall]) -> None:
         one, other = sorted(shared)
         raise ArgumentError(
             f"call {one} ({calls[one].name}) and call {other} ({calls[other].name}) on GPU arrays "
-            "in group() share memory, and one writes it; the vendor's library makes them at once, "
-            "in no order: make them one after the other, outside of the group"
+            "in group() (with mixed=True: on any) share memory, and one writes it; they are made "
+            "at once, in no order: make them one after the other, outside of the group"
         )

@@ -113,8 +113,8 @@ class PointToPoint:
         if self._dispatch.is_enqueued(source.template):
             if synchronous:
                 raise ArgumentError(
-                    "synchronous=True is for host arrays: a send of GPU arrays is over when its "
-                    "stream has passed it"
+                    "synchronous=True is for host arrays (and not with mixed=True): a send of GPU "
+                    "arrays is over when its stream has passed it"
                 )
             call = self._gpu_call("send", [request], source.template, None, stream, timeout_s)
             call.is_own = not source.is_packed
@@ -155,7 +155,7 @@ class PointToPoint:
             else:
                 if self._messages.send(first, dest, tag) is not None:
                     return None
-                if self.was_begun():
+                if self._was_begun():
                     return self.finish_send(first, dest, tag)
             self._messages.learn(Kind.SEND, OBJECT_DTYPE, OBJECT, None)
         requests = object_requests(first, buffers, int(dest), int(tag))
@@ -198,6 +198,11 @@ class PointToPoint:
         check_tag(tag, may_be_any=True)
         if out is None and like is None and shape is None and dtype is None:
             self._dispatch.check_host("out")
+            if self._dispatch.enqueues_host:
+                raise ArgumentError(
+                    "recv with mixed=True must say what comes, as for GPU arrays: give out=, like=,"
+                    " or shape= and dtype=; or send_object and recv_object"
+                )
             request = MessageRequest(Kind.TAKE, int(source), int(tag))
             steps = self._taking(request, info)
             return self.queue.deliver("recv", steps, async_op, timeout_s, MessageWork)
@@ -210,7 +215,10 @@ class PointToPoint:
         request = MessageRequest(Kind.RECV, int(source), int(tag), destination.buffer)
         if self._dispatch.is_enqueued(template, "out"):
             if info:
-                raise ArgumentError("info=True is for host arrays: of GPU arrays all is known")
+                raise ArgumentError(
+                    "info=True is for host arrays (and not with mixed=True): of GPU arrays all is "
+                    "known"
+                )
             call = self._gpu_call("recv", [request], template, destination, stream, timeout_s)
             call.is_own = out is not None and destination.lasting is out
             return self._gpu.call(call, async_op, _in_group(destination))
@@ -403,10 +411,13 @@ class PointToPoint:
         return (yield from receiving)
 
     def was_begun(self) -> bool:
-        """Return whether a compiled entry has begun a message, and left it to Python.
+        """Return whether a compiled entry has begun an array's message, and left it to Python.
 
         Raises what it met otherwise.
         """
+        return not self._dispatch.enqueues_host and self._was_begun()
+
+    def _was_begun(self) -> bool:
         status = self._messages.last_status()
         self.raise_status(status)
         return status == _MISFIT or status == _NO_ROOM
@@ -499,7 +510,7 @@ class PointToPoint:
 
     def _refuse_gpu(self, template: Template, what: str) -> None:
         if self._dispatch.is_enqueued(template, what):
-            raise ArgumentError("plans of messages are for host arrays")
+            raise ArgumentError("plans of messages are for host arrays, and not with mixed=True")
 
     def _learn(self, kind: Kind, dtype: np.dtype[Any]) -> None:
         name = numpy_dtype_name(dtype)
@@ -527,14 +538,14 @@ class PointToPoint:
         for request in requests:
             if request.peer == ANY_SOURCE or request.tag == ANY_TAG:
                 raise ArgumentError(
-                    f"{name} of GPU arrays must name its source and tag: the vendor's library "
-                    "matches messages by rank and order alone, and cannot say which has come. "
-                    "Send the choice as a host array first"
+                    f"{name} of GPU arrays (with mixed=True: of any) must name its source and tag: "
+                    "messages are matched by rank and order alone, and nobody can say which has "
+                    "come. Send the choice by send_object, or as a host array, first"
                 )
             if request.peer == self.rank and len(requests) == 1 and self._gpu.grouped is None:
                 raise ArgumentError(
-                    f"{name} of GPU arrays to or from this rank itself would wait for ever: use "
-                    "send_recv or group()"
+                    f"{name} of GPU arrays (with mixed=True: of any) to or from this rank itself "
+                    "would wait for ever: use send_recv or group()"
                 )
         finish: Callable[[], Any] = (lambda: None) if destination is None else destination.finish
         return GpuCall(

@@ -22,6 +22,7 @@ __all__ = [
     "device_count",
     "device_of",
     "open_device",
+    "open_host",
     "unavailable",
 ]
 
@@ -51,6 +52,14 @@ def open_device(kind: str, number: int) -> Device:
             f"{kind}:{number} is not used: {config.CPU_ONLY} keeps this process to the CPU"
         )
     return _open(kind, number)
+
+
+def open_host() -> Device:
+    """Return the Host device by which a rank without a GPU takes part in calls with GPU arrays.
+
+    Whatever the environment says of GPUs and of Host devices: none is touched for it.
+    """
+    return _open("host", 0)
 
 
 @functools.cache

@@ -210,6 +210,14 @@ def gpus(request, gpu_ranks, doubles):
 
 
 @pytest.fixture
+def mixed(gpu_ranks, doubles):
+    """Where ranks of several kinds run: ``mixed.call("nh", function)``, see `mixed_ranks`."""
+    from tests.calls.gpu.mixed_ranks import Mixed
+
+    return Mixed(gpu_ranks, {"n": doubles.double("nccl"), "a": doubles.double("rccl")})
+
+
+@pytest.fixture
 def gpus_on_hosts(request, gpu_ranks, doubles, tmp_path):
     """The same on hosts that are played here: ``gpus_on_hosts.call("aab", function)``."""
     double = doubles.double(getattr(request, "param", "nccl"))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.protocol import MessageRequest, Request
 
 
@@ -48,7 +49,24 @@ class GpuCall:
 
     def __post_init__(self) -> None:
         current = self.template.stream
-        self.address = current if self.stream is None else streams.address_of(self.stream)
+        is_given = self.stream is not None and not self.is_on_host  # whose arrays know no streams
+        self.address = streams.address_of(self.stream) if is_given else current
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether its arrays lie in host memory: of a communicator with ``mixed=True``."""
+        return self.template.device == HOST_ARRAYS
+
+    @property
+    def must_complete(self) -> bool:
+        """Whether it has to be done before its arrays can be used: nothing orders that after it."""
+        return self.is_on_host or not streams.is_stream_ordered(self.template.library)
+
+    def on_stream(self, address: int) -> GpuCall:
+        """Return it with a stream of the communicator's: of host arrays, which have none."""
+        made = replace(self, template=self.template._replace(stream=address), stream=None)
+        made.address = address
+        return made
 
     @property
     def buffers(self) -> list[Buffer]:

@@ -11,7 +11,15 @@ from gpucoll import backends, devices
 from gpucoll.arrays import streams
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.library import Template
-from gpucoll.backends.choice import Choice, ObstacleError, Pick, Wish, instead
+from gpucoll.backends.choice import (
+    HOST_ARRAYS,
+    Choice,
+    ObstacleError,
+    Pick,
+    Wish,
+    instead,
+    spelled_kinds,
+)
 from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
 from gpucoll.calls.gpu.cache import CallCache
 from gpucoll.calls.gpu.call import GpuCall
@@ -113,6 +121,7 @@ class GpuConnection:
             number,
             timeout_s,
             exits=self._wish.exits,
+            mixed=self._wish.mixed,
         )
         self.pick = pick
         return connected
@@ -126,13 +135,7 @@ class GpuConnection:
                 f"arrays: {self.refusal}"
             )
         kind, _, number = template.device.partition(":")
-        served = self.pick.kinds[self._group.rank]
-        if kind != served:
-            raise BackendUnavailableError(
-                f"x lies on {template.device}, but this communicator's backend for GPU arrays is "
-                f"{self.pick.backend}, for {served} devices ({self.pick.reason}): copy it to the "
-                "host first"
-            )
+        self._check_kind(kind, template.device)
         if self._connected is None:
             if not call.requests:
                 raise StateError(
@@ -140,10 +143,28 @@ class GpuConnection:
                     "this call. Make a collective call on GPU arrays first, or pass device= to "
                     "init, which connects them at once"
                 )
-            own = int(number) if number else _device_of(kind, call.buffers)
+            own = None
+            if not call.is_on_host:
+                own = int(number) if number else _device_of(kind, call.buffers)
             self.connect(own, call.timeout_s)
         assert self._connected is not None
         return self._connected
+
+    def _check_kind(self, kind: str, device: str) -> None:
+        """Raise unless arrays on this kind of device go this way, on this rank."""
+        served = self.pick.kinds[self._group.rank]
+        if kind == served or (self._wish.mixed and kind == HOST_ARRAYS):
+            return
+        if served == HOST_ARRAYS:
+            raise BackendUnavailableError(
+                f"x lies on {device}, but this rank saw no GPU when it met the others, and takes "
+                "part with host arrays: copy it to the host first, or see why by gpucoll-doctor"
+            )
+        raise BackendUnavailableError(
+            f"x lies on {device}, but this communicator's backend for GPU arrays is "
+            f"{self.pick.backend}, for {served} devices ({self.pick.reason}): copy it to the "
+            "host first"
+        )
 
     def _check_arrays(
         self, connected: GpuBackend, name: str, template: Template, buffers: Sequence[Buffer]
@@ -157,6 +178,8 @@ class GpuConnection:
             if not buffer.address:
                 raise ArgumentError(f"{name}: an array has no memory: was it freed?")
             label = buffer.device
+            if label == HOST_ARRAYS:
+                continue  # with mixed=True: `_check_kind` has let it in
             if asks or ":" not in label:
                 number = device.device_of(buffer.address)
                 if number is None:
@@ -242,10 +265,21 @@ class GpuConnection:
             module: GpuBackends = backends.load(self.pick.backend)
             self._connected = module.adopt(self._group, calls, part.divided, exits=exits)
 
+    def wish_again(self) -> Wish:
+        """Return what to ask of a communicator in this one's place: the same GPU, if it is known.
+
+        The place on the host, by which a rank takes one, may be another after losses.
+        """
+        if self._wish.mixed and self._connected is not None:
+            return self._wish._replace(device=self._connected.device.number)
+        return self._wish
+
     def describe(self) -> dict[str, str]:
         """Return what is worth knowing."""
         if self._connected is not None:
             facts = {"GPU arrays": f"backend {self.pick.backend}: {self.pick.reason}"}
+            if self._wish.mixed:
+                facts["mixed"] = f"yes: {spelled_kinds(self.pick.kinds)}"
             return {**facts, **self._connected.describe()}
         if self.refusal:
             return {"GPU arrays": f"none: {self.refusal}"}

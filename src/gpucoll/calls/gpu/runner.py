@@ -45,14 +45,15 @@ class GpuRunner(GpuConnection):
             return lasting
         with self._alone():
             connected = self._prepared(call)
+            call = _placed(connected, call)
             launches = connected.launches(call.requests, call.messages)
             if async_op or not call.is_own:  # then other streams come into it
                 connected.refuse_capture(_stream_call(connected, call, launches, call.address))
             if async_op:
                 return self._issue_beside(connected, call, launches)
             issued = self._issue(connected, call, launches, call.address)
-            if not streams.is_stream_ordered(call.template.library):
-                connected.issuer.synchronize(issued)
+            if call.must_complete:
+                _complete(connected, call, issued)
             elif not call.is_own:  # the result is looked at, or filled in, on the current stream
                 connected.issuer.follow(call.template.stream, call.address)
             return call.finish()
@@ -77,9 +78,10 @@ class GpuRunner(GpuConnection):
     def _issue_beside(self, connected: GpuBackend, call: GpuCall, launches: Any) -> GpuWork:
         """Issue on the communicator's own stream, after what is on the caller's now."""
         issuer = connected.issuer
-        issuer.follow(issuer.own_stream, call.address)
-        issued = self._issue(connected, call, launches, issuer.own_stream, is_awaited=True)
-        return _work(connected, issued, call.finish, call.template)
+        stream = call.address if call.is_on_host else issuer.own_stream
+        issuer.follow(stream, call.address)
+        issued = self._issue(connected, call, launches, stream, is_awaited=True)
+        return _work(connected, issued, call)
 
     def _issue(
         self,
@@ -108,6 +110,7 @@ class GpuRunner(GpuConnection):
         # A message cannot connect the ranks, a collective can.
         connected = self._prepared(next((call for call in calls if call.requests), calls[0]))
         stream_calls = []
+        calls = [_placed(connected, call) for call in calls]
         for call in calls:
             self._prepared(call)
             if call.timeout_s is None:
@@ -119,8 +122,8 @@ class GpuRunner(GpuConnection):
                 connected.issuer.follow(call.address, call.template.stream)
         in_flight = connected.issue_group(stream_calls)
         for call, issued in zip(calls, in_flight, strict=True):
-            if not streams.is_stream_ordered(call.template.library):
-                connected.issuer.synchronize(issued)
+            if call.must_complete:
+                _complete(connected, call, issued)
             elif not call.is_own:
                 connected.issuer.follow(call.template.stream, call.address)
             call.finish()
@@ -128,9 +131,11 @@ class GpuRunner(GpuConnection):
     def prepare_plan(self, call: GpuCall) -> Callable[[], int]:
         """Return what makes a call again and again on the current stream; returns 0."""
         connected = self._prepared(call)
-        synchronizes = not streams.is_stream_ordered(call.template.library)
+        call = _placed(connected, call)
         enqueue = self._enqueuing(connected, call)
         current_stream = streams.current_stream_of(call.template)
+        if call.is_on_host:
+            current_stream = partial(int, call.address)
 
         def run() -> int:
             if self.grouped is not None:
@@ -144,8 +149,8 @@ class GpuRunner(GpuConnection):
                 issued = enqueue(current_stream())
             finally:
                 self._entering.release()
-            if synchronizes:
-                connected.issuer.synchronize(issued)
+            if call.must_complete:
+                _complete(connected, call, issued)
             return 0
 
         return run
@@ -203,7 +208,8 @@ class GpuRunner(GpuConnection):
 
     def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
         """Make calls of this kind faster from now on, where that is possible."""
-        if self._connected is not None and self.grouped is None:
+        is_on_host = made.template.device == HOST
+        if self._connected is not None and self.grouped is None and not is_on_host:
             self.call_cache.learn(collective, x, given, made, self._connected)
 
     # --- memory -----------------------------------------------------------------------------------
@@ -239,15 +245,26 @@ class GpuRunner(GpuConnection):
         return memory.Registration(connected, source.buffer)
 
 
-def _work(
-    connected: GpuBackend, issued: IssuedCall, finish: Callable[[], Any], template: Template
-) -> GpuWork:
+def _placed(connected: GpuBackend, call: GpuCall) -> GpuCall:
+    """Return a call with its stream: of host arrays, the communicator's own.
+
+    Their messages wait for no call before them, nor the other way round: each has a stream.
+    """
+    if not call.is_on_host:
+        return call
+    issuer = connected.issuer
+    return call.on_stream(issuer.idle_stream() if call.messages else issuer.own_stream)
+
+
+def _complete(connected: GpuBackend, call: GpuCall, issued: IssuedCall) -> None:
+    """Wait until a call is done whose arrays no stream orders."""
+    connected.issuer.synchronize(issued, others_s=call.timeout_s if call.is_on_host else None)
+
+
+def _work(connected: GpuBackend, issued: IssuedCall, call: GpuCall) -> GpuWork:
+    current_stream = streams.current_stream_of(call.template)
     return GpuWork(
-        connected.issuer,
-        issued,
-        finish,
-        streams.current_stream_of(template),
-        must_complete=not streams.is_stream_ordered(template.library),
+        connected.issuer, issued, call.finish, current_stream, must_complete=call.must_complete
     )
 
 

@@ -25,7 +25,7 @@ from gpucoll.devices.host.streams import Streams, streams
 from gpucoll.devices.host.words import MEANINGS, MOST_DEVICES, Code, Command, State
 from gpucoll.errors import ArgumentError, BackendError, BackendUnavailableError
 
-__all__ = ["HostDevice", "device_count", "load", "open_device"]
+__all__ = ["HostDevice", "device_count", "load", "open_device", "opened"]
 
 _DEFAULT_STREAMS: Final = (0, 1, 2)
 _MULTIPROCESSORS: Final = 4
@@ -57,6 +57,11 @@ def device_count() -> int:
 def open_device(number: int) -> HostDevice:
     """Return a new object for a device; `gpucoll.devices.open_device` keeps one for each."""
     return HostDevice(number)
+
+
+def opened(number: int) -> HostDevice | None:
+    """Return a device that this process has opened; None: it has not."""
+    return _opened.get(number)
 
 
 class _Driver:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll import devices
-from gpucoll.devices.host.device import HostDevice
+from gpucoll.devices.host.device import HostDevice, opened
 from gpucoll.devices.host.quantise import block_calls
 from gpucoll.errors import ArgumentTypeError
 from gpucoll.kernels.conversion import CONVERTIBLE
@@ -161,7 +161,7 @@ class HostLauncher:
 
 
 def _device(number: int) -> HostDevice:
-    return cast(HostDevice, devices.open_device("host", number))
+    return opened(number) or cast(HostDevice, devices.open_device("host", number))
 
 
 # --- reductions -----------------------------------------------------------------------------------
