@@ -61,7 +61,7 @@ def probes_of_memory(folder: Path) -> list[Step]:
 def collectives_of(folder: Path) -> list[Step]:
     """Return every call against the oracle: by NCCL with one rank, by direct with 1, 2 and 4.
 
-    By direct also with no memory shared: as between hosts.
+    By direct also with no memory shared, as between hosts, and with a rank that has no GPU.
     """
     steps = []
     ways: list[tuple[str, int, list[str]]] = [
@@ -75,6 +75,10 @@ def collectives_of(folder: Path) -> list[Step]:
         command += [*more, "--output", str(folder / result)]
         name = " ".join(["collectives", *words])
         steps.append(Step(name, command, 45, result, "collectives", backend=backend))
+    result = "collectives_mixed_2.json"
+    command = [*launcher(2), str(HERE / "gpu_collectives.py"), "--mixed"]
+    command += ["--output", str(folder / result)]
+    steps.append(Step("collectives mixed 2", command, 50, result, "collectives", backend="direct"))
     return steps
 
 

@@ -6,8 +6,9 @@
 
 tools/gpu_check.py runs it. A call that fails is a row, and all ranks go on with a new communicator,
 so that one failure tells nothing about the others and hides none. ``--staged`` has all go through
-host memory, though ranks could read each other's GPU. With ``--array numpy`` it runs without a GPU
-on the CPU's backend, with ``--array host-device`` on Host devices: so its tests do.
+host memory, though ranks could read each other's GPU; with ``--mixed`` rank 0 has the GPU, and all
+others keep to the CPU and pass NumPy arrays in the same calls. With ``--array numpy`` it runs
+without a GPU on the CPU's backend, with ``--array host-device`` on Host devices: so its tests do.
 """
 
 from __future__ import annotations
@@ -229,14 +230,25 @@ def merged(name: str, replies: list[dict[str, Any]]) -> dict[str, Any]:
     return {"name": name, "ranks": len(replies), **worst, "on_ranks": ranks}
 
 
-def run(backend: str, kit: Any, output: Path, wanted: str = "") -> int:
+UNMIXED = ("bfloat16", "compressed", "captured")
+"""What CuPy's arrays lack, and what host arrays beside them do."""
+
+
+def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: bool = False) -> int:
     """Do all checks whose name has a word in it; return how many failed. Every rank calls it."""
     rows: list[dict[str, Any]] = []
     with gpucoll.init(backend="cpu", timeout_s=2 * MEETING_S) as control:
+        if is_mixed and control.rank:
+            os.environ[config.CPU_ONLY], array = "1", "numpy"
+        kit = KITS[array]()
 
         def opened() -> Any:
             made = gpucoll.init(
-                backend=backend, device=kit.device, timeout_s=CALL_S, on_async_error="raise"
+                backend=backend,
+                device=kit.device,
+                mixed=is_mixed,
+                timeout_s=CALL_S,
+                on_async_error="raise",
             )
             if control.rank == 0 and not rows:
                 print(made.describe(), flush=True)
@@ -244,7 +256,7 @@ def run(backend: str, kit: Any, output: Path, wanted: str = "") -> int:
 
         comm = opened()
         for name, check in checks(control.world_size):
-            if wanted not in name:
+            if wanted not in name or (is_mixed and any(word in name for word in UNMIXED)):
                 continue
             rows.append(merged(name, control.all_gather_object(did(check, comm, kit))))
             if rows[-1]["status"] == "failed":  # the same on every rank
@@ -272,12 +284,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--backend", default="direct")
     parser.add_argument("--array", choices=tuple(KITS), default="cupy")
     parser.add_argument("--staged", action="store_true", help="share no GPU memory")
+    parser.add_argument("--mixed", action="store_true", help="a GPU on rank 0 alone")
     parser.add_argument("--only", default="", metavar="WORD", help="checks with it in their name")
     parser.add_argument("--output", type=Path, required=True, metavar="FILE")
     given = parser.parse_args(arguments)
     if given.staged:
         peer_memory.MOST_RANKS = 0  # type: ignore[misc]
-    failed = run(given.backend, KITS[given.array](), given.output, given.only)
+    failed = run(given.backend, given.array, given.output, given.only, is_mixed=given.mixed)
     print(f"{failed} failed")
     return 1 if failed else 0
 

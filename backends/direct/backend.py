@@ -201,14 +201,16 @@ class DirectBackend:
         self._issued += count + pieces.agrees
         # First, for the driver may keep this thread until the streams get on.
         self.engine.add(Job(call, first))
-        if call.is_on_host:  # the thread copies: it waits for the stream, the stream for it
-            self._write_value(stream, self.engine.read_word, first + count)
-            self._wait_value(stream, self.engine.written_word, first + count)
-        else:
-            self._enqueue_pieces(pieces, first, stream)
-        if pieces.agrees:
-            self._wait_value(stream, self.engine.written_word, self._issued)
-        self._write_value(stream, self._drained_word, self._issued)
+        try:
+            if call.is_on_host:  # the thread copies: it waits for the stream, the stream for it
+                self._write_value(stream, self.engine.read_word, first + count)
+                self._wait_value(stream, self.engine.written_word, first + count)
+            else:
+                self._enqueue_pieces(pieces, first, stream)
+            if pieces.agrees:
+                self._wait_value(stream, self.engine.written_word, self._issued)
+        finally:  # where that has failed, too: by this it is known when the stream is through
+            self._write_value(stream, self._drained_word, self._issued)
         if not self._tail:
             self._tail = self.device.create_event()
         self._do(self.device.record_event, self._tail, stream)
@@ -255,6 +257,17 @@ class DirectBackend:
         So whatever a round waits for comes of earlier rounds of the other ranks, or of what is sent
         in the same one.
         """
+        try:
+            self._enqueue_rounds(flows, stream)
+        except BaseException:
+            # The thread must send none of it; then the words say when the stream is through.
+            self.messages.abort()
+            with contextlib.suppress(GpucollError):  # a GPU that has failed does nothing more
+                for flow in flows:
+                    self._write_value(stream, flow.words.by_gpu, flow.end)
+            raise
+
+    def _enqueue_rounds(self, flows: Sequence[Flow], stream: int) -> None:
         on_host = [flow for flow in flows if flow.is_on_host]
         on_gpu = [flow for flow in flows if not flow.is_on_host]
         sends = [flow for flow in on_gpu if flow.sends]
@@ -353,13 +366,13 @@ class DirectBackend:
         """
         if not self._is_open:
             return True
-        if self.peer is not None:
-            self.peer.give_up(min(limit_s, _PEERS_LET_GO_S))
+        # Where streams still run, giving memory back would wait for them, without a deadline.
+        is_through = self.peer is None or self.peer.give_up(min(limit_s, _PEERS_LET_GO_S))
         has_ended = [self.engine.stop(limit_s), self.messages.stop(limit_s)]
         due_s = time.monotonic() + limit_s
-        while not self._is_drained and time.monotonic() < due_s:
+        while not self._is_drained and not self._has_failed and time.monotonic() < due_s:
             time.sleep(1e-3)
-        is_unused = all(has_ended) and self._is_drained
+        is_unused = all(has_ended) and self._is_drained and is_through
         self._is_open = False
         if not all(has_ended):
             self.inner.group.is_in_use = True
@@ -381,6 +394,15 @@ class DirectBackend:
                 return self.scratch.is_idle
         except GpucollError:  # a GPU that has failed does nothing any more
             return True
+
+    @property
+    def _has_failed(self) -> bool:
+        """Whether the GPU does nothing any more."""
+        try:
+            self.device.destroy_event(self.device.create_event())
+        except GpucollError:
+            return True
+        return False
 
     def _free(self) -> None:
         with self.device, self.device.relaxed_capture():

@@ -201,6 +201,8 @@ class MessageEngine:
         has_moved, has_looked = False, False
         for flow in flows:
             by_gpu = self._load(flow.words.by_gpu)
+            if self._is_aborted:  # what streams say now is that they were let go of
+                return False
             while (request := flow.next_request(by_gpu)) is not None:
                 flow.pending.append(self._inner.backend.messages.start([request], NEVER_S))
                 flow.started += 1

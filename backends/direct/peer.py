@@ -10,8 +10,10 @@ Checked by reference and by doubles of the drivers only: no GPU has run it.
 from __future__ import annotations
 
 import contextlib
+import math
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -41,6 +43,8 @@ ONE_SHOT_BYTES: Final = 256 << 10
 world_size times as much as in two turns, and waits for the others once and not twice."""
 MOST_UNSIGNED_ROUNDS: Final = 1 << 30
 """Where the GPU compares words as unsigned numbers, which must not wrap."""
+MOST_KEPT: Final = 32
+"""Launches: one of a large array has some steps for each 8 MiB."""
 _PAUSE_S: Final = 1e-3
 _AHEAD: Final = 1 << 28
 
@@ -73,7 +77,15 @@ class PeerPath:
         """Rounds of all calls that were enqueued."""
         self._event = self._stream = 0
         self._is_recorded = self._is_ended = False
+        self._ending: threading.Thread | None = None
+        """Raises words for streams that come to them long after the call was given up."""
+        self._closes_after_s: float | None = None
+        """How long that thread waits for others when it closes all; None: it does not close."""
+        self._ending_lock = threading.Lock()
         self._tried: set[tuple[str, str]] = set()
+        self._launches: dict[Hashable, PeerLaunch] = {}
+        """Of the last kinds of calls: a program mostly makes the same ones again. They hold
+        addresses, no memory, and numbers that count from wherever a call begins."""
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -85,11 +97,18 @@ class PeerPath:
         ArgumentTypeError
             The op has no identity, which the call needs.
         """
+        key = _key(request)
+        if (kept := self._launches.get(key)) is not None:
+            return kept
         made = rounds_of(request, self.memory.exchange)
         if made is None:
             return None
         bind = _Binder(self, request)
-        return PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
+        launch = PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
+        if len(self._launches) >= MOST_KEPT:
+            del self._launches[next(iter(self._launches))]  # the oldest
+        self._launches[key] = launch
+        return launch
 
     def try_kernel(self, op: ReduceOp, like: Buffer) -> None:
         """Compile and load a kernel that has not run here, before anybody waits for what it does.
@@ -145,18 +164,41 @@ class PeerPath:
         """End every stream that waits for another rank; return whether all is over.
 
         What the calls leave in their outputs is undefined. The host writes all words again and
-        again: streams that go on write their own numbers in between.
+        again: streams that go on write their own numbers in between. For those that do not come to
+        it within `limit_s`, being held up by something else, a thread does it as long as needed.
         """
         self._is_ended = True
+        code = self._release(limit_s)
+        if code == self.device.not_ready:
+            with self._ending_lock:
+                if self._ending is None:
+                    self._ending = threading.Thread(
+                        target=self._end_later, name="gpucoll-direct-ending", daemon=True
+                    )
+                    self._ending.start()
+        return code == 0
+
+    def _end_later(self) -> None:
+        while True:
+            self._release(math.inf)
+            with self._ending_lock:
+                if self._query() == self.device.not_ready:  # something was enqueued since
+                    continue
+                if self._closes_after_s is None:
+                    self._ending = None
+                    return
+            self.close(self._closes_after_s)
+            return
+
+    def _release(self, limit_s: float) -> int:
+        """Raise words until this rank's streams are through, or so long; return what they say."""
         due_s = time.monotonic() + limit_s
         while True:
             for word in Word if self._is_recorded else ():
                 self.memory.raise_words(word, self._beyond(word))
             code = self._query()
-            if code != self.device.not_ready:
-                return code == 0
-            if time.monotonic() > due_s:
-                return False
+            if code != self.device.not_ready or time.monotonic() > due_s:
+                return code
             time.sleep(_PAUSE_S)
 
     def _beyond(self, word: Word) -> int:
@@ -175,9 +217,17 @@ class PeerPath:
         """Abort, and let go of everything unless a stream still runs; return whether it is gone.
 
         Waits up to `limit_s` for this rank's streams, and again for others to let go of its memory.
+        What a stream still needs is let go of when it is through, by a thread.
         """
-        if not self.abort(limit_s):
-            return False  # the GPU works with all of it
+        self.abort(limit_s)
+        with self._ending_lock:
+            ending = self._ending
+            if ending is not None:
+                self._closes_after_s = limit_s
+        if ending is not None:  # the GPU works with all of it, or did a moment ago
+            ending.join(limit_s)
+            return not ending.is_alive()
+        # Streams are through; or the GPU has failed: nothing runs there any more.
         self.close(limit_s)
         return True
 
@@ -256,6 +306,18 @@ def rounds_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
         return None
     maker = _MAKERS.get(request.collective)
     return None if maker is None else maker(request, exchange)
+
+
+def _key(request: Request) -> Hashable:
+    """Return all that a launch depends on, but for the ranks."""
+    pairs = request.parts or ((request.source, request.destination),)
+    where = tuple(
+        (buffer.address, buffer.count, buffer.dtype) if buffer is not None else None
+        for pair in pairs
+        for buffer in pair
+    )
+    described = request.collective, request.op, request.root, request.counts, request.row_count
+    return described, where, bool(request.sources), bool(request.destinations)
 
 
 def _pairs(request: Request) -> Sequence[tuple[Buffer, Buffer | None]]:

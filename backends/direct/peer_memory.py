@@ -13,6 +13,7 @@ import json
 import os
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Final
@@ -29,6 +30,8 @@ from gpucoll.transport.shared.mapping import Mapping
 HALF_BYTES: Final = 8 << 20
 """Of an exchange: what one round moves at most. Chosen by reasoning: so much that waiting is little
 beside moving, so little that ranks which share a GPU have room for it. Not measured."""
+HOST_HALF_BYTES: Final = 2 << 20
+"""The same of a Host device: a round stays in a CPU's caches, and costs hardly a launch."""
 MOST_RANKS: Final = 16
 """Whose memory one kernel combines."""
 TRIAL_BYTES: Final = 256
@@ -65,6 +68,8 @@ class PeerMemory:
         self._page: Mapping | None = None
         self._fd = -1
         self._seen = 0
+        self._processes: list[int] = []
+        """Of the ranks: who has ended uses no memory."""
 
     # --- words ------------------------------------------------------------------------------------
 
@@ -127,6 +132,7 @@ class PeerMemory:
     def open(self, offers: Sequence[dict[str, Any]]) -> None:
         """Open what the others have made."""
         self._check(offers)
+        self._processes = [offer["process"] for offer in offers]
         self._open_page(offers[0]["page"], bytes.fromhex(offers[0]["token"]))
         addresses = []
         for rank, offer in enumerate(offers):
@@ -187,6 +193,10 @@ class PeerMemory:
         self._own = 0
         self._let_page_go()
 
+    def abandon(self) -> None:
+        """Give up the page; this rank's memory stays, for others may use it."""
+        self._let_page_go()
+
     def _let_page_go(self) -> None:
         self.close_file()
         if self._page is not None:
@@ -199,28 +209,63 @@ class PeerMemory:
     def close(self, limit_s: float) -> bool:
         """Let go of everything, once all other ranks have let go of this one's exchange.
 
-        Nothing of this rank is under way. Where others do not within `limit_s` (they may have
-        ended, or still run), the exchange stays until the process ends: whoever reads freed memory
-        would lose its GPU.
+        Nothing of this rank is under way. Where others do not within `limit_s` (they may still
+        run), the exchange stays until they do, which is looked at when the next communicator
+        connects or closes: whoever reads freed memory would lose its GPU.
 
         Returns
         -------
         bool
             Whether the exchange was given back.
         """
+        _free_left()
         self.close_peers()
         if self._page is None:  # closed before
             return not self._own
         self._host_word(self.exchange.rank * _LINE + _LET_GO).value = 1
         due_s = time.monotonic() + limit_s
-        ranks = range(self.exchange.world_size)
-        while not all(self._host_word(rank * _LINE + _LET_GO).value for rank in ranks):
+        while not self._is_let_go():
             if time.monotonic() > due_s:
-                self._let_page_go()
+                _left.append((os.getpid(), self))
                 return False
             time.sleep(_PAUSE_S)
         self.free()
         return True
+
+    def _is_let_go(self) -> bool:
+        """Return whether nobody uses this rank's exchange any more."""
+        return self._page is None or all(
+            self._host_word(rank * _LINE + _LET_GO).value or _has_ended(process)
+            for rank, process in enumerate(self._processes)
+        )
+
+
+_left: deque[tuple[int, PeerMemory]] = deque()
+"""What others had not let go of, with the process whose it is: not a forked child's."""
+
+
+def _free_left() -> None:
+    """Give back what nobody uses any more."""
+    for _ in range(len(_left)):
+        try:
+            process, memory = _left.popleft()
+        except IndexError:  # another thread is at it
+            return
+        if process != os.getpid():
+            continue
+        if memory._is_let_go():
+            memory.free()
+        else:
+            _left.append((process, memory))
+
+
+def _has_ended(process: int) -> bool:
+    """Return whether a process of this host is gone, or only waits for its parent to notice."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return not os.path.exists(f"/proc/{process}")
 
 
 def _number_of(device: Device, uuid: str) -> int | None:
@@ -234,16 +279,20 @@ def _number_of(device: Device, uuid: str) -> int | None:
 
 
 def connect(
-    device: Device, rank: int, world_size: int, gather: Gather, half_bytes: int = HALF_BYTES
+    device: Device, rank: int, world_size: int, gather: Gather, half_bytes: int = 0
 ) -> PeerMemory:
     """Make and open the exchanges of all ranks, which are on one host; every rank calls it.
+
+    `half_bytes` is the same on all; 0: what suits the kind of device.
 
     Raises
     ------
     BackendUnavailableError
         That cannot be, on all ranks alike: why. Nothing is left behind.
     """
-    memory = PeerMemory(device, rank, world_size, half_bytes)
+    _free_left()
+    suiting = HOST_HALF_BYTES if device.kind == "host" else HALF_BYTES
+    memory = PeerMemory(device, rank, world_size, half_bytes or suiting)
     if world_size > MOST_RANKS:
         raise BackendUnavailableError(
             f"{world_size} ranks: at most {MOST_RANKS} read each other's GPU memory"
@@ -253,11 +302,16 @@ def connect(
         _agree(gather, partial(memory.open, offers))
     except BackendUnavailableError:
         memory.close_peers()
-        gather(b"")  # who frees memory that another one still has open breaks that one's GPU
+        try:
+            gather(b"")  # who frees memory that another one still has open breaks that one's GPU
+        except BaseException:
+            memory.abandon()
+            raise
         memory.free()
         raise
     except BaseException:
         memory.close_peers()
+        memory.abandon()
         raise
     memory.close_file()
     return memory

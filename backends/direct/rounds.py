@@ -4,7 +4,8 @@ Each rank has an exchange: memory of its own GPU, in two halves, that every rank
 mapped. A call is a sequence of rounds, which take the halves in turn. In a round a rank copies its
 part into its half and says so (`Word.READY`); it waits until others have said so, and combines or
 copies what lies in their halves into its own output; then it says that it needs those halves no
-more (`Word.DONE`). Before a half is written again all ranks must be done with it.
+more (`Word.DONE`). Before a half is written again all ranks must be done with it. A reduction whose
+rounds have one turn copies the part of the next one before it waits for the others' of this one.
 
 All of that goes onto a stream: saying is a write of a number, waiting is the stream's wait for one.
 No kernel waits for another rank, so that ranks may share a GPU. Sources are combined in the order
@@ -135,8 +136,10 @@ class _Segment(NamedTuple):
 class _Builder:
     """Steps of one rank, round by round."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, ahead: int = 0) -> None:
         self.exchange = exchange
+        self._ahead = ahead
+        """So many rounds before the end of one a rank may say that it is ready for a later one."""
         self.steps: list[Step] = []
         self.number = 0
         self._done = [0] * exchange.world_size
@@ -173,6 +176,13 @@ class _Builder:
                 self.steps.append(Await(peer, Word.DONE, number))
                 self._done[peer] = number
 
+    def bring(self, segments: Sequence[_Segment], item_bytes: int) -> None:
+        """Copy this rank's part of the round into its half, once that is free, and say so."""
+        self.open_half()
+        for segment in segments:
+            self.copy(self.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
+        self.say_ready()
+
     def say_ready(self, turn: int = 0) -> None:
         self.steps.append(Say(Word.READY, 2 * self.number + turn + 1))
 
@@ -181,7 +191,8 @@ class _Builder:
         for rank in ranks:
             if rank != self.exchange.rank:
                 self.steps.append(Await(rank, Word.READY, number))
-                self._done[rank] = self.number  # it has said so behind all rounds before
+                # It has said so behind all rounds before, but for those that it is ahead.
+                self._done[rank] = max(self._done[rank], self.number - self._ahead)
 
     def end_round(self) -> None:
         self.number += 1
@@ -253,20 +264,37 @@ def reduction(
     root : int, optional
         Who alone gets the result.
     """
+    gets = root is None or root == exchange.rank
+    rounds = list(_segments(parts, item_bytes, exchange.half_bytes))
+    if gets and not shares:
+        return _copying_ahead(exchange, rounds, item_bytes)
     build = _Builder(exchange)
-    for segments in _segments(parts, item_bytes, exchange.half_bytes):
-        build.open_half()
-        for segment in segments:
-            build.copy(build.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
-        build.say_ready()
-        gets = root is None or root == exchange.rank
+    for segments in rounds:
+        build.bring(segments, item_bytes)
         if shares:
             _combine_shares(build, segments, item_bytes, gets)
-        elif gets:
-            build.await_ready(build.peers)
-            for segment in segments:
-                _combine_all(build, segment)
         build.end_round()
+    return build.rounds()
+
+
+def _copying_ahead(
+    exchange: Exchange, rounds: Sequence[Sequence[_Segment]], item_bytes: int
+) -> Rounds:
+    """Return rounds of one turn: what the next one needs is copied before this one is waited for.
+
+    So ranks may be apart by a round, and nobody's copy waits for another rank's kernel.
+    """
+    build = _Builder(exchange, ahead=1)
+    for number in range(len(rounds) + 1):
+        if number < len(rounds):
+            build.number = number
+            build.bring(rounds[number], item_bytes)
+        if number:
+            build.number = number - 1
+            build.await_ready(build.peers)
+            for segment in rounds[number - 1]:
+                _combine_all(build, segment)
+            build.end_round()
     return build.rounds()
 
 
@@ -306,10 +334,7 @@ def scan(exchange: Exchange, part: Part, item_bytes: int, *, is_exclusive: bool)
     rank = exchange.rank
     before = range(rank if is_exclusive else rank + 1)
     for segments in _segments([part], item_bytes, exchange.half_bytes):
-        build.open_half()
-        for segment in segments:
-            build.copy(build.mine + segment.offset, segment.source, segment.n_elements * item_bytes)
-        build.say_ready()
+        build.bring(segments, item_bytes)
         build.await_ready(before)
         for segment in segments:
             sources = [build.half(peer) + segment.offset for peer in before]

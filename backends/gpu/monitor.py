@@ -194,6 +194,9 @@ class Monitor:
         for stream, in_flight in list(self.in_flight.lines.items()):
             while in_flight and self._is_over(in_flight[0], now_s):
                 issued = in_flight.popleft()
+                if self.failure is None and self.group.is_aborted:
+                    # An abort lets streams go on over whatever is there: it may have been this.
+                    self._note_abort()
                 issued.is_done = self.failure is None
                 issued.keep = None
                 self.in_flight.count -= 1

@@ -55,11 +55,13 @@ def rows_of(path):
     return {row["name"]: row for row in json.loads(path.read_text())}
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_every_call_is_compared_with_the_oracle(tmp_path, ranks):
+@pytest.mark.parametrize(
+    ("ranks", "how"), [(1, ["--backend", "cpu"]), (2, ["--backend", "cpu"]), (2, ["--mixed"])]
+)
+def test_every_call_is_compared_with_the_oracle(tmp_path, ranks, how):
     output = tmp_path / "rows.json"
     command = ["-m", "gpucoll.launcher.cli", "-n", str(ranks), str(TOOLS / "gpu_collectives.py")]
-    command += ["--backend", "cpu", "--array", "numpy", "--output", str(output)]
+    command += [*how, "--array", "numpy", "--output", str(output)]
     code, text = run([*command, "--only", "r"])
     assert code == 0, text
     rows = rows_of(output)

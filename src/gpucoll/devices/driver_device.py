@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
 import sys
 import uuid
@@ -167,8 +166,9 @@ class DriverDevice:
         if code == _OUT_OF_MEMORY:
             free, total = self.memory_bytes()
             raise MemoryError(
-                errno.ENOMEM,
-                f"{self.label}: no {size_bytes} bytes: {free} of {total} bytes are free",
+                f"{self.label}: no {size_bytes} bytes: {free} of {total} bytes are free. Free "
+                "arrays, have the array library give back what its pool keeps (CuPy: "
+                "free_all_blocks, PyTorch: empty_cache), or put fewer ranks on the GPU"
             )
         self.check(code, f"allocate {size_bytes} bytes")
         return handle.value or 0

@@ -77,7 +77,10 @@ class SharedMemoryDevice(DriverDevice):
         with self, self.relaxed_capture():
             code = self._functions["host_allocate"](*arguments)
         if code == _OUT_OF_MEMORY:
-            raise MemoryError(f"{self.label}: no {size_bytes} bytes of page-locked host memory")
+            raise MemoryError(
+                f"{self.label}: no {size_bytes} bytes of page-locked host memory: have less of it "
+                "elsewhere, or raise the limits (ulimit -l, the container's memory)"
+            )
         self.check(code, f"allocate {size_bytes} bytes of page-locked host memory")
         return found.value or 0
 

@@ -12,7 +12,17 @@ import pytest
 from tests import oracle
 
 from gpucoll.backends.direct import rounds
-from gpucoll.backends.direct.rounds import Await, Combine, Copy, Exchange, Identity, Part, Say, Word
+from gpucoll.backends.direct.rounds import (
+    Await,
+    Combine,
+    Copy,
+    Exchange,
+    Identity,
+    Part,
+    Say,
+    Step,
+    Word,
+)
 from gpucoll.kernels import reference
 
 HALF_BYTES = 256
@@ -425,10 +435,30 @@ def test_the_simulation_sees_a_wait_that_is_missing(word):
 def test_symmetric_calls_wait_for_each_peer_once_a_round():
     """Who has said that its part is there has read what it wanted of the rounds before."""
     exchange = Exchange(0, 3, (1 << 20, 2 << 20, 3 << 20), HALF_BYTES)
-    call = rounds.reduction(exchange, [Part(16, 16, 5 * 64)], 4, shares=False)
+    call = rounds.all_to_all(exchange, 16, 4096, 5 * exchange.slot_bytes)
     waits = [step for step in call.steps if isinstance(step, Await)]
     assert sum(step.word == Word.READY for step in waits) == 2 * 5
     assert [step for step in waits if step.word == Word.DONE] == [
         Await(1, Word.DONE, 0),
         Await(2, Word.DONE, 0),
     ]
+
+
+def test_a_reduction_copies_the_next_part_before_it_waits_for_this_one():
+    exchange = Exchange(0, 2, (1 << 20, 2 << 20), HALF_BYTES)
+    length = HALF_BYTES // 4
+    call = rounds.reduction(exchange, [Part(16, 1 << 16, 3 * length)], 4, shares=False)
+    assert call.n_rounds == 4  # an even number
+    mine, theirs = exchange.addresses
+    order: list[Step] = [Copy(mine, 16, HALF_BYTES)]
+    for number in range(3):
+        half = number % 2 * HALF_BYTES
+        if number < 2:  # the next one
+            order.append(Copy(mine + HALF_BYTES - half, 16 + (number + 1) * HALF_BYTES, HALF_BYTES))
+        order.append(Await(1, Word.READY, 2 * number + 1))
+        written = (1 << 16) + number * HALF_BYTES
+        order.append(Combine((written,), (mine + half, theirs + half), length))
+    kept: list[Step] = [step for step in call.steps if not isinstance(step, Say)]
+    assert [step for step in kept if getattr(step, "word", None) != Word.DONE] == order
+    # Its first half again: rank 1 has read all of the round before the last one.
+    assert kept.index(Await(1, Word.DONE, 1)) < kept.index(order[4])

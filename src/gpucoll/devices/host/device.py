@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import errno
 import functools
 import mmap
 import os
@@ -266,9 +265,8 @@ class HostDevice:
         if found is None:
             free, total = self.memory_bytes()
             raise MemoryError(
-                errno.ENOMEM,
                 f"{self.label}: no {size_bytes} bytes: {free} of {total} bytes are free "
-                f"({config.HOST_DEVICE_MEMORY} says how many there are)",
+                f"({config.HOST_DEVICE_MEMORY} says how many there are)"
             )
         return found
 
@@ -312,7 +310,7 @@ class HostDevice:
     def allocate_pinned(self, size_bytes: int) -> int:
         self._check_alive(f"allocate {size_bytes} bytes of pinned memory")
         if self.faults.strikes("allocation"):
-            raise MemoryError(errno.ENOMEM, f"{self.label}: no {size_bytes} bytes to be pinned")
+            raise MemoryError(f"{self.label}: no {size_bytes} bytes of page-locked host memory")
         mapping = mmap.mmap(-1, max(size_bytes, 1))
         with _lock:
             address = address_of(mapping)
