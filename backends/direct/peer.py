@@ -13,7 +13,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Final, NamedTuple
 
@@ -43,8 +43,6 @@ ONE_SHOT_BYTES: Final = 256 << 10
 world_size times as much as in two turns, and waits for the others once and not twice."""
 MOST_UNSIGNED_ROUNDS: Final = 1 << 30
 """Where the GPU compares words as unsigned numbers, which must not wrap."""
-MOST_KEPT: Final = 32
-"""Launches: one of a large array has some steps for each 8 MiB."""
 _PAUSE_S: Final = 1e-3
 _AHEAD: Final = 1 << 28
 
@@ -83,9 +81,6 @@ class PeerPath:
         """How long that thread waits for others when it closes all; None: it does not close."""
         self._ending_lock = threading.Lock()
         self._tried: set[tuple[str, str]] = set()
-        self._launches: dict[Hashable, PeerLaunch] = {}
-        """Of the last kinds of calls: a program mostly makes the same ones again. They hold
-        addresses, no memory, and numbers that count from wherever a call begins."""
 
     # --- preparing --------------------------------------------------------------------------------
 
@@ -97,18 +92,11 @@ class PeerPath:
         ArgumentTypeError
             The op has no identity, which the call needs.
         """
-        key = _key(request)
-        if (kept := self._launches.get(key)) is not None:
-            return kept
         made = rounds_of(request, self.memory.exchange)
         if made is None:
             return None
         bind = _Binder(self, request)
-        launch = PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
-        if len(self._launches) >= MOST_KEPT:
-            del self._launches[next(iter(self._launches))]  # the oldest
-        self._launches[key] = launch
-        return launch
+        return PeerLaunch(tuple(bind.bound(step) for step in made.steps), made.n_rounds)
 
     def try_kernel(self, op: ReduceOp, like: Buffer) -> None:
         """Compile and load a kernel that has not run here, before anybody waits for what it does.
@@ -306,18 +294,6 @@ def rounds_of(request: Request, exchange: rounds.Exchange) -> Rounds | None:
         return None
     maker = _MAKERS.get(request.collective)
     return None if maker is None else maker(request, exchange)
-
-
-def _key(request: Request) -> Hashable:
-    """Return all that a launch depends on, but for the ranks."""
-    pairs = request.parts or ((request.source, request.destination),)
-    where = tuple(
-        (buffer.address, buffer.count, buffer.dtype) if buffer is not None else None
-        for pair in pairs
-        for buffer in pair
-    )
-    described = request.collective, request.op, request.root, request.counts, request.row_count
-    return described, where, bool(request.sources), bool(request.destinations)
 
 
 def _pairs(request: Request) -> Sequence[tuple[Buffer, Buffer | None]]:

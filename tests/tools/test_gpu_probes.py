@@ -66,7 +66,8 @@ def test_every_call_is_compared_with_the_oracle(tmp_path, ranks, how):
     assert code == 0, text
     rows = rows_of(output)
     left_out = [name for name, row in rows.items() if row["status"] != "passed"]
-    assert {name.partition(":")[0] for name in left_out} == {"captured and replayed"}
+    expected = set() if "--mixed" in how else {"captured and replayed"}
+    assert {name.partition(":")[0] for name in left_out} == expected
     assert {row["ranks"] for row in rows.values()} == {ranks}
     for name in ("scatter float16 1000 in place", "send_recv in a ring", "reduce plan"):
         assert rows[name]["on_ranks"] == list(range(ranks))

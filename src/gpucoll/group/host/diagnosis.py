@@ -27,6 +27,7 @@ from gpucoll.group.host.whereabouts import (
     DEADLOCK,
     awaited_by_message,
     describe_message,
+    is_stopped,
     last_call,
     late_for,
     message_timeout_s,
@@ -248,7 +249,9 @@ def _late_enqueued(members: Members, gave_up: int, sequence: int) -> str:
     ]
     if late:
         return f"{members.spelled(late)} had not made this call{trace(members, gave_up, late)}"
-    return "all ranks had made this call, but the GPUs had not finished it"
+    stopped = [rank for rank in range(members.world_size) if is_stopped(members, rank)]
+    said = [f"; rank {rank} is stopped (process {members.pids[rank]})" for rank in stopped]
+    return "all ranks had made this call, but the GPUs had not finished it" + "".join(said)
 
 
 def _how_it_went(group: Inside, lost: int, after: str = "") -> str:

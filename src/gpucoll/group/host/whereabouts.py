@@ -107,7 +107,7 @@ def numbered(called: str | None, sequence: int) -> str:
     return f"{called or 'a call'} (#{sequence})"
 
 
-def _is_stopped(members: Members, rank: int) -> bool:
+def is_stopped(members: Members, rank: int) -> bool:
     """Return whether a rank's process was stopped, by a signal or a debugger."""
     try:
         with open(f"/proc/{members.pids[rank]}/stat") as file:
@@ -257,7 +257,7 @@ def trace(members: Members, gave_up: int, late: list[int], sequence: int | None 
     for rank, standing in sorted(standings.items()):
         is_same = sequence is not None and standing.sequence == sequence
         stopped = f", and stopped (process {members.pids[rank]})"
-        if _is_stopped(members, rank):
+        if is_stopped(members, rank):
             by_text[standing.text + stopped].append(rank)
         elif not is_same:
             by_text[standing.text].append(rank)

@@ -1,4 +1,4 @@
-"""Ranks of the direct backend killed and stopped at random moments: the others say so, at once.
+"""The same over doubles of a vendor's driver: see `tests.calls.gpu.test_direct_random_moments`.
 
 Each round has fresh ranks; the victim's moment comes from a short random timer in the one who
 kills: it synchronises nothing, any moment will do.
@@ -18,9 +18,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tests.calls.gpu.conftest import in_rank as in_rank_of_double
-from tests.calls.gpu.host_devices import HostDevices
-from tests.calls.gpu.host_devices import in_rank as in_rank_of_host
+from tests.calls.gpu.conftest import in_rank
 from tests.ranks import Ended, Reply
 
 from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
@@ -28,7 +26,7 @@ from gpucoll.errors import DeadlineError, GpucollError, PeerLostError
 LONGEST_MOMENT_S = 0.1
 NOTICED_S = 15.0
 """Far above what noticing takes, and far below the ranks' deadline where that is not it."""
-WAYS = ("shared", "staged", "host devices")
+WAYS = ("shared", "staged")
 
 joined: dict[str, Any] = {}
 """In a rank: its communicator, between two requests."""
@@ -102,11 +100,9 @@ class Round:
         self.pool = rank_server.fork(self.world_size)
         self.victim = self.random.randrange(self.world_size)
         self.name = f"{way}, {self.world_size} ranks, round {seed}, victim {self.victim}"
-        devices: Any = HostDevices() if way == "host devices" else double
-        enter = in_rank_of_host if way == "host devices" else in_rank_of_double
-        options = {"gives": "seat", "environment": devices.variables}
-        self.pool.call(enter, devices, join, (way, timeout_s), **options)
-        self.pool.start(enter, devices, work_until_it_fails, (seed,), **options)
+        options = {"gives": "seat", "environment": double.variables}
+        self.pool.call(in_rank, double, join, (way, timeout_s), **options)
+        self.pool.start(in_rank, double, work_until_it_fails, (seed,), **options)
 
     @property
     def survivors(self):
