@@ -114,3 +114,37 @@ def test_a_host_that_is_cut_off_ends_the_wait(start, namespaces, rank_server, tm
     for rank, (moment, text) in enumerate(found):
         assert moment - begun < USER_TIMEOUT_S + 2, (rank, text)
         assert rank == 2 or "lost rank 2" in text, text
+
+
+# --- without a library ----------------------------------------------------------------------------
+
+
+def work_directly(rank):
+    """Nothing but the bridge joins the ranks of two hosts: all that moves goes over it."""
+    kit = rank.kit
+    with rank.init(backend="direct", device=rank.rank) as comm:
+        totals = []
+        for count in (8, 3_000_000):  # the larger one in several pieces
+            x = ones(kit, count)
+            totals.append(kit.read(comm.all_reduce(x)))
+            gathered = kit.read(comm.all_gather(x[:5]))
+            assert gathered.tolist() == [1.0] * 5 * comm.world_size
+            right, left = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+            totals.append(comm.world_size * kit.read(comm.send_recv(x, right, left)))
+        compressed = comm.all_reduce(x, compression="int8_block")
+        totals.append(kit.read(compressed))
+        with comm.split(comm.rank % 2) as part:
+            assert kit.read(part.all_reduce(x))[-1] == part.world_size
+        comm.check()
+        said = comm.describe().facts["GPU path through shared GPU memory"]
+        return [float(each[at]) for each in totals for at in (0, -1)], said
+
+
+@pytest.mark.parametrize("placed", ["aab", "abab"])
+def test_the_direct_backend_between_namespaces(start, rank_server, placed):
+    with rank_server.fork(len(placed)) as pool:
+        start(pool, placed, work_directly)
+        found = pool.results()
+    for totals, said in found:
+        assert totals == [float(len(placed))] * 10
+        assert said == "none: the ranks are on several hosts"
