@@ -53,6 +53,8 @@ def introduction(**changes):
         "the version of gpucoll": __version__,
         "the layout of the segment": LAYOUT_VERSION,
         "the backend asked for": "auto",
+        "mixed": False,
+        "deterministic": None,
     }
     return {
         "rank": 1,
