@@ -24,7 +24,7 @@ GPU_BACKENDS = (*KINDS, DIRECT)
 HOST_DEVICE = "host"
 """The kind of Host devices, which play GPUs in host memory."""
 HOST_ARRAYS = "cpu"
-"""The kind of a rank without a GPU where ``mixed=True`` lets it take part."""
+"""The device of arrays in host memory; with ``mixed=True`` the kind of a rank without a GPU."""
 SHARING_VERSION = (2, 30, 0)
 """NCCL from here on can be told to take several ranks on one GPU."""
 

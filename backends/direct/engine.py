@@ -17,11 +17,11 @@ import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct.host_arrays import copy_in, copy_out
-from gpucoll.backends.direct.inner import NEVER_S, Inner
+from gpucoll.backends.direct.inner import NEVER_S, Inner, told
 from gpucoll.backends.direct.pieces import Copy, Pieces
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
 from gpucoll.backends.protocol import PreparedCall, Request
-from gpucoll.errors import BackendError, GpucollError
+from gpucoll.errors import GpucollError
 from gpucoll.types import Collective, ReduceOp
 
 PAUSES_S = (20e-6, 1e-3)
@@ -158,11 +158,7 @@ class Engine:
         if self._is_aborted:
             return
         self.failed_at_s = time.monotonic()
-        if isinstance(error, GpucollError):
-            self.error = error
-        else:
-            self.error = BackendError(f"the host's part of a call on GPU arrays failed: {error!r}")
-            self.error.__cause__ = error
+        self.error = told(error, "a call on GPU arrays")
 
     def _do(self, job: Job) -> None:
         pieces = job.call.pieces

@@ -66,18 +66,15 @@ def on_device(request: Request, device: Device, *, has_gpu: bool) -> Request:
         )
     assert request.compressed is not None
 
-    def moved(buffer: Buffer | None) -> Buffer | None:
-        return None if buffer is None else replace(buffer, device=device.label)
+    def moved(buffer: Buffer) -> Buffer:
+        return replace(buffer, device=device.label)
 
-    def moved_all(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
-        return tuple(replace(buffer, device=device.label) for buffer in buffers)
-
+    parts = tuple((moved(x), moved(out)) for x, out in request.parts)
+    residuals = tuple(map(moved, request.compressed.residuals))
     return replace(
         request,
-        source=moved(request.source),
-        destination=moved(request.destination),
-        parts=tuple(
-            (replace(x, device=device.label), moved_all([out])[0]) for x, out in request.parts
-        ),
-        compressed=replace(request.compressed, residuals=moved_all(request.compressed.residuals)),
+        source=parts[0][0],
+        destination=parts[0][1],
+        parts=parts,
+        compressed=replace(request.compressed, residuals=residuals),
     )

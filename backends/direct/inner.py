@@ -11,6 +11,7 @@ from typing import Any
 
 from gpucoll import backends
 from gpucoll.backends.protocol import HostBackend, HostBackends
+from gpucoll.errors import BackendError, GpucollError
 from gpucoll.group.division import Division
 from gpucoll.group.joining import Policy, join
 from gpucoll.group.protocol import Channel, Group
@@ -83,6 +84,15 @@ def meet(
         except BaseException:
             met.group.close()
             raise
+
+
+def told(error: BaseException, what: str) -> GpucollError:
+    """Return what a thread that does the host's part has met, as an error of gpucoll's."""
+    if isinstance(error, GpucollError):
+        return error
+    made = BackendError(f"the host's part of {what} failed: {error!r}")
+    made.__cause__ = error
+    return made
 
 
 def new_token() -> str:

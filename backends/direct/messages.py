@@ -19,11 +19,11 @@ from typing import Any
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.direct.engine import PAUSES_S
-from gpucoll.backends.direct.inner import NEVER_S, Inner
+from gpucoll.backends.direct.inner import NEVER_S, Inner, told
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
 from gpucoll.backends.protocol import MessageRequest, Transfers
 from gpucoll.devices import Device
-from gpucoll.errors import BackendError, GpucollError, MismatchError
+from gpucoll.errors import GpucollError, MismatchError
 from gpucoll.transport.shared.words import Kind
 from gpucoll.wording import rank_of
 
@@ -256,11 +256,7 @@ class MessageEngine:
         if self._is_aborted:
             return
         self.failed_at_s = time.monotonic()
-        if isinstance(error, GpucollError):
-            self.error = error
-        else:
-            self.error = BackendError(f"the host's part of a GPU message failed: {error!r}")
-            self.error.__cause__ = error
+        self.error = told(error, "a GPU message")
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -33,7 +33,7 @@ from gpucoll.backends.direct.rounds import (
 )
 from gpucoll.backends.protocol import Request
 from gpucoll.devices import Device
-from gpucoll.errors import ArgumentError, BackendError, GpucollError
+from gpucoll.errors import BackendError, GpucollError
 from gpucoll.kernels.cpu.identities import identity_of
 from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.types import Collective, ReduceOp
@@ -138,13 +138,6 @@ class PeerPath:
             code = device.record_event(self._event, stream)
             self._is_recorded = True
         device.check(code, "record an event")
-
-    def check_capturable(self, name: str) -> None:
-        """Raise ArgumentError: no captured graph can have such a call."""
-        raise ArgumentError(
-            f"{name}: a captured graph cannot have calls through GPU memory that ranks share: each "
-            "call waits for numbers of its own, which a replay would give again"
-        )
 
     # --- the end ----------------------------------------------------------------------------------
 

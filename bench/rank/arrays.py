@@ -100,19 +100,10 @@ class HostArrays:
         return {}
 
 
-class CupyArrays(HostArrays):
-    """CuPy's arrays on one GPU."""
+class DeviceArrays(HostArrays):
+    """Arrays with `set` and `get`, on one GPU."""
 
     on_gpu = True
-
-    def __init__(self, rank: int) -> None:
-        self.cupy: Any = importlib.import_module("cupy")
-        self.number = own_gpu(rank, self.cupy.cuda.runtime.getDeviceCount(), "CuPy")
-        self.cupy.cuda.Device(self.number).use()
-
-    def allocate(self, count: int, dtype: str) -> Array:
-        """Return an array on the GPU."""
-        return self.cupy.empty(count, storage(dtype))
 
     def edit(self, array: Array, change: Callable[[Array], object]) -> None:
         """Copy what `change` has written to the GPU."""
@@ -124,6 +115,19 @@ class CupyArrays(HostArrays):
     def read(self, array: Array) -> Array:
         """Return a copy."""
         return array.get()
+
+
+class CupyArrays(DeviceArrays):
+    """CuPy's arrays."""
+
+    def __init__(self, rank: int) -> None:
+        self.cupy: Any = importlib.import_module("cupy")
+        self.number = own_gpu(rank, self.cupy.cuda.runtime.getDeviceCount(), "CuPy")
+        self.cupy.cuda.Device(self.number).use()
+
+    def allocate(self, count: int, dtype: str) -> Array:
+        """Return an array on the GPU."""
+        return self.cupy.empty(count, storage(dtype))
 
     def wait(self) -> None:
         """Wait for the whole GPU."""
@@ -181,10 +185,8 @@ class TorchArrays:
         return {"torch": str(self.torch.__version__), "GPU": str(name)}
 
 
-class HostDeviceArrays(HostArrays):
+class HostDeviceArrays(DeviceArrays):
     """Arrays on a Host device, gpucoll's test device: one for each rank."""
-
-    on_gpu = True
 
     def __init__(self, rank: int) -> None:
         config: Any = importlib.import_module("gpucoll.config")
@@ -197,17 +199,6 @@ class HostDeviceArrays(HostArrays):
     def allocate(self, count: int, dtype: str) -> Array:
         """Return an array on the device."""
         return self._arrays.empty(count, storage(dtype))
-
-    def edit(self, array: Array, change: Callable[[Array], object]) -> None:
-        """Copy what `change` has written to the device."""
-        host = np.empty(len(array), array.dtype)
-        change(host)
-        array.set(host)
-        self.wait()
-
-    def read(self, array: Array) -> Array:
-        """Return a copy."""
-        return array.get()
 
     def wait(self) -> None:
         """Wait for the whole device."""

@@ -10,7 +10,7 @@ import numpy as np
 from gpucoll.api.front import Front
 from gpucoll.arrays import numpy_arrays
 from gpucoll.arrays.operands import template_of
-from gpucoll.calls.dispatch import HOST
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.calls.gpu.memory import Registration
 from gpucoll.calls.shapes import parse_shape
 from gpucoll.errors import ArgumentTypeError
@@ -83,7 +83,7 @@ class Memory(Front):
         whole = parse_shape(shape)
         template = None if like is None or isinstance(like, str) else template_of(like, "like")
         dispatch = self._collectives.dispatch
-        is_on_gpu = template is not None and template.device != HOST
+        is_on_gpu = template is not None and template.device != HOST_ARRAYS
         if isinstance(like, str) or is_on_gpu:
             return self._gpu.empty(whole, dtype, template, symmetric)
         if template is not None and template.library is not numpy_arrays:

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from gpucoll.arrays.library import Template
 from gpucoll.backends import BACKENDS
-from gpucoll.backends.choice import Choice
+from gpucoll.backends.choice import HOST_ARRAYS, Choice
 from gpucoll.errors import BackendUnavailableError
-
-HOST = "cpu"
-"""The device of arrays in host memory."""
 
 
 class Dispatch:
@@ -36,9 +33,9 @@ class Dispatch:
             Nothing moves host arrays here. (For GPU arrays it may still turn out that nothing does:
             `gpucoll.calls.gpu.connection` says so.)
         """
-        if template.device == HOST:
+        if template.device == HOST_ARRAYS:
             self.check_host(what)
-        pick = self._choice.host if template.device == HOST else self._choice.gpu
+        pick = self._choice.host if template.device == HOST_ARRAYS else self._choice.gpu
         return BACKENDS[pick.backend].enqueues if pick.backend else True
 
     def check_host(self, what: str = "x") -> None:

@@ -12,9 +12,9 @@ from gpucoll.arrays.libraries import is_array, library_of
 from gpucoll.arrays.library import kind_of
 from gpucoll.arrays.operands import Operands, is_sequence_of_arrays, template_of
 from gpucoll.arrays.operands import prepare as prepare_arrays
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.protocol import Compressed, Request
 from gpucoll.calls.collectives import Collectives
-from gpucoll.calls.dispatch import HOST
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.lists import check_overlaps, check_streams, prepare_list
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
@@ -147,7 +147,7 @@ def _residual(array: Any, what: str, arrays: Operands) -> Buffer:
         raise type(error)(f"{what} cannot be written: {error}") from None
     of = view.template
     if of.dtype != "float32" or of.device.partition(":")[0] != wanted:
-        place = "the host" if wanted == HOST else arrays.template.device
+        place = "the host" if wanted == HOST_ARRAYS else arrays.template.device
         raise ArgumentTypeError(
             f"{what} must be a float32 array on {place}, as x is; got {of.dtype} on {of.device}"
         )

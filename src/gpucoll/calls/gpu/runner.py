@@ -11,11 +11,11 @@ from typing import Any
 from gpucoll.arrays import streams
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import source_of
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.gpu.deferred_release import DeferredRelease
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.collected import Collected, check_in_group
-from gpucoll.calls.dispatch import HOST
 from gpucoll.calls.gpu import memory
 from gpucoll.calls.gpu.cache import CachedCalls
 from gpucoll.calls.gpu.call import GpuCall
@@ -208,7 +208,7 @@ class GpuRunner(GpuConnection):
 
     def learn(self, collective: Collective, x: Any, given: dict[str, Any], made: Prepared) -> None:
         """Make calls of this kind faster from now on, where that is possible."""
-        is_on_host = made.template.device == HOST
+        is_on_host = made.template.device == HOST_ARRAYS
         if self._connected is not None and self.grouped is None and not is_on_host:
             self.call_cache.learn(collective, x, given, made, self._connected)
 
@@ -233,7 +233,7 @@ class GpuRunner(GpuConnection):
     def register(self, array: Any) -> memory.Registration:
         """Register an array's memory."""
         source = source_of(array, "array")
-        if source.template.device == HOST:
+        if source.template.device == HOST_ARRAYS:
             raise BackendUnavailableError(
                 "array lies in host memory, which cannot be registered: make it with comm.empty, "
                 "or inside comm.shared_arrays()"
