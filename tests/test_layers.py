@@ -22,7 +22,10 @@ NEVER_BY_IMPORT = ["numba", "llvmlite", "cupy", "mpi4py", "torch", "jax", "cloud
 
 # Who may use the public face of the package, ``gpucoll.<name>``. For a lower layer that would be an
 # import upwards: ``gpucoll/__init__.py`` stands on all of them.
-ABOVE_THE_API = ("src/gpucoll/launcher", "src/gpucoll/testing", "src/gpucoll/doctor", "bench")
+ABOVE_THE_API = (
+    *("src/gpucoll/launcher", "src/gpucoll/testing", "src/gpucoll/doctor", "bench"),
+    "src/gpucoll/integrations",
+)
 
 
 # A group's segment, context and members are its own, and of the loops compiled against them.

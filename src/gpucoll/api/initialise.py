@@ -9,7 +9,7 @@ from gpucoll.backends import BACKENDS, PLANNED
 from gpucoll.backends.choice import DIRECT, GPU_BACKENDS, HOST_DEVICE, VENDOR_BACKENDS, Wish
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
-from gpucoll.rendezvous.job import find_job
+from gpucoll.rendezvous.job import Job, find_job
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
@@ -123,7 +123,7 @@ def init(
         raise ArgumentError(f'deterministic must be None or "order"; got {deterministic!r}')
     number = None if device is None else _device_number(device)
     job = find_job(rank, world_size, meet, name)
-    meeting = job.next_meeting()
+    meeting = _next_meeting(job, limit)
     from gpucoll.backends import precompile
 
     precompile.load()
@@ -136,6 +136,18 @@ def init(
     if bind:
         made._group.bind_cpus()
     return made
+
+
+def _next_meeting(job: Job, timeout_s: float) -> Job:
+    """Return the job as its ranks meet now."""
+    if job.meet is not None:  # nothing of this is loaded on one host
+        from gpucoll.rendezvous.meeting_store import StorePoint, TorchrunPoint
+
+        if isinstance(job.meet, StorePoint) and not isinstance(job.meet, TorchrunPoint):
+            from gpucoll.rendezvous.store_introduction import introduce
+
+            return introduce(job, timeout_s)
+    return job.next_meeting()
 
 
 def _check_mixed(mixed: object, backend: object) -> None:

@@ -55,6 +55,10 @@ class StorePoint:
         """Return another meeting's point in the same store."""
         return StorePoint(self._store, self._name, number, self._given_text)
 
+    def named(self, word: str) -> StorePoint:
+        """Return a point for one meeting, which a word tells from all others of this name."""
+        return StorePoint(self._store, f"{self._name}/{word}", 0, self._given_text)
+
     def listen_at(self) -> None:
         """Return None: rank 0 listens where it likes."""
 
@@ -66,39 +70,36 @@ class StorePoint:
         RendezvousError
             The store raised something.
         """
-        try:
-            self._opened().set(self.key, address)
-        except Exception as error:  # the store's own kinds
-            raise RendezvousError(
-                f"rank 0 cannot set the key {self.key!r} of {self.text}: {_said(error)}"
-            ) from error
+        self._set(self.key, address)
 
     def find(self) -> str | None:
         """Return the key's value; None where it is not set, or the store cannot be asked."""
-        self._address, self.trouble = None, ""
-        try:
-            store = self._opened()
-            if not self._is_there(store):
-                return None
-            value = store.get(self.key)
-        except LookupError:
-            return None
-        except Exception as error:  # the store's own kinds
-            self.trouble = f"{self.text} cannot be asked: {_said(error)}"
-            return None
-        self._take(value)
+        self._address = None
+        if text := self._get(self.key):
+            self._take(text)
         return self._address
 
     def withdraw(self) -> None:
         """Delete the key; where the store deletes none, set it to nothing."""
-        with contextlib.suppress(Exception):  # it may be gone, with the job
-            store = self._opened()
-            for name in ("delete_key", "delete"):
-                if callable(delete := getattr(store, name, None)):
-                    with contextlib.suppress(NotImplementedError):
-                        delete(self.key)
-                        return
-            store.set(self.key, "")
+        self._delete(self.key)
+
+    def write(self, key: str, text: str) -> None:
+        """Set another key of this name, which no meeting's number tells apart.
+
+        Raises
+        ------
+        RendezvousError
+            The store raised something.
+        """
+        self._set(f"gpucoll/{self._name}/{key}", text)
+
+    def read(self, key: str) -> str:
+        """Return what it holds; empty where it is not set, or the store cannot be asked."""
+        return self._get(f"gpucoll/{self._name}/{key}")
+
+    def erase(self, key: str) -> None:
+        """Take it away. Raises nothing."""
+        self._delete(f"gpucoll/{self._name}/{key}")
 
     def leads_to(self) -> str | None:
         """Return the store's own host where it has one; else rank 0's, once it is known.
@@ -117,21 +118,39 @@ class StorePoint:
     def _opened(self) -> Any:
         return self._store
 
-    def _is_there(self, store: Any) -> bool:
-        if callable(check := getattr(store, "check", None)):
-            return bool(check([self.key]))
-        wait = getattr(store, "wait", None)
-        if callable(wait) and _takes_two(wait):
-            try:
-                wait([self.key], _WAIT)
-            except Exception:  # each store has its own for a time that is over
-                return False
-        return True
+    def _set(self, key: str, text: str) -> None:
+        try:
+            self._opened().set(key, text)
+        except Exception as error:  # the store's own kinds
+            raise RendezvousError(
+                f"the key {key!r} of {self.text} cannot be set: {_said(error)}"
+            ) from error
 
-    def _take(self, value: Any) -> None:
+    def _get(self, key: str) -> str:
+        self.trouble = ""
+        try:
+            store = self._opened()
+            value = store.get(key) if _is_there(store, key) else None
+        except LookupError:
+            return ""
+        except Exception as error:  # the store's own kinds
+            self.trouble = f"{self.text} cannot be asked: {_said(error)}"
+            return ""
         if not value:
-            return
-        text = value if isinstance(value, str) else bytes(value).decode(errors="replace")
+            return ""
+        return value if isinstance(value, str) else bytes(value).decode(errors="replace")
+
+    def _delete(self, key: str) -> None:
+        with contextlib.suppress(Exception):  # it may be gone, with the job
+            store = self._opened()
+            for name in ("delete_key", "delete"):
+                if callable(delete := getattr(store, name, None)):
+                    with contextlib.suppress(NotImplementedError):
+                        delete(key)
+                        return
+            store.set(key, "")
+
+    def _take(self, text: str) -> None:
         try:
             split_address(text)
         except ValueError as error:
@@ -192,6 +211,18 @@ class TorchrunPoint(StorePoint):
                 self._host, self._port, is_master=False, timeout=_CONNECT, wait_for_workers=False
             )
         return self._store
+
+
+def _is_there(store: Any, key: str) -> bool:
+    if callable(check := getattr(store, "check", None)):
+        return bool(check([key]))
+    wait = getattr(store, "wait", None)
+    if callable(wait) and _takes_two(wait):
+        try:
+            wait([key], _WAIT)
+        except Exception:  # each store has its own for a time that is over
+            return False
+    return True
 
 
 def _described(store: Any) -> str:

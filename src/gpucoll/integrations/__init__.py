@@ -1,0 +1,1 @@
+"""gpucoll under the names of other frameworks; by the public API only."""

@@ -1,0 +1,195 @@
+"""How the calls of a process group run, blocking or started, and what torch says of each."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import gpucoll
+from gpucoll import Communicator, GpucollError, StateError
+from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
+from gpucoll.integrations.torch.options import Options
+from gpucoll.integrations.torch.tensors import Filling
+from gpucoll.integrations.torch.works import Finished, Started, Work, seconds
+
+_NAMES = {
+    dist.ReduceOp.SUM: "sum",
+    dist.ReduceOp.AVG: "avg",
+    dist.ReduceOp.PRODUCT: "prod",
+    dist.ReduceOp.MIN: "min",
+    dist.ReduceOp.MAX: "max",
+    dist.ReduceOp.BAND: "band",
+    dist.ReduceOp.BOR: "bor",
+    dist.ReduceOp.BXOR: "bxor",
+}
+_OPS: dict[Any, str] = {**_NAMES, **{dist.ReduceOp(op): name for op, name in _NAMES.items()}}
+"""An op is a member of an enumeration, or what options make of it."""
+DONE = Finished([])
+"""What a blocking call returns."""
+Tensors = list[torch.Tensor]
+
+
+class Calls(dist.ProcessGroup):
+    """What every call of a process group goes through."""
+
+    def __init__(self, comm: Communicator, store: Any, options: Options) -> None:
+        super().__init__(comm.rank, comm.world_size)
+        self.comm = comm
+        self.options = options
+        self._store = store
+        self._timeout_s: float | None = None
+        self._together: list[Work] | None = None
+        self._compression = None if comm.world_size == 1 else options.compression
+
+    # --- how calls run ----------------------------------------------------------------------------
+
+    def _run(
+        self,
+        is_async: bool,
+        limit_s: float | None,
+        outputs: Tensors,
+        call: Callable[..., Any],
+        *given: Any,
+        fill: Filling | None = None,
+        **named: Any,
+    ) -> Work:
+        """Run a collective, or start it; a second thread's is queued, as by other backends."""
+        fills = None if fill is None else fill.fill
+        try:
+            if not is_async and self._together is None:
+                try:
+                    call(*given, timeout_s=limit_s, **named)
+                except StateError:
+                    if self.comm.is_closed:
+                        raise
+                else:
+                    if fills is not None:
+                        fills()
+                    return DONE
+            started = call(*given, timeout_s=limit_s, async_op=True, **named)
+        except GpucollError as error:
+            raise as_torchs(error) from error
+        return self._noted(Work((started,), outputs, fills))
+
+    def _begin(
+        self, outputs: Tensors, call: Callable[..., Any], *given: Any, fill: Filling | None = None
+    ) -> Work:
+        """Begin a message."""
+        try:
+            started: Started = call(*given, async_op=True, timeout_s=self._timeout_s)
+        except GpucollError as error:
+            raise as_torchs(error) from error
+        return self._noted(Work((started,), outputs, None if fill is None else fill.fill))
+
+    def _noted(self, work: Work) -> Work:
+        if self._together is not None:
+            self._together.append(work)
+        return work
+
+    def _plainly(self, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except GpucollError as error:
+            raise as_torchs(error) from error
+
+    # --- several as one ---------------------------------------------------------------------------
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._together = []
+
+    def _end_coalescing(self, device: torch.device) -> Work:
+        works, self._together = self._together or [], None
+        return self._as_one(works, [x for work in works for x in work.result()])
+
+    def _each(
+        self, call: Callable[..., Work], outputs: Tensors, inputs: Tensors, opts: Any
+    ) -> Work:
+        if len(outputs) != len(inputs):
+            raise ArgumentError(
+                f"as many outputs as inputs are needed; got {len(outputs)} and {len(inputs)}"
+            )
+        works = [call(out, x, opts) for out, x in zip(outputs, inputs, strict=True)]
+        return self._as_one(works, outputs)
+
+    def _as_one(self, works: Sequence[Work], outputs: Tensors) -> Work:
+        return Work([_Inner(work) for work in works], outputs) if works else Finished(outputs)
+
+    def _blocks(self, call: str, which: str, lists: Any) -> Tensors:
+        """Return the blocks of all ranks: torch gives a list of one list of them, or the list.
+
+        Raises
+        ------
+        ArgumentError
+            There are not as many as ranks.
+        """
+        blocks = lists[0] if len(lists) == 1 and isinstance(lists[0], list | tuple) else lists
+        if len(blocks) != self.comm.world_size:
+            raise ArgumentError(
+                f"rank {self.comm.rank} of {self.comm.world_size}: {call} needs a list of "
+                f"{self.comm.world_size} {which} tensors, one for each rank; got {len(blocks)}"
+            )
+        return list(blocks)
+
+    def _joined(self, rows: Tensors) -> Any:
+        """Return blocks as a call takes them: on GPUs as one tensor."""
+        return torch.cat(rows) if rows[0].is_cuda else rows
+
+    # --- what torch says --------------------------------------------------------------------------
+
+    def _read(self, opts: Any, kind: Any = None) -> tuple[Any, bool, float | None]:
+        """Return a reduction's op, whether it is asynchronous, and its deadline."""
+        opts = kind() if opts is None else opts
+        return operation_of(opts.reduceOp), opts.asyncOp, self._limit(opts.timeout)
+
+    def _timing(self, opts: Any, kind: Any, timeout: Any = None) -> tuple[bool, float | None]:
+        if not isinstance(opts, kind):
+            return True, self._limit(opts if timeout is None else timeout)
+        return opts.asyncOp, self._limit(opts.timeout)
+
+    def _limit(self, timeout: datetime.timedelta | None) -> float | None:
+        limit_s = seconds(timeout)
+        return self._timeout_s if limit_s is None else limit_s
+
+    def _check_size(self, call: str, part: torch.Tensor, whole: torch.Tensor) -> None:
+        if part.numel() * self.comm.world_size != whole.numel():
+            raise ArgumentError(
+                f"rank {self.comm.rank} of {self.comm.world_size}: {call} needs a whole of "
+                f"{self.comm.world_size} times the part; got {whole.numel()} and {part.numel()} "
+                "elements"
+            )
+
+
+class _Inner:
+    """A work of torch's as one of several that make another."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        self._work.wait(None if timeout_s is None else datetime.timedelta(seconds=timeout_s))
+
+    def done(self) -> bool:
+        return self._work.is_completed()
+
+    def exception(self) -> BaseException | None:
+        return self._work.exception()
+
+    def add_done_callback(self, function: Callable[[Any], object]) -> None:
+        self._work.add_done_callback(function)
+
+
+def operation_of(op: Any) -> Any:
+    """Return gpucoll's name of an op of torch's."""
+    if op is None:
+        return "sum"
+    name = _OPS.get(op)
+    if name is not None:
+        return name
+    if op == dist.ReduceOp.PREMUL_SUM:
+        _, factor = op.__getstate__()
+        return gpucoll.ReduceOp.scaled_sum(float(factor))
+    raise ArgumentError(f"reduce op {op!r} is none that gpucoll knows")

@@ -1,0 +1,120 @@
+"""What completes the futures of works: threads in which users' callbacks run, and may wait.
+
+A callback of torch's users may start a collective and wait for its future (PowerSGD's does). So no
+thread that a call needs to make progress runs it, and while one is in callbacks, there is another
+for the futures that come next.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import queue
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+_IDLE_S = 10.0
+"""A thread that had nothing to do for so long ends."""
+_END_S = 2.0
+
+
+class _Threads:
+    """As many threads as there are futures whose callbacks run, and one that waits for more."""
+
+    def __init__(self) -> None:
+        self._ended: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._n_free = 0
+        self._running: set[threading.Thread] = set()
+        self._is_ending = False
+
+    def add(self, future: Any) -> None:
+        """Complete a future, by a thread of these."""
+        self._ended.put(future)
+        self._see_that_one_is_free()
+
+    def _see_that_one_is_free(self) -> None:
+        with self._lock:
+            if self._n_free or self._is_ending:
+                return
+            self._n_free += 1
+            thread = threading.Thread(target=self._run, name="gpucoll-futures", daemon=True)
+            self._running.add(thread)
+        thread.start()
+
+    def _run(self) -> None:
+        while (future := self._next()) is not None:
+            try:
+                future.set_result(None)
+            finally:
+                del future
+                with self._lock:
+                    self._n_free += 1
+        with self._lock:
+            self._running.discard(threading.current_thread())
+
+    def _next(self) -> Any:
+        """Wait for a future, and be free no longer; None: this thread ends."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                future = self._ended.get(timeout=_IDLE_S)
+                break
+            with self._lock:
+                if self._ended.empty():  # else one came that counts on this thread
+                    self._n_free -= 1
+                    return None
+        with self._lock:
+            self._n_free -= 1
+        if future is not None and not self._ended.empty():
+            self._see_that_one_is_free()
+        return future
+
+    def end(self) -> None:
+        """End all threads that are in no callback."""
+        with self._lock:
+            self._is_ending = True
+            running = list(self._running)
+        for _ in running:
+            self._ended.put(None)
+        for thread in running:
+            thread.join(_END_S)
+
+
+_threads = _Threads()
+atexit.register(_threads.end)
+
+
+def complete_after(works: Sequence[Any], future: Any) -> None:
+    """Have a future completed, with None, when all works have ended, well or not."""
+    call_after(works, lambda: _threads.add(future))
+
+
+def call_after(works: Sequence[Any], function: Callable[[], object]) -> None:
+    """Call something short when all works have ended, by the thread that finds it."""
+    lock, left = threading.Lock(), [len(works)]
+
+    def count(_: object) -> None:
+        with lock:
+            left[0] -= 1
+            is_last = not left[0]
+        if is_last:
+            function()
+
+    for work in works:
+        work.add_done_callback(count)
+
+
+@functools.cache
+def _stream(device: torch.device) -> Any:
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def side_stream(device: torch.device) -> Iterator[None]:
+    """Make a stream the current one that waits for calls, so that the caller's does not."""
+    with torch.cuda.stream(_stream(device)):
+        yield

@@ -1,0 +1,106 @@
+"""Movements of a process group: what every rank gets of every other, and barriers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+
+from gpucoll.integrations.torch.calls import Calls, Tensors
+from gpucoll.integrations.torch.errors import ArgumentError
+from gpucoll.integrations.torch.tensors import Outputs, Split, check_alike, flat_input, moved, one
+from gpucoll.integrations.torch.works import Work
+
+
+class Movements(Calls):
+    """What moves tensors to every rank."""
+
+    def broadcast(
+        self, tensors: Any, opts: Any = None, *, root: Any = None, timeout: Any = None
+    ) -> Work:
+        """Copy the root's tensor to all ranks."""
+        x = one(tensors, "broadcast")
+        if isinstance(opts, c10d.BroadcastOptions):
+            root, is_async, limit_s = opts.rootRank, opts.asyncOp, self._limit(opts.timeout)
+        else:
+            root = opts if root is None else root
+            is_async, limit_s = True, self._limit(timeout)
+        shown = moved(x)
+        return self._run(is_async, limit_s, [x], self.comm.broadcast, shown, root, out=shown)
+
+    def allgather(
+        self, outputs: Any, inputs: Any, opts: Any = None, *, timeout: Any = None
+    ) -> Work:
+        """Gather every rank's tensor into a list of tensors."""
+        x = one(inputs, "allgather")
+        blocks = self._blocks("all_gather", "output", outputs)
+        check_alike("all_gather", blocks, [x])
+        is_async, limit_s = self._timing(opts, c10d.AllgatherOptions, timeout)
+        written = Outputs()
+        rows = [written.flat(moved(block)) for block in blocks]
+        call, mine = self.comm.all_gather, flat_input(moved(x))
+        if x.is_cuda:
+            return self._gathered_on_gpu(is_async, limit_s, blocks, rows, mine, written)
+        return self._run(is_async, limit_s, blocks, call, mine, out=rows, fill=written)
+
+    def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Gather every rank's tensor into one."""
+        is_async, limit_s = self._timing(opts, c10d.AllgatherOptions)
+        check_alike("all_gather_into_tensor", [output], [input])
+        self._check_size("all_gather_into_tensor", input, output)
+        written = Outputs()
+        target = written.flat(moved(output))
+        call, mine = self.comm.all_gather, flat_input(moved(input))
+        return self._run(is_async, limit_s, [output], call, mine, out=target, fill=written)
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Do so with several, counted as one."""
+        return self._each(self.all_gather_single, outputs, inputs, opts)
+
+    def allgather_coalesced(
+        self, outputs: list[Tensors], inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Gather several tensors of every rank: a list for each rank."""
+        if len(outputs) != self.comm.world_size or any(len(x) != len(inputs) for x in outputs):
+            raise ArgumentError(
+                f"all_gather_coalesced needs a list of {len(inputs)} tensors for each of "
+                f"{self.comm.world_size} ranks; got lists of {[len(x) for x in outputs]}"
+            )
+        works = [
+            self.allgather([[one[place] for one in outputs]], [x], opts)
+            for place, x in enumerate(inputs)
+        ]
+        return self._as_one(works, [x for row in outputs for x in row])
+
+    def barrier(self, opts: Any = None, *, timeout: Any = None) -> Work:
+        """Wait until every rank has called it; with GPUs, after what is on their streams now."""
+        is_async, limit_s = self._timing(opts, c10d.BarrierOptions, timeout)
+        device = getattr(opts, "device", None)
+        if device is not None and device.type == "cuda":
+            torch.cuda.current_stream(device).synchronize()
+        x = torch.zeros(1, dtype=torch.uint8)
+        return self._run(is_async, limit_s, [x], self.comm.all_reduce, x, "max", out=x)
+
+    def _gathered_on_gpu(
+        self,
+        is_async: bool,
+        limit_s: float | None,
+        blocks: Tensors,
+        rows: Tensors,
+        mine: torch.Tensor,
+        written: Outputs,
+    ) -> Work:
+        """Gather into one tensor and part it: on GPUs a call writes one."""
+        counts = [row.numel() for row in rows]
+        out = torch.empty(sum(counts), dtype=mine.dtype, device=mine.device)
+        given = {} if len({*counts}) == 1 else {"counts": counts}
+        copy = Split(out, rows, written)
+        call = self.comm.all_gather
+        return self._run(is_async, limit_s, blocks, call, mine, out=out, fill=copy, **given)
+
+    # What earlier versions of torch call it.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced

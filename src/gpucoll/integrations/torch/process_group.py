@@ -1,0 +1,142 @@
+"""A process group of torch.distributed whose calls are a communicator's."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+from typing import Any
+
+import torch
+
+import gpucoll
+from gpucoll import Communicator, GpucollError
+from gpucoll.integrations.torch.block_movements import BlockMovements
+from gpucoll.integrations.torch.movements import Movements
+from gpucoll.integrations.torch.options import Options
+from gpucoll.integrations.torch.reductions import Reductions
+from gpucoll.integrations.torch.tensors import Outputs, moved, one
+from gpucoll.integrations.torch.works import Work, seconds
+
+_log = logging.getLogger(__name__)
+_CPU = torch.device("cpu")
+
+
+class ProcessGroup(Reductions, Movements, BlockMovements):
+    """What ``init_process_group("gpucoll")`` and ``new_group`` make.
+
+    Its methods are those that torch.distributed's functions, DistributedDataParallel and the
+    functional collectives call; programs call torch's functions.
+
+    Parameters
+    ----------
+    comm : Communicator
+        Of the group's ranks; belongs to this from now on.
+    store : torch.distributed.Store
+        By which they met.
+    options : Options
+        What `pg_options` said.
+
+    Attributes
+    ----------
+    comm : Communicator
+        For gpucoll's own calls, on the same ranks.
+    """
+
+    def __init__(self, comm: Communicator, store: Any, options: Options) -> None:
+        super().__init__(comm, store, options)
+        self._name = self._desc = ""
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def send(self, tensors: Any, destination: int, tag: int = 0) -> Work:
+        """Send one tensor to a rank."""
+        x = moved(one(tensors, "send"))
+        x = x if x.is_contiguous() else x.contiguous()
+        return self._begin([], self.comm.send, x, destination, tag)
+
+    def recv(self, tensors: Any, source: int, tag: int = 0) -> Work:
+        """Receive one tensor from a rank."""
+        x = one(tensors, "recv")
+        written = Outputs()
+        return self._begin([x], self.comm.recv, written.flat(moved(x)), source, tag, fill=written)
+
+    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+        """Receive one tensor from whoever sends first."""
+        return self.recv(tensors, gpucoll.ANY_SOURCE, tag)
+
+    # --- what torch asks --------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return "gpucoll"."""
+        return "gpucoll"
+
+    _get_backend_name = name = getBackendName
+
+    def getRank(self) -> int:  # noqa: N802
+        """Return this process's rank in the group."""
+        return self.comm.rank
+
+    def getSize(self) -> int:  # noqa: N802
+        """Return how many ranks there are."""
+        return self.comm.world_size
+
+    rank, size = getRank, getSize
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802
+        """Take the name that torch gives."""
+        self._name = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return it."""
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:  # noqa: N802
+        """Take the description that torch gives."""
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:  # noqa: N802
+        """Return it."""
+        return self._desc
+
+    def get_group_store(self) -> Any:
+        """Return the store by which the ranks met."""
+        return self._store
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return [_CPU, torch.device("cuda")] if torch.cuda.is_available() else [_CPU]
+
+    supports_splitting = supports_coalescing = supports_time_estimate = False
+
+    def _get_backend(self, device: torch.device) -> ProcessGroup:
+        if torch.device(device).type not in ("cpu", "cuda"):
+            raise RuntimeError(f"backend gpucoll serves cpu and cuda, not {device}")
+        return self
+
+    def _set_default_timeout(self, timeout: datetime.timedelta) -> None:
+        self._timeout_s = seconds(timeout)
+
+    set_timeout = _set_default_timeout
+
+    def _set_sequence_number_for_group(self) -> None:
+        """Do nothing: every call is numbered from the beginning."""
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.comm.completed
+
+    # --- the end ----------------------------------------------------------------------------------
+
+    def shutdown(self) -> None:
+        """Wait for what was started, and let go of everything."""
+        try:
+            self.comm.close()
+        except GpucollError as error:
+            _log.warning("gpucoll: %s ended with an error that nobody had seen: %s", self, error)
+
+    def abort(self) -> None:
+        """Give the group up: every rank gets an error, now or at its next call."""
+        self.comm.abort()
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        return f"<gpucoll process group {self._name!r}, rank {self.rank()} of {self.size()}>"

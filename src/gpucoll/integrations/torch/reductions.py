@@ -1,0 +1,128 @@
+"""Reductions of a process group."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch._C._distributed_c10d as c10d
+
+import gpucoll
+from gpucoll import GpucollError
+from gpucoll.integrations.torch import sparse
+from gpucoll.integrations.torch.calls import DONE, Calls, Tensors, operation_of
+from gpucoll.integrations.torch.errors import as_torchs
+from gpucoll.integrations.torch.tensors import Outputs, check_alike, flat_input, one, reduced
+from gpucoll.integrations.torch.works import Finished, Work
+
+
+class Reductions(Calls):
+    """What reduces over the ranks."""
+
+    def allreduce(
+        self, tensors: Any, opts: Any = None, *, op: Any = None, timeout: Any = None
+    ) -> Work:
+        """Reduce one tensor in place."""
+        x = tensors[0] if type(tensors) is list and len(tensors) == 1 else one(tensors, "allreduce")
+        if isinstance(opts, c10d.AllreduceOptions):
+            operation, is_async, limit_s = self._read(opts)
+        else:
+            operation = operation_of(op if opts is None else opts)
+            is_async, limit_s = True, self._limit(timeout)
+        if self._compression is None and not is_async and self._together is None:
+            try:
+                self.comm.all_reduce(x, operation, out=x, timeout_s=limit_s)
+            except gpucoll.UsageError:
+                pass  # the long way says why, or serves it
+            except GpucollError as error:
+                raise as_torchs(error) from error
+            else:
+                return DONE
+        if x.layout != torch.strided:
+            self._plainly(lambda: sparse.all_reduce(self.comm, x, operation))
+            return Finished([x])
+        shown = reduced(x)
+        more = self._compressing(shown, operation)
+        return self._run(
+            is_async, limit_s, [x], self.comm.all_reduce, shown, operation, out=shown, **more
+        )
+
+    def _compressing(self, x: torch.Tensor, operation: Any) -> dict[str, Any]:
+        if self._compression is None or operation not in ("sum", "avg"):
+            return {}
+        if x.dtype != torch.float32 or x.nbytes < self.options.compression_from_bytes:
+            return {}
+        return {"compression": self._compression}
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+        """Reduce several tensors in place, as one call."""
+        check_alike("allreduce_coalesced", tensors)
+        operation, is_async, limit_s = self._read(opts, c10d.AllreduceCoalescedOptions)
+        shown = [reduced(x) for x in tensors]
+        if not shown:
+            return Finished(tensors)
+        call = self.comm.all_reduce
+        return self._run(is_async, limit_s, tensors, call, shown, operation, out=shown)
+
+    def reduce(
+        self,
+        tensors: Any,
+        opts: Any = None,
+        *,
+        root: Any = None,
+        op: Any = None,
+        timeout: Any = None,
+    ) -> Work:
+        """Reduce one tensor to the root, in place there."""
+        x = one(tensors, "reduce")
+        if isinstance(opts, c10d.ReduceOptions):
+            operation, is_async, limit_s = self._read(opts)
+            root = opts.rootRank
+        else:
+            root = opts if root is None else root
+            operation, is_async, limit_s = operation_of(op), True, self._limit(timeout)
+        shown = reduced(x)
+        out = shown if root == self.comm.rank else None
+        return self._run(is_async, limit_s, [x], self.comm.reduce, shown, operation, root, out=out)
+
+    def reduce_scatter(
+        self, outputs: Any, inputs: Any, opts: Any = None, *, op: Any = None, timeout: Any = None
+    ) -> Work:
+        """Reduce a list of blocks, one for each rank."""
+        out = one(outputs, "reduce_scatter")
+        blocks = self._blocks("reduce_scatter", "input", inputs)
+        check_alike("reduce_scatter", [out], blocks)
+        if isinstance(opts, c10d.ReduceScatterOptions):
+            operation, is_async, limit_s = self._read(opts)
+        else:
+            operation = operation_of(op if opts is None else opts)
+            is_async, limit_s = True, self._limit(timeout)
+        written = Outputs()
+        target = written.flat(reduced(out))
+        rows = [flat_input(reduced(x)) for x in blocks]
+        call = self.comm.reduce_scatter
+        return self._run(
+            is_async, limit_s, [out], call, self._joined(rows), operation, out=target, fill=written
+        )
+
+    def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
+        """Reduce one tensor; each rank gets its part."""
+        operation, is_async, limit_s = self._read(opts, c10d.ReduceScatterOptions)
+        check_alike("reduce_scatter_tensor", [output], [input])
+        self._check_size("reduce_scatter_tensor", output, input)
+        written = Outputs()
+        target = written.flat(reduced(output))
+        x = flat_input(reduced(input))
+        call = self.comm.reduce_scatter
+        return self._run(is_async, limit_s, [output], call, x, operation, out=target, fill=written)
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> Work:
+        """Do so with several, counted as one."""
+        opts = c10d.ReduceScatterOptions() if opts is None else opts
+        return self._each(self.reduce_scatter_single, outputs, inputs, opts)
+
+    # What earlier versions of torch call it.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced

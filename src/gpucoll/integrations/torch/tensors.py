@@ -1,0 +1,147 @@
+"""Tensors of torch as gpucoll's calls take them: rows of elements, whatever their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from gpucoll.integrations.torch.errors import ArgumentError, ArgumentTypeError
+
+Fill = Callable[[], None]
+
+_BYTES = {
+    getattr(torch, name): view
+    for names, view in (
+        ("float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2", torch.uint8),
+        ("bits8 bits1x8 bits2x4 bits4x2", torch.uint8),
+        ("bits16", torch.int16),
+    )
+    for name in names.split()
+    if hasattr(torch, name)
+}
+"""dtypes that gpucoll does not know by name, and what their elements are moved as."""
+
+
+def moved(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over the same memory that autograd does not see, of a dtype that moves."""
+    _check(x)
+    if x.requires_grad:
+        x = x.detach()
+    if x.dtype == torch.complex32:
+        return torch.view_as_real(x)
+    as_bytes = _BYTES.get(x.dtype)
+    return x if as_bytes is None else x.view(as_bytes)
+
+
+def reduced(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor over the same memory that autograd does not see, for a reduction."""
+    _check(x)
+    if x.requires_grad:
+        x = x.detach()
+    return torch.view_as_real(x) if x.dtype == torch.complex32 else x
+
+
+def flat_input(x: torch.Tensor) -> torch.Tensor:
+    """Return the elements in one row: a view, or a copy of what is not contiguous."""
+    return x.reshape(-1)
+
+
+class Outputs:
+    """Tensors that a call writes, each as one row, and how those are filled that it cannot write.
+
+    A tensor that is not contiguous gets its elements from a temporary when the call has ended.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def flat(self, out: torch.Tensor) -> torch.Tensor:
+        """Return where the call writes what belongs into `out`."""
+        if out.is_contiguous():
+            return out.view(-1)
+        temporary = torch.empty_like(out, memory_format=torch.contiguous_format)
+        self._copies.append((out, temporary))
+        return temporary.view(-1)
+
+    @property
+    def fill(self) -> Fill | None:
+        """What is to be called when the call has ended; None: nothing."""
+        return self._copy if self._copies else None
+
+    def _copy(self) -> None:
+        with torch.no_grad():
+            for out, temporary in self._copies:
+                out.copy_(temporary)
+
+
+class Split:
+    """Parts one tensor among several when a call has ended."""
+
+    def __init__(self, whole: torch.Tensor, rows: list[torch.Tensor], written: Outputs) -> None:
+        self._whole, self._rows, self._written = whole, rows, written
+
+    @property
+    def fill(self) -> Fill:
+        """What is to be called when the call has ended."""
+        return self._part
+
+    def _part(self) -> None:
+        parts = self._whole.split([row.numel() for row in self._rows])
+        for row, part in zip(self._rows, parts, strict=True):
+            row.copy_(part)
+        if self._written.fill is not None:
+            self._written.fill()
+
+
+class Filling(Protocol):
+    """What has something to do when a call has ended."""
+
+    @property
+    def fill(self) -> Fill | None:
+        """That, or None."""
+
+
+def one(tensors: Sequence[torch.Tensor] | torch.Tensor, call: str) -> torch.Tensor:
+    """Return the only tensor of a list: torch's calls take lists, of which gpucoll serves one.
+
+    Raises
+    ------
+    ArgumentError
+        There are more, or none.
+    """
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ArgumentError(
+            f"{call} takes one tensor for each rank; got a list of {len(tensors)}. Several go by "
+            f"the coalesced form, or by several calls"
+        )
+    return tensors[0]
+
+
+def check_alike(call: str, *groups: Sequence[torch.Tensor]) -> None:
+    """Raise where tensors of one call are on different devices, or of different dtypes."""
+    first: torch.Tensor | None = None
+    for tensors in groups:
+        for x in tensors:
+            if first is None:
+                first = x
+            elif x.device != first.device or x.dtype != first.dtype:
+                raise ArgumentError(
+                    f"{call}: all tensors of a call must be on one device and of one dtype; got "
+                    f"{first.dtype} on {first.device} and {x.dtype} on {x.device}"
+                )
+
+
+def _check(x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentTypeError(
+            f"a tensor is needed; got {type(x).__module__}.{type(x).__qualname__}"
+        )
+    if x.layout != torch.strided:
+        raise ArgumentTypeError(
+            f"tensors of layout {x.layout} are served by all_reduce with SUM alone (COO); for any "
+            "other call pass x.to_dense()"
+        )

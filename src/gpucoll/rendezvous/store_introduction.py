@@ -1,0 +1,126 @@
+"""Ranks that share a store learn by it whether they are on one host, and a word to meet by.
+
+Each rank but 0 leaves a key that says who it is and on which host; rank 0 waits for all of them and
+answers under one key, with a word that nobody has used before; each takes its own key away when it
+has read the answer, and rank 0 the answer when all have. Whoever is new has a nonce of its own, and
+an answer without it is not for this rank: so keys that a killed job has left are no harm, and the
+ranks need not have met by this store equally often.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpucoll.errors import RendezvousDeadlineError
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting_store import StorePoint
+from gpucoll.topology.host_identity import host_id
+from gpucoll.wording import list_ranks, rank_of
+
+_LEAST_SLEEP_S, _MOST_SLEEP_S = 0.0002, 0.02
+"""Between two looks into the store: a look over TCP takes 0.05 ms, and members may be late."""
+
+
+def introduce(job: Job, timeout_s: float) -> Job:
+    """Return the job as its ranks meet now: on one host where all are there, else over TCP.
+
+    Parameters
+    ----------
+    job : Job
+        Its `meet` is a `StorePoint`.
+    timeout_s : float
+        How long to wait for the others, in seconds.
+
+    Raises
+    ------
+    RendezvousDeadlineError
+        A rank did not come in time; rank 0 names those.
+    RendezvousError
+        The store cannot be written.
+    """
+    store = job.meet
+    assert isinstance(store, StorePoint)
+    waiting = _Waiting(job, store, time.monotonic() + timeout_s, timeout_s)
+    answer = _ask(waiting) if job.rank else _answer(waiting)
+    word = str(answer["word"])
+    meet = None if answer["one_host"] else store.named(word)
+    title = f"{job.name}/{word} of {job.world_size}"
+    return replace(job, token=f"store:{word}", meet=meet, title=title)
+
+
+@dataclass
+class _Waiting:
+    """Looks into the store again and again, less often the longer it takes."""
+
+    job: Job
+    store: StorePoint
+    deadline: float
+    timeout_s: float
+    sleep_s: float = field(default=_LEAST_SLEEP_S)
+
+    def pause(self, missing: list[int]) -> None:
+        if time.monotonic() > self.deadline:
+            who = rank_of(self.job.rank, self.job.world_size)
+            trouble = f" ({self.store.trouble})" if self.store.trouble else ""
+            raise RendezvousDeadlineError(
+                f"{who}: {list_ranks(missing)} did not come to init at {self.store.text} within "
+                f"{self.timeout_s:g} s{trouble}. Every rank of the group calls it, with the same "
+                "store and name"
+            )
+        time.sleep(self.sleep_s)
+        self.sleep_s = min(2 * self.sleep_s, _MOST_SLEEP_S)
+
+
+def _ask(waiting: _Waiting) -> dict[str, Any]:
+    """Say who this rank is; return what rank 0 answers."""
+    job, store = waiting.job, waiting.store
+    nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
+    store.write(mine, json.dumps({"nonce": nonce, "host": host_id()}))
+    try:
+        while True:
+            answer = _parsed(store.read("answer"))
+            if nonce in answer.get("nonces", ()):
+                return answer
+            waiting.pause([0])
+    finally:
+        store.erase(mine)
+
+
+def _answer(waiting: _Waiting) -> dict[str, Any]:
+    """Wait until all ranks have said who they are, and until all have read the answer."""
+    job, store = waiting.job, waiting.store
+    others = range(1, job.world_size)
+    answer: dict[str, Any] = {"word": os.urandom(16).hex()}
+    said: dict[int, dict[str, Any]] = {}
+    have_read: set[int] = set()
+    try:
+        while len(have_read) < len(others):
+            is_news = False
+            for rank in others:
+                found = _parsed(store.read(f"rank/{rank}"))
+                if found and found != said.get(rank):
+                    said[rank], is_news = found, True
+                elif not found and "nonces" in answer and rank in said:
+                    have_read.add(rank)
+            if is_news and len(said) == len(others):
+                answer["nonces"] = [one.get("nonce") for one in said.values()]
+                answer["one_host"] = {one.get("host") for one in said.values()} == {host_id()}
+                store.write("answer", json.dumps(answer))
+            elif len(have_read) < len(others):
+                waiting.pause([rank for rank in others if rank not in said] or [*others])
+    finally:
+        store.erase("answer")
+    return answer
+
+
+def _parsed(text: str) -> dict[str, Any]:
+    """Return what a key holds; nothing where it holds something else."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
