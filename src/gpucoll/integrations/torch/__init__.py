@@ -5,10 +5,11 @@ Importing this registers it; `import torch` does so too where gpucoll is install
 
 from __future__ import annotations
 
+from gpucoll.integrations.torch.gradients import CompressedGradients
 from gpucoll.integrations.torch.options import Options
 from gpucoll.integrations.torch.process_group import ProcessGroup
 from gpucoll.integrations.torch.registration import register
 
-__all__ = ["Options", "ProcessGroup"]
+__all__ = ["CompressedGradients", "Options", "ProcessGroup"]
 
 register()

@@ -10,7 +10,15 @@ import torch._C._distributed_c10d as c10d
 
 from gpucoll.integrations.torch.calls import Calls, Tensors
 from gpucoll.integrations.torch.errors import ArgumentError
-from gpucoll.integrations.torch.tensors import Outputs, Split, check_alike, flat_input, moved, one
+from gpucoll.integrations.torch.tensors import (
+    Outputs,
+    check_alike,
+    flat_input,
+    moved,
+    one,
+    packed,
+    packs,
+)
 from gpucoll.integrations.torch.works import Work
 
 
@@ -34,12 +42,13 @@ class BlockMovements(Calls):
         check_alike("gather", blocks, [x])
         self._check_alike_sizes("gather", x, blocks)
         written = Outputs()
-        rows = [written.flat(moved(block)) for block in blocks]
-        if x.is_cuda:
-            out = torch.empty(len(rows) * mine.numel(), dtype=mine.dtype, device=mine.device)
-            copy = Split(out, rows, written)
-            return self._run(is_async, limit_s, blocks, call, mine, root, out=out, fill=copy)
-        return self._run(is_async, limit_s, blocks, call, mine, root, out=rows, fill=written)
+        shown = [moved(block) for block in blocks]
+        out: Any
+        if packs(shown):
+            out, _ = written.together(shown)
+        else:
+            out = [written.flat(block) for block in shown]
+        return self._run(is_async, limit_s, blocks, call, mine, root, out=out, written=written)
 
     def scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, *, root: Any = None, timeout: Any = None
@@ -58,9 +67,10 @@ class BlockMovements(Calls):
             blocks = self._blocks("scatter", "input", inputs)
             check_alike("scatter", blocks, [out])
             self._check_alike_sizes("scatter", out, blocks)
-            x = self._joined([flat_input(moved(block)) for block in blocks])
+            shown = [moved(block) for block in blocks]
+            x = packed(shown)[0] if packs(shown) else [flat_input(block) for block in shown]
         return self._run(
-            is_async, limit_s, [out], self.comm.scatter, x, root, out=target, fill=written
+            is_async, limit_s, [out], self.comm.scatter, x, root, out=target, written=written
         )
 
     def alltoall(
@@ -71,17 +81,15 @@ class BlockMovements(Calls):
         inputs = self._blocks("all_to_all", "input", inputs)
         check_alike("all_to_all", outputs, inputs)
         is_async, limit_s = self._timing(opts, c10d.AllToAllOptions, timeout)
-        written = Outputs()
-        rows = [written.flat(moved(x)) for x in outputs]
-        mine, call = [flat_input(moved(x)) for x in inputs], self.comm.all_to_all
-        if not outputs[0].is_cuda:
-            return self._run(is_async, limit_s, outputs, call, mine, out=rows, fill=written)
-        sent, received = [x.numel() for x in mine], [x.numel() for x in rows]
-        out = torch.empty(sum(received), dtype=rows[0].dtype, device=rows[0].device)
-        given = {"send_counts": sent, "recv_counts": received}
-        copy = Split(out, rows, written)
-        x = torch.cat(mine)
-        return self._run(is_async, limit_s, outputs, call, x, out=out, fill=copy, **given)
+        call, written = self.comm.all_to_all, Outputs()
+        shown, mine = [moved(x) for x in outputs], [moved(x) for x in inputs]
+        if not packs([*shown, *mine]):
+            rows, sent = [written.flat(x) for x in shown], [flat_input(x) for x in mine]
+            return self._run(is_async, limit_s, outputs, call, sent, out=rows, written=written)
+        x, send_counts = packed(mine)
+        out, recv_counts = written.together(shown)
+        given = {"send_counts": send_counts, "recv_counts": recv_counts}
+        return self._run(is_async, limit_s, outputs, call, x, out=out, written=written, **given)
 
     def all_to_all_single(
         self,
@@ -103,7 +111,7 @@ class BlockMovements(Calls):
         if len(output_split_sizes) or len(input_split_sizes):
             given["send_counts"] = self._counts("input", input, x, input_split_sizes)
             given["recv_counts"] = self._counts("output", output, target, output_split_sizes)
-        return self._run(is_async, limit_s, [output], call, x, out=target, fill=written, **given)
+        return self._run(is_async, limit_s, [output], call, x, out=target, written=written, **given)
 
     def _check_alike_sizes(self, call: str, x: torch.Tensor, blocks: Tensors) -> None:
         if any(block.numel() != x.numel() for block in blocks):

@@ -9,7 +9,7 @@ import torch._C._distributed_c10d as c10d
 
 from gpucoll.integrations.torch.calls import Calls, Tensors
 from gpucoll.integrations.torch.errors import ArgumentError
-from gpucoll.integrations.torch.tensors import Outputs, Split, check_alike, flat_input, moved, one
+from gpucoll.integrations.torch.tensors import Outputs, check_alike, flat_input, moved, one, packs
 from gpucoll.integrations.torch.works import Work
 
 
@@ -37,12 +37,16 @@ class Movements(Calls):
         blocks = self._blocks("all_gather", "output", outputs)
         check_alike("all_gather", blocks, [x])
         is_async, limit_s = self._timing(opts, c10d.AllgatherOptions, timeout)
-        written = Outputs()
-        rows = [written.flat(moved(block)) for block in blocks]
-        call, mine = self.comm.all_gather, flat_input(moved(x))
-        if x.is_cuda:
-            return self._gathered_on_gpu(is_async, limit_s, blocks, rows, mine, written)
-        return self._run(is_async, limit_s, blocks, call, mine, out=rows, fill=written)
+        call, mine, written = self.comm.all_gather, flat_input(moved(x)), Outputs()
+        shown = [moved(block) for block in blocks]
+        given: dict[str, Any] = {}
+        if packs(shown):
+            given["out"], counts = written.together(shown)
+            if len({*counts}) > 1:
+                given["counts"] = counts
+        else:
+            given["out"] = [written.flat(block) for block in shown]
+        return self._run(is_async, limit_s, blocks, call, mine, written=written, **given)
 
     def all_gather_single(self, output: Any, input: Any, opts: Any = None) -> Work:
         """Gather every rank's tensor into one."""
@@ -52,7 +56,7 @@ class Movements(Calls):
         written = Outputs()
         target = written.flat(moved(output))
         call, mine = self.comm.all_gather, flat_input(moved(input))
-        return self._run(is_async, limit_s, [output], call, mine, out=target, fill=written)
+        return self._run(is_async, limit_s, [output], call, mine, out=target, written=written)
 
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
@@ -83,23 +87,6 @@ class Movements(Calls):
             torch.cuda.current_stream(device).synchronize()
         x = torch.zeros(1, dtype=torch.uint8)
         return self._run(is_async, limit_s, [x], self.comm.all_reduce, x, "max", out=x)
-
-    def _gathered_on_gpu(
-        self,
-        is_async: bool,
-        limit_s: float | None,
-        blocks: Tensors,
-        rows: Tensors,
-        mine: torch.Tensor,
-        written: Outputs,
-    ) -> Work:
-        """Gather into one tensor and part it: on GPUs a call writes one."""
-        counts = [row.numel() for row in rows]
-        out = torch.empty(sum(counts), dtype=mine.dtype, device=mine.device)
-        given = {} if len({*counts}) == 1 else {"counts": counts}
-        copy = Split(out, rows, written)
-        call = self.comm.all_gather
-        return self._run(is_async, limit_s, blocks, call, mine, out=out, fill=copy, **given)
 
     # What earlier versions of torch call it.
     _allgather_base = all_gather_single

@@ -20,7 +20,7 @@ class Options:
     compression : str or gpucoll.Compression, optional
         How large all_reduces of float32 with SUM or AVG travel: "float16", "bfloat16",
         "int8_block", "float8_block". Each element is rounded twice; what is lost is not kept
-        (`gpucoll.integrations.torch.GradientHook` keeps it, for gradients of
+        (`gpucoll.integrations.torch.CompressedGradients` keeps it, for those of
         DistributedDataParallel).
     compression_from_bytes : int
         From which size on. Default: 1 MiB, so that losses, counts and flags stay exact.

@@ -58,7 +58,9 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
         """Receive one tensor from a rank."""
         x = one(tensors, "recv")
         written = Outputs()
-        return self._begin([x], self.comm.recv, written.flat(moved(x)), source, tag, fill=written)
+        return self._begin(
+            [x], self.comm.recv, written.flat(moved(x)), source, tag, written=written
+        )
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         """Receive one tensor from whoever sends first."""

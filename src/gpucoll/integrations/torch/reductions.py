@@ -12,7 +12,15 @@ from gpucoll import GpucollError
 from gpucoll.integrations.torch import sparse
 from gpucoll.integrations.torch.calls import DONE, Calls, Tensors, operation_of
 from gpucoll.integrations.torch.errors import as_torchs
-from gpucoll.integrations.torch.tensors import Outputs, check_alike, flat_input, one, reduced
+from gpucoll.integrations.torch.tensors import (
+    Outputs,
+    check_alike,
+    flat_input,
+    one,
+    packed,
+    packs,
+    reduced,
+)
 from gpucoll.integrations.torch.works import Finished, Work
 
 
@@ -98,11 +106,16 @@ class Reductions(Calls):
             operation = operation_of(op if opts is None else opts)
             is_async, limit_s = True, self._limit(timeout)
         written = Outputs()
-        target = written.flat(reduced(out))
-        rows = [flat_input(reduced(x)) for x in blocks]
-        call = self.comm.reduce_scatter
+        given: dict[str, Any] = {"out": written.flat(reduced(out)), "written": written}
+        shown: Any = [reduced(block) for block in blocks]
+        if packs(shown):
+            shown, counts = packed(shown)
+            if len({*counts}) > 1:
+                given["counts"] = counts
+        else:
+            shown = [flat_input(block) for block in shown]
         return self._run(
-            is_async, limit_s, [out], call, self._joined(rows), operation, out=target, fill=written
+            is_async, limit_s, [out], self.comm.reduce_scatter, shown, operation, **given
         )
 
     def reduce_scatter_single(self, output: Any, input: Any, opts: Any = None) -> Work:
@@ -114,7 +127,9 @@ class Reductions(Calls):
         target = written.flat(reduced(output))
         x = flat_input(reduced(input))
         call = self.comm.reduce_scatter
-        return self._run(is_async, limit_s, [output], call, x, operation, out=target, fill=written)
+        return self._run(
+            is_async, limit_s, [output], call, x, operation, out=target, written=written
+        )
 
     def reduce_scatter_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 
 from gpucoll.integrations.torch.errors import ArgumentError, ArgumentTypeError
 
+_PACKED_BYTES = 1 << 20
+"""Up to which size lists are packed: 1 MiB is copied in less than a list's addresses take."""
 Fill = Callable[[], None]
 
 _BYTES = {
@@ -65,6 +66,14 @@ class Outputs:
         self._copies.append((out, temporary))
         return temporary.view(-1)
 
+    def together(self, outs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+        """Return one tensor to write for all of these, and how many elements are of each."""
+        counts = [out.numel() for out in outs]
+        whole = torch.empty(sum(counts), dtype=outs[0].dtype, device=outs[0].device)
+        for out, part in zip(outs, whole.split(counts), strict=True):
+            self._copies.append((out, part.view(out.shape)))
+        return whole, counts
+
     @property
     def fill(self) -> Fill | None:
         """What is to be called when the call has ended; None: nothing."""
@@ -76,31 +85,18 @@ class Outputs:
                 out.copy_(temporary)
 
 
-class Split:
-    """Parts one tensor among several when a call has ended."""
+def packs(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether a list goes as one tensor: on GPUs, whose calls take one, and small ones.
 
-    def __init__(self, whole: torch.Tensor, rows: list[torch.Tensor], written: Outputs) -> None:
-        self._whole, self._rows, self._written = whole, rows, written
-
-    @property
-    def fill(self) -> Fill:
-        """What is to be called when the call has ended."""
-        return self._part
-
-    def _part(self) -> None:
-        parts = self._whole.split([row.numel() for row in self._rows])
-        for row, part in zip(self._rows, parts, strict=True):
-            row.copy_(part)
-        if self._written.fill is not None:
-            self._written.fill()
+    A list of more is read and written where it lies; to say where takes 100 us.
+    """
+    return bool(tensors[0].is_cuda or sum(x.nbytes for x in tensors) <= _PACKED_BYTES)
 
 
-class Filling(Protocol):
-    """What has something to do when a call has ended."""
-
-    @property
-    def fill(self) -> Fill | None:
-        """That, or None."""
+def packed(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
+    """Return the elements of all, and how many are of each."""
+    rows = [x.reshape(-1) for x in tensors]
+    return torch.cat(rows), [row.numel() for row in rows]
 
 
 def one(tensors: Sequence[torch.Tensor] | torch.Tensor, call: str) -> torch.Tensor:
