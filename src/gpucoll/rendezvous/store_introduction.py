@@ -1,21 +1,23 @@
 """Ranks that share a store learn by it whether they are on one host, and a word to meet by.
 
 Each rank but 0 leaves a key that says who it is and on which host; rank 0 waits for all of them and
-answers under one key, with a word that nobody has used before; each takes its own key away when it
-has read the answer, and rank 0 the answer when all have. Whoever is new has a nonce of its own, and
+answers under one key, with a word that nobody has used before; each empties its own key when it has
+read the answer, and rank 0 takes all away when all have. Whoever is new has a nonce of its own, and
 an answer without it is not for this rank: so keys that a killed job has left are no harm, and the
-ranks need not have met by this store equally often.
+ranks need not have met by this store equally often. A key is taken away only when nobody can be
+about to read it: torch's stores let a reader wait who finds that a key is there and then gone.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from gpucoll.errors import RendezvousDeadlineError
+from gpucoll.errors import RendezvousDeadlineError, RendezvousError
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting_store import StorePoint
 from gpucoll.topology.host_identity import host_id
@@ -87,7 +89,8 @@ def _ask(waiting: _Waiting) -> dict[str, Any]:
                 return answer
             waiting.pause([0])
     finally:
-        store.erase(mine)
+        with contextlib.suppress(RendezvousError):
+            store.write(mine, "")
 
 
 def _answer(waiting: _Waiting) -> dict[str, Any]:
@@ -112,8 +115,12 @@ def _answer(waiting: _Waiting) -> dict[str, Any]:
                 store.write("answer", json.dumps(answer))
             elif len(have_read) < len(others):
                 waiting.pause([rank for rank in others if rank not in said] or [*others])
-    finally:
-        store.erase("answer")
+    except BaseException:
+        with contextlib.suppress(RendezvousError):
+            store.write("answer", "")
+        raise
+    for key in ("answer", *(f"rank/{rank}" for rank in others)):
+        store.erase(key)
     return answer
 
 

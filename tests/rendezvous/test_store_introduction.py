@@ -1,0 +1,144 @@
+"""Ranks that share a store learn by it whether they are on one host, whatever was left in it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from gpucoll.errors import RendezvousDeadlineError, RendezvousError
+from gpucoll.rendezvous import store_introduction
+from gpucoll.rendezvous.job import Job
+from gpucoll.rendezvous.meeting_store import StorePoint
+from gpucoll.rendezvous.store_introduction import introduce
+
+
+class Store:
+    """As torch's: a key that is read must be there, or the reader waits."""
+
+    def __init__(self):
+        self.kept: dict[str, str] = {}
+        self.lock = threading.Lock()
+
+    def set(self, key, value):
+        with self.lock:
+            self.kept[key] = value
+
+    def check(self, keys):
+        with self.lock:
+            return all(key in self.kept for key in keys)
+
+    def get(self, key):
+        with self.lock:
+            assert key in self.kept, f"{key} was taken away while somebody read it"
+            return self.kept[key].encode()
+
+    def delete_key(self, key):
+        with self.lock:
+            return self.kept.pop(key, None) is not None
+
+
+def job_of(rank, world_size, store, name="group"):
+    return Job(rank, world_size, "", "arguments", meet=StorePoint(store, name), name=name)
+
+
+def meet(store, world_size, timeout_s=20.0):
+    with ThreadPoolExecutor(world_size) as threads:
+        jobs = [job_of(rank, world_size, store) for rank in range(world_size)]
+        return list(threads.map(lambda job: introduce(job, timeout_s), jobs))
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_ranks_of_one_host_need_no_address(world_size):
+    store = Store()
+    jobs = meet(store, world_size)
+
+    assert {job.meet for job in jobs} == {None}
+    assert len({job.token for job in jobs}) == 1
+    assert store.kept == {}
+
+
+def test_every_meeting_has_a_word_of_its_own():
+    store = Store()
+
+    words = {meet(store, 2)[0].token for _ in range(20)}
+
+    assert len(words) == 20
+
+
+def test_ranks_of_several_hosts_meet_by_the_store(monkeypatch):
+    hosts = threading.local()
+    monkeypatch.setattr(store_introduction, "host_id", lambda: hosts.name)
+
+    def come(rank):
+        hosts.name = f"host {rank // 2}"
+        return introduce(job_of(rank, 4, store), 20.0)
+
+    store = Store()
+    with ThreadPoolExecutor(4) as threads:
+        jobs = list(threads.map(come, range(4)))
+    points = [job.meet for job in jobs]
+
+    assert all(isinstance(point, StorePoint) for point in points)
+    assert len({point.key for point in points}) == 1
+    assert len({job.title for job in jobs}) == 1
+    points[0].publish("10.0.0.1:4711")
+    assert [point.find() for point in points[1:]] == ["10.0.0.1:4711"] * 3
+
+
+@pytest.mark.parametrize("left", ["rank/1", "rank/2", "answer", "rank/1 rank/2 answer"])
+def test_what_a_killed_job_has_left_is_no_harm(left):
+    store = Store()
+    said = {"nonce": "old", "host": "another host"}
+    for key in left.split():
+        answer = {"word": "old", "nonces": ["old"], "one_host": True}
+        store.set(f"gpucoll/group/{key}", json.dumps(answer if key == "answer" else said))
+    jobs = meet(store, 3)
+
+    assert len({job.token for job in jobs}) == 1
+    assert "old" not in jobs[0].token
+    assert store.kept == {}
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", "[1]", "3"])
+def test_what_is_no_introduction(text):
+    store = Store()
+    store.set("gpucoll/group/rank/1", text)
+    store.set("gpucoll/group/answer", text)
+
+    assert len({job.token for job in meet(store, 2)}) == 1
+
+
+def test_who_did_not_come_is_named():
+    store = Store()
+    with ThreadPoolExecutor(2) as threads:
+        waiting = [
+            threads.submit(introduce, job_of(rank, 4, store, "some"), 0.5) for rank in (0, 2)
+        ]
+        errors = [one.exception(20) for one in waiting]
+
+    assert [type(error) for error in errors] == [RendezvousDeadlineError] * 2
+    assert "rank 0 of 4: ranks 1, 3 did not come to init" in str(errors[0])
+    assert "within 0.5 s" in str(errors[0])
+    assert "rank 2 of 4: rank 0 did not come" in str(errors[1])
+
+
+def test_the_next_try_succeeds():
+    store = Store()
+    with pytest.raises(RendezvousDeadlineError):
+        introduce(job_of(1, 2, store), 0.01)
+    with pytest.raises(RendezvousDeadlineError):
+        introduce(job_of(0, 2, store), 0.01)
+
+    assert len({job.token for job in meet(store, 2)}) == 1
+
+
+def test_a_store_that_is_gone():
+    class Gone(Store):
+        def set(self, key, value):
+            raise ConnectionError("broken")
+
+    with pytest.raises(RendezvousError, match=r"'gpucoll/group/rank/1' of .*ConnectionError"):
+        introduce(job_of(1, 2, Gone()), 5.0)
