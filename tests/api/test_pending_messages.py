@@ -12,7 +12,13 @@ import pytest
 from tests.messages import choose_way, held, place, until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
-from gpucoll.errors import ArgumentTypeError, DeadlineError, MismatchError, StateError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    MismatchError,
+    StateError,
+)
 
 SIZES = (3, 2000, 300_000)
 WAYS = ("private", "streamed", "shared")
@@ -219,6 +225,20 @@ def wait_after_close(comm):
 def test_waiting_after_close(rank_server):
     with rank_server.fork(2) as pool:
         pool.call(wait_after_close)
+
+
+@pytest.mark.ranks(2)
+def test_close_waits_as_long_as_it_is_told(comm):
+    other = comm.duplicate()
+    pending = other.recv(np.zeros(2), 1 - comm.rank, async_op=True)
+    with pytest.raises(DeadlineError, match="1 asynchronous messages had not ended at close"):
+        other.close(timeout_s=0.01)
+    assert other.is_closed
+    with pytest.raises(StateError, match="is closed"):
+        pending.wait()
+    with pytest.raises(ArgumentError, match="timeout_s"):
+        comm.close(timeout_s=-1)
+    assert not comm.is_closed
 
 
 # --- taken aside --------------------------------------------------------------------------------

@@ -313,26 +313,36 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._group.raise_if_aborted()
         self._gpu.check()
 
-    def close(self) -> None:
+    def close(self, *, timeout_s: float | None = None) -> None:
         """Wait for asynchronous calls, raise a failure nobody has seen, let go of everything.
 
         Not collective: ranks may close at different times. A rank that still needs this one gets a
         PeerLostError. Closing twice does nothing. Arrays of `empty` stay valid.
 
+        Parameters
+        ----------
+        timeout_s : float, optional
+            How long to wait for those, in seconds. Default: the communicator's deadline.
+
         Raises
         ------
+        DeadlineError
+            An asynchronous call or message had not ended then. The communicator is closed
+            nevertheless, as with the errors below.
         MismatchError
             Messages to this rank were never received, or a rank that has closed never received
             those of this one. The communicator is closed nevertheless.
         """
+        config.check_timeout_s(timeout_s)
         if self._group.is_closed or self._group.is_forked:
             return
+        limit = self._group.timeout_s if timeout_s is None else timeout_s
         self._point_to_point.queue.stop_watching()
         self._check_idle("close")
         try:
             messages = self._point_to_point.queue
-            messages.finish(self._group.timeout_s)
-            self._queue.stop(self._group.timeout_s)
+            messages.finish(limit)
+            self._queue.stop(limit)
             self._gpu.close()
             self._queue.raise_unseen()
             messages.raise_unseen()

@@ -19,6 +19,8 @@ from gpucoll.integrations.torch.works import Work, seconds
 
 _log = logging.getLogger(__name__)
 _CPU = torch.device("cpu")
+_CLOSING_S = 10.0
+"""How long what is pending has when a group is destroyed."""
 
 
 class ProcessGroup(Reductions, Movements, BlockMovements):
@@ -129,9 +131,12 @@ class ProcessGroup(Reductions, Movements, BlockMovements):
     # --- the end ----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Wait for what was started, and let go of everything."""
+        """Wait for what was started, and let go of everything.
+
+        A receive that nobody answers any more is given up soon: who destroys a group wants no more.
+        """
         try:
-            self.comm.close()
+            self.comm.close(timeout_s=min(_CLOSING_S, self._timeout_s or _CLOSING_S))
         except GpucollError as error:
             _log.warning("gpucoll: %s ended with an error that nobody had seen: %s", self, error)
 
