@@ -1,15 +1,33 @@
 """gpucoll as a backend of torch.distributed: ``init_process_group("gpucoll")``.
 
 Importing this registers it; `import torch` does so too where gpucoll is installed. `docs/torch.md`.
+What else is in here is loaded when it is first asked for, so that `import torch` stays quick.
 """
 
 from __future__ import annotations
 
-from gpucoll.integrations.torch.gradients import CompressedGradients
-from gpucoll.integrations.torch.options import Options
-from gpucoll.integrations.torch.process_group import ProcessGroup
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from gpucoll.integrations.torch.registration import register
+
+if TYPE_CHECKING:
+    from gpucoll.integrations.torch.gradients import CompressedGradients
+    from gpucoll.integrations.torch.options import Options
+    from gpucoll.integrations.torch.process_group import ProcessGroup
 
 __all__ = ["CompressedGradients", "Options", "ProcessGroup"]
 
+_MODULES = {
+    "CompressedGradients": "gradients",
+    "Options": "options",
+    "ProcessGroup": "process_group",
+}
+
 register()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
