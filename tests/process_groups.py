@@ -14,9 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.ranks import Pools
-
 from gpucoll import Communicator
+from tests.ranks import Pools
 
 TIMEOUT_S = 20.0
 
