@@ -144,7 +144,7 @@ def test_a_hook_that_raises_ends_the_others(groups):
 
 
 def exchange_compressed(compression, steps):
-    """Average the same gradients again and again; return the mean of what came, and each's error."""
+    """Average the same gradients again and again; return the mean of all, the last, what is right."""
     import torch
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -155,12 +155,12 @@ def exchange_compressed(compression, steps):
     model = DistributedDataParallel(torch.nn.Linear(300, 30))
     CompressedGradients(compression).register(model)
     x = torch.randn(16, 300, generator=torch.Generator().manual_seed(dist.get_rank()))
-    sums, last = None, None
+    sums, last = torch.zeros(0), torch.zeros(0)
     for _ in range(steps):
         model.zero_grad()
         model(x).pow(2).sum().backward()
         last = torch.cat([one.reshape(-1) for one in gradients(model)])
-        sums = last if sums is None else sums + last
+        sums = sums + last if len(sums) else last
     model.zero_grad()
     with model.no_sync():
         model(x).pow(2).sum().backward()
