@@ -144,7 +144,7 @@ def test_a_hook_that_raises_ends_the_others(groups):
 
 
 def exchange_compressed(compression, steps):
-    """Average the same gradients again and again; return the mean of all, the last, what is right."""
+    """Average the same gradients many times; return the mean of all, the last, what is right."""
     import torch
     from torch import distributed as dist
     from torch.nn.parallel import DistributedDataParallel

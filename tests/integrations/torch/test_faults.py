@@ -171,13 +171,10 @@ def reduce_in_another_order():
 
     parts = [("first", torch.nn.Linear(3, 5)), ("second", torch.nn.Linear(5, 3))]
 
-    class Network(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            for name, part in parts if dist.get_rank() == 0 else parts[::-1]:
-                self.add_module(name, part)
-
-    return caught(lambda: DistributedDataParallel(Network()))
+    model = torch.nn.Module()
+    for name, part in parts if dist.get_rank() == 0 else parts[::-1]:
+        model.add_module(name, part)
+    return caught(lambda: DistributedDataParallel(model))
 
 
 def test_parameters_in_another_order(groups):
@@ -223,25 +220,19 @@ def test_ranks_may_end_with_futures_that_nobody_waits_for(groups):
 
 
 def interrupt():
-    import threading
-
     from torch import distributed as dist
 
     comm = dist.group.WORLD.comm
+    pids = [0, 0]
+    dist.all_gather_object(pids, os.getpid())
     if dist.get_rank() == 1:
+        until(lambda: has_begun(comm, 0))
+        os.kill(pids[0], signal.SIGINT)
         until(lambda: comm._group.is_aborted)
         return None
-
-    def press():
-        until(lambda: has_begun(comm, 0))
-        os.kill(os.getpid(), signal.SIGINT)
-
-    thread = threading.Thread(target=press)
-    thread.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         dist.all_reduce(one())
-    thread.join()
     return time.monotonic() - start
 
 
