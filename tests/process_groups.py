@@ -3,7 +3,7 @@
 >>> groups = ProcessGroups(ranks, tmp_path)
 >>> groups.call(2, function, 1, 2)  # function(1, 2) on each of 2 ranks: their results
 
-torch is imported in the ranks only, which are kept from test to test.
+torch is loaded in the process that ranks are forked from, and in no other of the tests'.
 """
 
 from __future__ import annotations
@@ -63,6 +63,14 @@ class ProcessGroups:
 
     def _path(self) -> str:
         return str(self._folder / f"store {next(self._numbers)}")
+
+
+def load_torch() -> None:
+    """Load what process groups need, once for all ranks."""
+    import importlib
+
+    for name in ("torch.nn.parallel", "torch.distributed", "gpucoll.integrations.torch.creation"):
+        importlib.import_module(name)
 
 
 def in_group(

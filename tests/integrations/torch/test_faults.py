@@ -15,12 +15,11 @@ from gpucoll.errors import DeadlineError, MismatchError, PeerLostError
 
 
 @pytest.fixture
-def fresh(rank_server, tmp_path):
+def fresh(torch_server, tmp_path):
     """Call a function in a process group of new ranks, which may be killed; return the replies."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
 
     def call(world_size, function, *args, timeout_s=20.0):
-        with rank_server.fork(world_size) as pool:
+        with torch_server.fork(world_size) as pool:
             given = str(tmp_path / "store"), ("gpucoll", timeout_s, None), function, args
             pool.start(in_group, *given)
             return pool.collect()
