@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpucoll.errors import RendezvousDeadlineError, RendezvousError
+from gpucoll.errors import AuthenticationError, RendezvousDeadlineError, RendezvousError
 from gpucoll.rendezvous import store_introduction
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting_store import StorePoint
@@ -72,6 +72,8 @@ def test_ranks_of_several_hosts_meet_by_the_store(monkeypatch):
     hosts = threading.local()
     monkeypatch.setattr(store_introduction, "host_id", lambda: hosts.name)
 
+    monkeypatch.setenv("GPUCOLL_SECRET", "a secret that is long enough")
+
     def come(rank):
         hosts.name = f"host {rank // 2}"
         return introduce(job_of(rank, 4, store), 20.0)
@@ -86,6 +88,27 @@ def test_ranks_of_several_hosts_meet_by_the_store(monkeypatch):
     assert len({job.title for job in jobs}) == 1
     points[0].publish("10.0.0.1:4711")
     assert [point.find() for point in points[1:]] == ["10.0.0.1:4711"] * 3
+
+
+def test_several_hosts_need_a_secret_and_all_ranks_are_told(monkeypatch):
+    hosts, store = threading.local(), Store()
+    monkeypatch.setattr(store_introduction, "host_id", lambda: hosts.name)
+    has_one = b"a secret that is long enough"
+    monkeypatch.setattr(
+        store_introduction, "job_secret", lambda: None if hosts.name == "host 1" else has_one
+    )
+
+    def come(rank):
+        hosts.name = f"host {rank}"
+        with pytest.raises(AuthenticationError) as info:
+            introduce(job_of(rank, 3, store), 20.0)
+        return str(info.value)
+
+    with ThreadPoolExecutor(3) as threads:
+        texts = list(threads.map(come, range(3)))
+
+    assert all(text.startswith("rank 1 of 3 is to talk to others over TCP") for text in texts)
+    assert store.kept == {}
 
 
 @pytest.mark.parametrize("left", ["rank/1", "rank/2", "answer", "rank/1 rank/2 answer"])

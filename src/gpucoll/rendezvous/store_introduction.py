@@ -21,6 +21,7 @@ from gpucoll.errors import RendezvousDeadlineError, RendezvousError
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting_store import StorePoint
 from gpucoll.topology.host_identity import host_id
+from gpucoll.transport.tcp.secret import job_secret, missing_secret_error
 from gpucoll.wording import list_ranks, rank_of
 
 _LEAST_SLEEP_S, _MOST_SLEEP_S = 0.0002, 0.02
@@ -43,11 +44,15 @@ def introduce(job: Job, timeout_s: float) -> Job:
         A rank did not come in time; rank 0 names those.
     RendezvousError
         The store cannot be written.
+    AuthenticationError
+        The ranks are on several hosts, and some have no secret: raised on all of them.
     """
     store = job.meet
     assert isinstance(store, StorePoint)
     waiting = _Waiting(job, store, time.monotonic() + timeout_s, timeout_s)
     answer = _ask(waiting) if job.rank else _answer(waiting)
+    if answer["without_secret"] and not answer["one_host"]:
+        raise missing_secret_error(f"{list_ranks(answer['without_secret'])} of {job.world_size}")
     word = str(answer["word"])
     meet = None if answer["one_host"] else store.named(word)
     title = f"{job.name}/{word} of {job.world_size}"
@@ -81,7 +86,7 @@ def _ask(waiting: _Waiting) -> dict[str, Any]:
     """Say who this rank is; return what rank 0 answers."""
     job, store = waiting.job, waiting.store
     nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
-    store.write(mine, json.dumps({"nonce": nonce, "host": host_id()}))
+    store.write(mine, json.dumps({"nonce": nonce, **_introduction()}))
     try:
         while True:
             answer = _parsed(store.read("answer"))
@@ -110,8 +115,7 @@ def _answer(waiting: _Waiting) -> dict[str, Any]:
                 elif not found and "nonces" in answer and rank in said:
                     have_read.add(rank)
             if is_news and len(said) == len(others):
-                answer["nonces"] = [one.get("nonce") for one in said.values()]
-                answer["one_host"] = {one.get("host") for one in said.values()} == {host_id()}
+                answer.update(_decided({0: _introduction(), **said}))
                 store.write("answer", json.dumps(answer))
             elif len(have_read) < len(others):
                 waiting.pause([rank for rank in others if rank not in said] or [*others])
@@ -122,6 +126,19 @@ def _answer(waiting: _Waiting) -> dict[str, Any]:
     for key in ("answer", *(f"rank/{rank}" for rank in others)):
         store.erase(key)
     return answer
+
+
+def _introduction() -> dict[str, Any]:
+    return {"host": host_id(), "has_secret": job_secret() is not None}
+
+
+def _decided(said: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """Return what all must agree on, from what each rank has said."""
+    return {
+        "nonces": [one.get("nonce") for one in said.values()],
+        "one_host": len({one.get("host") for one in said.values()}) == 1,
+        "without_secret": sorted(rank for rank, one in said.items() if not one.get("has_secret")),
+    }
 
 
 def _parsed(text: str) -> dict[str, Any]:
