@@ -1,0 +1,46 @@
+"""PyTorch's own parallelism on two ranks: the programs of `examples/torch`.
+
+Each compares itself with one process. On two ranks a sum has one order, so that another backend
+prints the same digits.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+BACKENDS = ("gpucoll", "gloo")
+SAME = "the same losses as one process, up to rounding: True"
+DIGITS = "examples/torch/ddp_digits.py"
+GPT = "examples/torch/tensor_parallel_gpt.py"
+
+
+@pytest.mark.parametrize(("program", "package"), [(DIGITS, "sklearn"), (GPT, "torch")])
+def test_the_same_losses_as_gloo_bit_for_bit_and_as_one_process(torchrun, needed, program, package):
+    needed(package)
+
+    outputs = [torchrun(program, "--backend", name).splitlines() for name in BACKENDS]
+
+    for name, lines in zip(BACKENDS, outputs, strict=True):
+        assert f"2 ranks, backend {name}" in lines
+        assert lines[-1] == SAME, lines
+    own, gloo = ([line for line in lines if " loss " in line] for lines in outputs)
+    assert own == gloo
+    assert len(own) > 3
+
+
+def test_fsdp_divides_weights_and_learns_as_one_process(torchrun, needed):
+    needed("sklearn")
+
+    lines = torchrun("examples/torch/fsdp_digits.py").splitlines()
+
+    assert lines[:2] == ["rank 0 holds 4485 of 8970 weights", "2 ranks, backend gpucoll"]
+    assert lines[-1] == SAME, lines
+
+
+def test_pipeline_schedules_learn_as_one_process(torchrun):
+    lines = torchrun("examples/torch/pipeline_gpt.py").splitlines()
+
+    half = len(lines) // 2
+    assert lines[1:half] == lines[half + 1 :]
+    assert (lines[0], lines[half]) == ("ScheduleGPipe", "Schedule1F1B")
+    assert (lines[1], lines[-1]) == ("2 ranks, backend gpucoll", SAME)
