@@ -44,3 +44,19 @@ def test_pipeline_schedules_learn_as_one_process(torchrun):
     assert lines[1:half] == lines[half + 1 :]
     assert (lines[0], lines[half]) == ("ScheduleGPipe", "Schedule1F1B")
     assert (lines[1], lines[-1]) == ("2 ranks, backend gpucoll", SAME)
+
+
+def test_tensor_parallel_decoding_chooses_the_tokens_of_gloo_and_of_one_process(torchrun):
+    small = {"--tokens": 12, "--batch": 8, "--width": 64, "--layers": 2, "--rounds": 1}
+    options = [word for option in small.items() for word in option]
+
+    lines = torchrun(
+        "examples/torch/tensor_parallel_decode.py", "--beside", "gloo", *options
+    ).splitlines()
+
+    assert lines[0] == "48 all_reduces of 2048 bytes a round"
+    assert [line.split()[0] for line in lines[1:3]] == [*BACKENDS]
+    assert lines[3:] == [
+        "the same tokens with each backend: True",
+        "the tokens that one process would choose: True",
+    ]
