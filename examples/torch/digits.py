@@ -41,6 +41,12 @@ def parts(images, labels, rank=0, world_size=1):
         yield images[mine], labels[mine]
 
 
+def batch_after_batch(images, labels):
+    """Return the same images and labels in another order: one batch behind the other."""
+    batches = list(parts(images, labels))
+    return tuple(torch.cat(column) for column in zip(*batches, strict=True))
+
+
 def mean_over_ranks(value):
     """Return the mean of what the ranks give."""
     dist.all_reduce(value)

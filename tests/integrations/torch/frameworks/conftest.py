@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import signal
 import subprocess
@@ -35,7 +36,8 @@ def path_of_ranks(tmp_path_factory):
 @pytest.fixture
 def torchrun(path_of_ranks):
     """Run a program on two ranks and return its output: ``torchrun("examples/torch/a.py")``."""
-    pytest.importorskip("torch", reason="PyTorch is not installed")
+    if importlib.util.find_spec("torch") is None:
+        pytest.skip("PyTorch is not installed")
 
     def torchrun(program, *options, **variables):
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
@@ -69,7 +71,8 @@ def needed():
     """Skip a test whose packages are not installed; `requirements.txt` names their versions."""
 
     def needed(*packages):
-        for package in packages:
-            pytest.importorskip(package, reason=f"{package} is not installed")
+        for package in packages:  # they are not imported here, where some take seconds
+            if importlib.util.find_spec(package) is None:
+                pytest.skip(f"{package} is not installed")
 
     return needed
