@@ -23,6 +23,7 @@ ENTRY_POINT = "[torch.backends]\ngpucoll = gpucoll.integrations.torch.registrati
 def path_of_ranks(tmp_path_factory):
     """Return a PYTHONPATH where `import torch` finds the backend, as where gpucoll is installed."""
     folders = [str(Path(gpucoll.__file__).parent.parent)]
+    folders += filter(None, [os.environ.get("PYTHONPATH")])
     if not importlib.metadata.entry_points(group="torch.backends", name="gpucoll"):
         folder = tmp_path_factory.mktemp("installed")
         about = folder / f"gpucoll-{gpucoll.__version__}.dist-info"
@@ -34,7 +35,7 @@ def path_of_ranks(tmp_path_factory):
 
 
 @pytest.fixture
-def torchrun(path_of_ranks):
+def torchrun(path_of_ranks, tmp_path):
     """Run a program on two ranks and return its output: ``torchrun("examples/torch/a.py")``."""
     if importlib.util.find_spec("torch") is None:
         pytest.skip("PyTorch is not installed")
@@ -44,6 +45,7 @@ def torchrun(path_of_ranks):
         process = subprocess.Popen(
             [*command, "--nproc-per-node", "2", str(ROOT / program), *map(str, options)],
             env={**os.environ, "PYTHONPATH": path_of_ranks, "OMP_NUM_THREADS": "1", **variables},
+            cwd=tmp_path,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -61,6 +63,7 @@ def torchrun(path_of_ranks):
                     os.killpg(process.pid, signal.SIGKILL)
                     process.communicate()
         assert process.returncode == 0, out + err
+        assert not list(tmp_path.iterdir()), "the program left files where it was started"
         return out
 
     return torchrun
