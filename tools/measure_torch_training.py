@@ -1,0 +1,124 @@
+r"""Time a training step of DistributedDataParallel through gpucoll and other backends, in turns.
+
+    python tools/measure_torch_training.py --ranks 2
+    python tools/measure_torch_training.py --bind --views
+
+25 million parameters, whose gradients are averaged. The same processes hold a model for each
+backend, and take turns. What of a step is communication is told by two steps without any: one whose
+hook gives the gradients back as they are (they are copied into buckets and back), and one under
+`no_sync` (they are not). The slowest rank counts; what is printed are medians, in milliseconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import socket
+import statistics
+import sys
+import time
+from typing import Any
+
+LAYERS, WIDTH, BATCH = 6, 2048, 8
+
+
+def network() -> Any:
+    """Return a network of 25 million parameters, the same on all ranks."""
+    import torch
+
+    torch.manual_seed(0)
+    layers = [(torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU()) for _ in range(LAYERS)]
+    return torch.nn.Sequential(*(part for layer in layers for part in layer))
+
+
+def give_back(_: object, bucket: Any) -> Any:
+    """Do nothing, as a hook of DistributedDataParallel."""
+    import torch
+
+    future: Any = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+def time_step(model: Any, x: Any, is_synchronised: bool) -> float:
+    """Return seconds of forward and backward on the slowest rank."""
+    import torch
+    from torch import distributed as dist
+
+    dist.barrier()
+    with contextlib.nullcontext() if is_synchronised else model.no_sync():
+        start = time.perf_counter()
+        model(x).sum().backward()
+        taken = torch.tensor(time.perf_counter() - start)
+    model.zero_grad(set_to_none=False)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken)
+
+
+def run_rank(rank: int, given: argparse.Namespace, port: int) -> None:
+    """Be one rank."""
+    import torch
+    from torch import distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    import gpucoll.integrations.torch  # noqa: F401 - registers the backend
+
+    torch.set_num_threads(1)
+    place = {"rank": rank, "world_size": given.ranks}
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", **place)
+    if given.bind:
+        cpus = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cpus[rank % len(cpus)]})
+    models = {}
+    for name in [*given.backends, "no communication"]:
+        group = dist.new_group(backend=name if name in given.backends else "gloo")
+        options = {"process_group": group, "gradient_as_bucket_view": given.views}
+        models[name] = DistributedDataParallel(network(), **options)
+    models["no communication"].register_comm_hook(None, give_back)
+    x = torch.randn(BATCH, WIDTH)
+    times: dict[str, list[float]] = {name: [] for name in [*models, "no_sync"]}
+    for turn in range(given.rounds + 2):
+        for name, model in models.items():
+            taken = time_step(model, x, True)
+            if turn > 1:  # buckets are made anew after the first
+                times[name].append(taken)
+        taken = time_step(models["no communication"], x, False)
+        if turn > 1:
+            times["no_sync"].append(taken)
+    if rank == 0:
+        report(times, given.backends)
+    dist.destroy_process_group()
+
+
+def report(times: dict[str, list[float]], backends: list[str]) -> None:
+    """Print medians, and what is communication."""
+    medians = {name: statistics.median(taken) * 1e3 for name, taken in times.items()}
+    for name, taken in medians.items():
+        print(f"{name:18} {taken:8.1f} ms a step")
+    for without in ("no communication", "no_sync"):
+        parts = {name: medians[name] - medians[without] for name in backends}
+        first = parts[backends[0]]
+        told = ", ".join(f"{name} {part:.1f} ms ({part / first:.2f})" for name, part in parts.items())
+        print(f"above {without}: {told}")
+
+
+def main() -> int:
+    """Start the ranks."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backends", nargs="+", default=["gloo", "gpucoll"])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--bind", action="store_true", help="each rank to a CPU of its own")
+    parser.add_argument("--views", action="store_true", help="gradient_as_bucket_view=True")
+    given = parser.parse_args()
+    from torch import multiprocessing
+
+    with socket.create_server(("127.0.0.1", 0)) as end:
+        port = end.getsockname()[1]
+    multiprocessing.spawn(run_rank, (given, port), given.ranks)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
