@@ -26,8 +26,9 @@ class Movements(Calls):
         else:
             root = opts if root is None else root
             is_async, limit_s = True, self._limit(timeout)
-        shown = moved(x)
-        return self._run(is_async, limit_s, [x], self.comm.broadcast, shown, root, out=shown)
+        call, written = self.comm.broadcast, Outputs()
+        shown = written.row(moved(x))
+        return self._run(is_async, limit_s, [x], call, shown, root, out=shown, written=written)
 
     def allgather(
         self, outputs: Any, inputs: Any, opts: Any = None, *, timeout: Any = None

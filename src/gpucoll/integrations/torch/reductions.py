@@ -20,6 +20,7 @@ from gpucoll.integrations.torch.tensors import (
     packed,
     packs,
     reduced,
+    row_in_place,
 )
 from gpucoll.integrations.torch.works import Finished, Work
 
@@ -37,9 +38,10 @@ class Reductions(Calls):
         else:
             operation = operation_of(op if opts is None else opts)
             is_async, limit_s = True, self._limit(timeout)
-        if self._compression is None and not is_async and self._together is None:
+        at_once = self._compression is None and not is_async and self._together is None
+        if (row := row_in_place(x) if at_once else None) is not None:
             try:
-                self.comm.all_reduce(x, operation, out=x, timeout_s=limit_s)
+                self.comm.all_reduce(row, operation, out=row, timeout_s=limit_s)
             except gpucoll.UsageError:
                 pass  # the long way says why, or serves it
             except GpucollError as error:
@@ -49,10 +51,12 @@ class Reductions(Calls):
         if x.layout != torch.strided:
             self._plainly(lambda: sparse.all_reduce(self.comm, x, operation))
             return Finished([x])
-        shown = reduced(x)
+        written = Outputs()
+        shown = written.row(reduced(x))
         more = self._compressing(shown, operation)
+        call = self.comm.all_reduce
         return self._run(
-            is_async, limit_s, [x], self.comm.all_reduce, shown, operation, out=shown, **more
+            is_async, limit_s, [x], call, shown, operation, out=shown, written=written, **more
         )
 
     def _compressing(self, x: torch.Tensor, operation: Any) -> dict[str, Any]:
@@ -66,11 +70,14 @@ class Reductions(Calls):
         """Reduce several tensors in place, as one call."""
         check_alike("allreduce_coalesced", tensors)
         operation, is_async, limit_s = self._read(opts, c10d.AllreduceCoalescedOptions)
-        shown = [reduced(x) for x in tensors]
+        written = Outputs()
+        shown = [written.row(reduced(x)) for x in tensors]
         if not shown:
             return Finished(tensors)
         call = self.comm.all_reduce
-        return self._run(is_async, limit_s, tensors, call, shown, operation, out=shown)
+        return self._run(
+            is_async, limit_s, tensors, call, shown, operation, out=shown, written=written
+        )
 
     def reduce(
         self,
@@ -89,9 +96,14 @@ class Reductions(Calls):
         else:
             root = opts if root is None else root
             operation, is_async, limit_s = operation_of(op), True, self._limit(timeout)
-        shown = reduced(x)
-        out = shown if root == self.comm.rank else None
-        return self._run(is_async, limit_s, [x], self.comm.reduce, shown, operation, root, out=out)
+        call, written, out = self.comm.reduce, Outputs(), None
+        if root == self.comm.rank:
+            shown = out = written.row(reduced(x))
+        else:
+            shown = flat_input(reduced(x))
+        return self._run(
+            is_async, limit_s, [x], call, shown, operation, root, out=out, written=written
+        )
 
     def reduce_scatter(
         self, outputs: Any, inputs: Any, opts: Any = None, *, op: Any = None, timeout: Any = None

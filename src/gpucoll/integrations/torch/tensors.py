@@ -49,6 +49,14 @@ def flat_input(x: torch.Tensor) -> torch.Tensor:
     return x.reshape(-1)
 
 
+def row_in_place(x: torch.Tensor) -> torch.Tensor | None:
+    """Return the elements in one row, over the same memory; None where there is no such view."""
+    try:
+        return x if x.dim() == 1 else x.view(-1)
+    except (AttributeError, RuntimeError):  # no tensor, a sparse one, or not contiguous
+        return None
+
+
 class Outputs:
     """Tensors that a call writes, each as one row, and how those are filled that it cannot write.
 
@@ -64,6 +72,17 @@ class Outputs:
             return out.view(-1)
         temporary = torch.empty_like(out, memory_format=torch.contiguous_format)
         self._copies.append((out, temporary))
+        return temporary.view(-1)
+
+    def row(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the elements of `x` in one row, which a call reads and writes in place.
+
+        Ranks may give tensors of different shapes where their numbers of elements are equal.
+        """
+        if x.is_contiguous():
+            return x.view(-1)
+        temporary = x.contiguous()
+        self._copies.append((x, temporary))
         return temporary.view(-1)
 
     def together(self, outs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, list[int]]:
