@@ -99,7 +99,9 @@ def report(times: dict[str, list[float]], backends: list[str]) -> None:
     for without in ("no communication", "no_sync"):
         parts = {name: medians[name] - medians[without] for name in backends}
         first = parts[backends[0]]
-        told = ", ".join(f"{name} {part:.1f} ms ({part / first:.2f})" for name, part in parts.items())
+        told = ", ".join(
+            f"{name} {part:.1f} ms ({part / first:.2f})" for name, part in parts.items()
+        )
         print(f"above {without}: {told}")
 
 

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 import torch._C._distributed_c10d as c10d
 
-from gpucoll.integrations.torch.calls import Calls, Tensors
-from gpucoll.integrations.torch.errors import ArgumentError
+from gpucoll import GpucollError, StateError
+from gpucoll.integrations.torch.calls import DONE, Calls, Tensors
+from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
 from gpucoll.integrations.torch.tensors import (
     Outputs,
     check_alike,
@@ -83,11 +84,14 @@ class BlockMovements(Calls):
         is_async, limit_s = self._timing(opts, c10d.AllToAllOptions, timeout)
         call, written = self.comm.all_to_all, Outputs()
         shown, mine = [moved(x) for x in outputs], [moved(x) for x in inputs]
-        if not packs([*shown, *mine]):
+        if not (packs(shown) and packs(mine)):
             rows, sent = [written.flat(x) for x in shown], [flat_input(x) for x in mine]
             return self._run(is_async, limit_s, outputs, call, sent, out=rows, written=written)
-        x, send_counts = packed(mine)
-        out, recv_counts = written.together(shown)
+        send_counts, recv_counts = [x.numel() for x in mine], [x.numel() for x in shown]
+        if self._was_exchanged(is_async, limit_s, mine, shown, send_counts, recv_counts):
+            return DONE
+        x, _ = packed(mine)
+        out, _ = written.together(shown)
         given = {"send_counts": send_counts, "recv_counts": recv_counts}
         return self._run(is_async, limit_s, outputs, call, x, out=out, written=written, **given)
 
@@ -111,7 +115,32 @@ class BlockMovements(Calls):
         if len(output_split_sizes) or len(input_split_sizes):
             given["send_counts"] = self._counts("input", input, x, input_split_sizes)
             given["recv_counts"] = self._counts("output", output, target, output_split_sizes)
+            if packs([x]) and packs([target]) and written.fill is None:
+                counts = given["send_counts"], given["recv_counts"]
+                if self._was_exchanged(is_async, limit_s, [x], [target], *counts):
+                    return DONE
         return self._run(is_async, limit_s, [output], call, x, out=target, written=written, **given)
+
+    def _was_exchanged(
+        self,
+        is_async: bool,
+        limit_s: float | None,
+        inputs: Tensors,
+        outputs: Tensors,
+        send_counts: list[int],
+        recv_counts: list[int],
+    ) -> bool:
+        """Exchange small tensors by a plan, where there is one that can."""
+        if is_async or limit_s is not None or inputs[0].is_cuda or self._together is not None:
+            return False
+        try:
+            return self._exchanges.run(inputs, outputs, send_counts, recv_counts)
+        except StateError:
+            if self.comm.is_closed:
+                raise
+            return False  # another thread is in a call: queue behind it
+        except GpucollError as error:
+            raise as_torchs(error) from error
 
     def _check_alike_sizes(self, call: str, x: torch.Tensor, blocks: Tensors) -> None:
         if any(block.numel() != x.numel() for block in blocks):

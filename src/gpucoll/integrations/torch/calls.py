@@ -13,6 +13,7 @@ import torch.distributed as dist
 import gpucoll
 from gpucoll import Communicator, GpucollError, StateError
 from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
+from gpucoll.integrations.torch.exchanges import Exchanges
 from gpucoll.integrations.torch.options import Options
 from gpucoll.integrations.torch.tensors import Outputs
 from gpucoll.integrations.torch.works import Finished, Started, Work, seconds
@@ -47,6 +48,7 @@ class Calls(dist.ProcessGroup):
         self._store = store
         self._timeout_s: float | None = None
         self._together: list[Work] | None = None
+        self._exchanges = Exchanges(comm)
         self._compression = None if comm.world_size == 1 else options.compression
 
     # --- how calls run ----------------------------------------------------------------------------
