@@ -12,7 +12,7 @@ from gpucoll.errors import AuthenticationError, RendezvousDeadlineError, Rendezv
 from gpucoll.rendezvous import store_introduction
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting_store import StorePoint
-from gpucoll.rendezvous.store_introduction import introduce
+from gpucoll.rendezvous.store_introduction import introduced
 
 
 class Store:
@@ -44,10 +44,19 @@ def job_of(rank, world_size, store, name="group"):
     return Job(rank, world_size, "", "arguments", meet=StorePoint(store, name), name=name)
 
 
+def introduce(job, timeout_s, has_met=None):
+    """Return the job as it meets; the body ends when all ranks are there, as a meeting does."""
+    with introduced(job, timeout_s) as meeting:
+        if has_met is not None:
+            has_met.wait(timeout_s)
+        return meeting
+
+
 def meet(store, world_size, timeout_s=20.0):
     with ThreadPoolExecutor(world_size) as threads:
         jobs = [job_of(rank, world_size, store) for rank in range(world_size)]
-        return list(threads.map(lambda job: introduce(job, timeout_s), jobs))
+        has_met = threading.Barrier(world_size)
+        return list(threads.map(lambda job: introduce(job, timeout_s, has_met), jobs))
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
@@ -73,10 +82,11 @@ def test_ranks_of_several_hosts_meet_by_the_store(monkeypatch):
     monkeypatch.setattr(store_introduction, "host_id", lambda: hosts.name)
 
     monkeypatch.setenv("GPUCOLL_SECRET", "a secret that is long enough")
+    has_met = threading.Barrier(4)
 
     def come(rank):
         hosts.name = f"host {rank // 2}"
-        return introduce(job_of(rank, 4, store), 20.0)
+        return introduce(job_of(rank, 4, store), 20.0, has_met)
 
     store = Store()
     with ThreadPoolExecutor(4) as threads:
@@ -108,16 +118,17 @@ def test_several_hosts_need_a_secret_and_all_ranks_are_told(monkeypatch):
         texts = list(threads.map(come, range(3)))
 
     assert all(text.startswith("rank 1 of 3 is to talk to others over TCP") for text in texts)
-    assert store.kept == {}
 
 
-@pytest.mark.parametrize("left", ["rank/1", "rank/2", "answer", "rank/1 rank/2 answer"])
+@pytest.mark.parametrize(
+    "left", ["rank/1", "rank/2", "seen decision", "rank/1 rank/2 seen decision"]
+)
 def test_what_a_killed_job_has_left_is_no_harm(left):
     store = Store()
     said = {"nonce": "old", "host": "another host"}
     for key in left.split():
-        answer = {"word": "old", "nonces": ["old"], "one_host": True}
-        store.set(f"gpucoll/group/{key}", json.dumps(answer if key == "answer" else said))
+        decision = {"word": "old", "nonces": ["old"], "one_host": True}
+        store.set(f"gpucoll/group/{key}", json.dumps(said if "rank" in key else decision))
     jobs = meet(store, 3)
 
     assert len({job.token for job in jobs}) == 1
@@ -129,7 +140,8 @@ def test_what_a_killed_job_has_left_is_no_harm(left):
 def test_what_is_no_introduction(text):
     store = Store()
     store.set("gpucoll/group/rank/1", text)
-    store.set("gpucoll/group/answer", text)
+    store.set("gpucoll/group/seen", text)
+    store.set("gpucoll/group/decision", text)
 
     assert len({job.token for job in meet(store, 2)}) == 1
 

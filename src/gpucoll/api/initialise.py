@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
@@ -123,31 +124,31 @@ def init(
         raise ArgumentError(f'deterministic must be None or "order"; got {deterministic!r}')
     number = None if device is None else _device_number(device)
     job = find_job(rank, world_size, meet, name)
-    meeting = _next_meeting(job, limit)
-    from gpucoll.backends import precompile
-
-    precompile.load()
-    from gpucoll.api.communicator import create
-
     exits = job.is_launched if on_async_error is None else on_async_error == "exit"
-    watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
     wish = Wish(backend, number, exits, deterministic == "order", mixed)
-    made = create(meeting, limit, limit, wish, watch)
+    with _next_meeting(job, limit) as meeting:
+        from gpucoll.backends import precompile
+
+        precompile.load()
+        from gpucoll.api.communicator import create
+
+        watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
+        made = create(meeting, limit, limit, wish, watch)
     if bind:
         made._group.bind_cpus()
     return made
 
 
-def _next_meeting(job: Job, timeout_s: float) -> Job:
-    """Return the job as its ranks meet now."""
+def _next_meeting(job: Job, timeout_s: float) -> contextlib.AbstractContextManager[Job]:
+    """Return the job as its ranks meet now, in the body of this context."""
     if job.meet is not None:  # nothing of this is loaded on one host
         from gpucoll.rendezvous.meeting_store import StorePoint, TorchrunPoint
 
         if isinstance(job.meet, StorePoint) and not isinstance(job.meet, TorchrunPoint):
-            from gpucoll.rendezvous.store_introduction import introduce
+            from gpucoll.rendezvous.store_introduction import introduced
 
-            return introduce(job, timeout_s)
-    return job.next_meeting()
+            return introduced(job, timeout_s)
+    return contextlib.nullcontext(job.next_meeting())
 
 
 def _check_mixed(mixed: object, backend: object) -> None:

@@ -1,11 +1,12 @@
 """Ranks that share a store learn by it whether they are on one host, and a word to meet by.
 
 Each rank but 0 leaves a key that says who it is and on which host; rank 0 waits for all of them and
-answers under one key, with a word that nobody has used before; each empties its own key when it has
-read the answer, and rank 0 takes all away when all have. Whoever is new has a nonce of its own, and
-an answer without it is not for this rank: so keys that a killed job has left are no harm, and the
-ranks need not have met by this store equally often. A key is taken away only when nobody can be
-about to read it: torch's stores let a reader wait who finds that a key is there and then gone.
+writes whom it has seen; each that finds itself there empties its key; when all have, rank 0 writes
+what all go by, with a word that nobody has used before. Whoever is new has a nonce of its own, so
+what a killed job has left is no harm: who does not live does not empty its key, and what is
+written of others is not for this rank. Nor need the ranks have met by this store equally often. A
+key is taken away only when nobody can be about to read it: torch's stores let a reader wait who
+finds that a key is there and then gone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,17 +26,20 @@ from gpucoll.topology.host_identity import host_id
 from gpucoll.transport.tcp.secret import job_secret, missing_secret_error
 from gpucoll.wording import list_ranks, rank_of
 
+_SEEN, _DECISION = "seen", "decision"
 _LEAST_SLEEP_S, _MOST_SLEEP_S = 0.0002, 0.02
 """Between two looks into the store: a look over TCP takes 0.05 ms, and members may be late."""
 
 
-def introduce(job: Job, timeout_s: float) -> Job:
-    """Return the job as its ranks meet now: on one host where all are there, else over TCP.
+@contextlib.contextmanager
+def introduced(job: Job, timeout_s: float) -> Iterator[Job]:
+    """Give the job as its ranks meet now: on one host where all are there, else over TCP.
 
     Parameters
     ----------
     job : Job
-        Its `meet` is a `StorePoint`.
+        Its `meet` is a `StorePoint`. The ranks meet in the body: where that succeeds, all have read
+        what is in the store, and nothing is left there.
     timeout_s : float
         How long to wait for the others, in seconds.
 
@@ -50,13 +55,16 @@ def introduce(job: Job, timeout_s: float) -> Job:
     store = job.meet
     assert isinstance(store, StorePoint)
     waiting = _Waiting(job, store, time.monotonic() + timeout_s, timeout_s)
-    answer = _ask(waiting) if job.rank else _answer(waiting)
-    if answer["without_secret"] and not answer["one_host"]:
-        raise missing_secret_error(f"{list_ranks(answer['without_secret'])} of {job.world_size}")
-    word = str(answer["word"])
-    meet = None if answer["one_host"] else store.named(word)
+    decision = _ask(waiting) if job.rank else _decide(waiting)
+    if decision["without_secret"] and not decision["one_host"]:
+        raise missing_secret_error(f"{list_ranks(decision['without_secret'])} of {job.world_size}")
+    word = str(decision["word"])
+    meet = None if decision["one_host"] else store.named(word)
     title = f"{job.name}/{word} of {job.world_size}"
-    return replace(job, token=f"store:{word}", meet=meet, title=title)
+    yield replace(job, token=f"store:{word}", meet=meet, title=title)
+    if job.rank == 0:
+        for key in (_SEEN, _DECISION, *(f"rank/{rank}" for rank in range(1, job.world_size))):
+            store.erase(key)
 
 
 @dataclass
@@ -83,49 +91,46 @@ class _Waiting:
 
 
 def _ask(waiting: _Waiting) -> dict[str, Any]:
-    """Say who this rank is; return what rank 0 answers."""
+    """Say who this rank is; return what rank 0 decides for all."""
     job, store = waiting.job, waiting.store
     nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
     store.write(mine, json.dumps({"nonce": nonce, **_introduction()}))
     try:
-        while True:
-            answer = _parsed(store.read("answer"))
-            if nonce in answer.get("nonces", ()):
-                return answer
+        while nonce not in _parsed(store.read(_SEEN)).get("nonces", ()):
             waiting.pause([0])
     finally:
         with contextlib.suppress(RendezvousError):
             store.write(mine, "")
+    waiting.sleep_s = _LEAST_SLEEP_S
+    while nonce not in (decision := _parsed(store.read(_DECISION))).get("nonces", ()):
+        waiting.pause([0])
+    return decision
 
 
-def _answer(waiting: _Waiting) -> dict[str, Any]:
-    """Wait until all ranks have said who they are, and until all have read the answer."""
+def _decide(waiting: _Waiting) -> dict[str, Any]:
+    """Wait until all ranks have said who they are and have seen that this rank knows."""
     job, store = waiting.job, waiting.store
     others = range(1, job.world_size)
-    answer: dict[str, Any] = {"word": os.urandom(16).hex()}
     said: dict[int, dict[str, Any]] = {}
-    have_read: set[int] = set()
-    try:
-        while len(have_read) < len(others):
-            is_news = False
-            for rank in others:
-                found = _parsed(store.read(f"rank/{rank}"))
-                if found and found != said.get(rank):
-                    said[rank], is_news = found, True
-                elif not found and "nonces" in answer and rank in said:
-                    have_read.add(rank)
-            if is_news and len(said) == len(others):
-                answer.update(_decided({0: _introduction(), **said}))
-                store.write("answer", json.dumps(answer))
-            elif len(have_read) < len(others):
-                waiting.pause([rank for rank in others if rank not in said] or [*others])
-    except BaseException:
-        with contextlib.suppress(RendezvousError):
-            store.write("answer", "")
-        raise
-    for key in ("answer", *(f"rank/{rank}" for rank in others)):
-        store.erase(key)
-    return answer
+    have_seen: set[int] = set()
+    is_written = False
+    while len(have_seen) < len(others):
+        is_news = False
+        for rank in others:
+            found = _parsed(store.read(f"rank/{rank}"))
+            if found and found != said.get(rank):
+                said[rank], is_news = found, True
+                have_seen.discard(rank)
+            elif not found and is_written and rank in said:
+                have_seen.add(rank)
+        if is_news and len(said) == len(others):
+            store.write(_SEEN, json.dumps({"nonces": [one.get("nonce") for one in said.values()]}))
+            is_written = True
+        elif len(have_seen) < len(others):
+            waiting.pause([rank for rank in others if rank not in said] or [*others])
+    decision = {"word": os.urandom(16).hex(), **_decided({0: _introduction(), **said})}
+    store.write(_DECISION, json.dumps(decision))
+    return decision
 
 
 def _introduction() -> dict[str, Any]:
