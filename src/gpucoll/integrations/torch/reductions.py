@@ -48,7 +48,7 @@ class Reductions(Calls):
                 raise as_torchs(error) from error
             else:
                 return DONE
-        if x.layout != torch.strided:
+        if isinstance(x, torch.Tensor) and x.layout != torch.strided:
             self._plainly(lambda: sparse.all_reduce(self.comm, x, operation))
             return Finished([x])
         written = Outputs()
