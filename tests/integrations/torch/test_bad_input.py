@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 
@@ -159,8 +161,9 @@ def ask_for_what_is_not_there():
         TypeError, match=r"pg_options .* must be .*Options\(...\); got builtins.dict"
     ):
         dist.new_group([dist.get_rank()], pg_options={"bind": True}, use_local_synchronization=True)
+    unknown: dict[str, Any] = {"binding": True}
     with pytest.raises(TypeError, match="unexpected keyword argument 'binding'"):
-        Options(binding=True)
+        Options(**unknown)
     with pytest.raises(ValueError, match=r"compression_from_bytes .* got -1"):
         Options(compression_from_bytes=-1)
     with pytest.raises(ValueError, match="deterministic"):
