@@ -6,8 +6,11 @@ prints the same digits.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+ROOT = Path(__file__).resolve().parents[4]
 BACKENDS = ("gpucoll", "gloo")
 SAME = "the same losses as one process, up to rounding: True"
 DIGITS = "examples/torch/ddp_digits.py"
@@ -60,3 +63,15 @@ def test_tensor_parallel_decoding_chooses_the_tokens_of_gloo_and_of_one_process(
         "the same tokens with each backend: True",
         "the tokens that one process would choose: True",
     ]
+
+
+def test_every_program_is_run_by_a_test():
+    programs = {path.name for path in (ROOT / "examples/torch").glob("*.py") if is_program(path)}
+
+    tested = "".join(path.read_text("utf-8") for path in Path(__file__).parent.glob("test_*.py"))
+    assert programs
+    assert not {name for name in programs if f'"examples/torch/{name}"' not in tested}
+
+
+def is_program(path):
+    return "__main__" in path.read_text("utf-8")
