@@ -140,7 +140,7 @@ class BlockMovements(Calls):
                 raise
             return False  # another thread is in a call: queue behind it
         except GpucollError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error) from None
 
     def _check_alike_sizes(self, call: str, x: torch.Tensor, blocks: Tensors) -> None:
         if any(block.numel() != x.numel() for block in blocks):

@@ -78,7 +78,7 @@ class Calls(dist.ProcessGroup):
                     return DONE
             started = call(*given, timeout_s=limit_s, async_op=True, **named)
         except GpucollError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error) from None
         return self._noted(Work((started,), outputs, fills))
 
     def _begin(
@@ -92,7 +92,7 @@ class Calls(dist.ProcessGroup):
         try:
             started: Started = call(*given, async_op=True, timeout_s=self._timeout_s)
         except GpucollError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error) from None
         return self._noted(Work((started,), outputs, None if written is None else written.fill))
 
     def _noted(self, work: Work) -> Work:
@@ -104,7 +104,7 @@ class Calls(dist.ProcessGroup):
         try:
             call()
         except GpucollError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error) from None
 
     # --- several as one ---------------------------------------------------------------------------
 

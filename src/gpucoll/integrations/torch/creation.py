@@ -37,7 +37,7 @@ def create(given: Any, pg_options: Any) -> ProcessGroup:
             bind=options.bind,
         )
     except GpucollError as error:
-        raise as_torchs(error) from error
+        raise as_torchs(error) from None
     group = ProcessGroup(comm, given.store, options)
     group.setGroupName(given.group_id)
     return group

@@ -70,7 +70,7 @@ class CompressedGradients:
         try:
             return Work((self._comm.all_reduce(x, "avg", out=x, async_op=True, **given),), [x])
         except GpucollError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error) from None
 
     def _residual(self, bucket: GradBucket, x: torch.Tensor) -> torch.Tensor:
         """Return what this bucket has lost; DDP puts parameters into other buckets once."""

@@ -45,7 +45,7 @@ class Reductions(Calls):
             except gpucoll.UsageError:
                 pass  # the long way says why, or serves it
             except GpucollError as error:
-                raise as_torchs(error) from error
+                raise as_torchs(error) from None
             else:
                 return DONE
         if isinstance(x, torch.Tensor) and x.layout != torch.strided:

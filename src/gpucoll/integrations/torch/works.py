@@ -73,7 +73,7 @@ class Work(TorchWork):
             for work in self._started:
                 work.wait(limit_s)
         except GpucollError as error:
-            raise as_torchs(error) from error
+            raise as_torchs(error) from None
         self._finish()
         return True
 
