@@ -15,13 +15,30 @@ BACKENDS = ("gpucoll", "gloo")
 SAME = "the same losses as one process, up to rounding: True"
 DIGITS = "examples/torch/ddp_digits.py"
 GPT = "examples/torch/tensor_parallel_gpt.py"
+GLOOS_END = "terminate called without an active exception"
+"""How a process of gloo's now and then aborts at its end, when all is done (PyTorch 2.13.0): on a
+busy machine 3 of 25 runs of `ddp_digits.py`, and none of 37 on this backend."""
+
+
+def with_gloo(torchrun, *command):
+    """Run a program in which gloo takes part; again where gloo has ended so."""
+    for _ in range(4):
+        try:
+            return torchrun(*command)
+        except AssertionError as error:
+            if GLOOS_END not in str(error):
+                raise
+    raise AssertionError(f"gloo ended four times by: {GLOOS_END}")
 
 
 @pytest.mark.parametrize(("program", "package"), [(DIGITS, "sklearn"), (GPT, "torch")])
 def test_the_same_losses_as_gloo_bit_for_bit_and_as_one_process(torchrun, needed, program, package):
     needed(package)
 
-    outputs = [torchrun(program, "--backend", name).splitlines() for name in BACKENDS]
+    outputs = [
+        torchrun(program).splitlines(),
+        with_gloo(torchrun, program, "--backend", "gloo").splitlines(),
+    ]
 
     for name, lines in zip(BACKENDS, outputs, strict=True):
         assert f"2 ranks, backend {name}" in lines
@@ -53,8 +70,8 @@ def test_tensor_parallel_decoding_chooses_the_tokens_of_gloo_and_of_one_process(
     small = {"--tokens": 12, "--batch": 8, "--width": 64, "--layers": 2, "--rounds": 1}
     options = [word for option in small.items() for word in option]
 
-    lines = torchrun(
-        "examples/torch/tensor_parallel_decode.py", "--beside", "gloo", *options
+    lines = with_gloo(
+        torchrun, "examples/torch/tensor_parallel_decode.py", "--beside", "gloo", *options
     ).splitlines()
 
     assert lines[0] == "48 all_reduces of 2048 bytes a round"
