@@ -41,6 +41,9 @@ def give_back(_: object, bucket: Any) -> Any:
     return future
 
 
+give_back.__annotations__.clear()  # DistributedDataParallel would compare their names with types
+
+
 def time_step(model: Any, x: Any, is_synchronised: bool) -> float:
     """Return seconds of forward and backward on the slowest rank."""
     import torch
