@@ -11,6 +11,7 @@ import multiprocessing
 import multiprocessing.connection
 import multiprocessing.sharedctypes
 import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -91,15 +92,25 @@ class ForkedRanks:
                 break
             multiprocessing.connection.wait([each.sentinel for each in running], left_s)
             running = [each for each in running if each.exitcode is None]
-        self._check_return_codes(function, time.monotonic() - begin)
-        # PyTorch looks at rank 0's alone.
         codes = [process.exitcode for process in self.processes]
-        if function not in self.skip_return_code_checks and len(set(codes)) > 1:
+        if FAILED in codes or function in self.skip_return_code_checks:
+            self._check_return_codes(function, time.monotonic() - begin)
+            return
+        for rank, process in enumerate(self.processes):
+            if _is_killed(process):
+                name = signal.Signals(-process.exitcode).name
+                raise RuntimeError(f"rank {rank} of {self.world_size} was ended by {name}")
+        self._check_return_codes(function, time.monotonic() - begin)
+        if len(set(codes)) > 1:  # PyTorch looks at rank 0's alone
             raise RuntimeError(f"the ranks ended with different exit codes: {codes}")
 
 
 def _is_failed(process: Any) -> bool:
-    return process.exitcode is not None and (process.exitcode == FAILED or process.exitcode < 0)
+    return process.exitcode == FAILED or _is_killed(process)
+
+
+def _is_killed(process: Any) -> bool:
+    return process.exitcode is not None and process.exitcode < 0
 
 
 def case_of(module: Any, log: Path, limit_s: float) -> Any:

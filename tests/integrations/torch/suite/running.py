@@ -67,10 +67,11 @@ class Outcomes(unittest.TestResult):
 
 
 def last_error(text: str) -> str:
-    """Return the line of a report of tracebacks that names the first error."""
-    lines = text.strip().splitlines() or [""]
-    errors = (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line))
-    return next(errors, lines[-1])
+    """Return the line that names the error of the first rank that had one, in PyTorch's report."""
+    first = re.split(r"\n(?=Process \d+ exited )", text.strip())[0]
+    lines = first.splitlines() or [""]
+    errors = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return errors[-1] if errors else lines[-1]
 
 
 def run(backend: str, world_size: int, pattern: str, out: Any) -> list[Outcome]:
@@ -83,15 +84,13 @@ def run(backend: str, world_size: int, pattern: str, out: Any) -> list[Outcome]:
             tempfile.tempdir = usual
 
 
-def _load_what_ranks_need(backend: str) -> None:
+def _load_what_ranks_need() -> None:
     """Load (where it has to be, compile) what each rank would, once for all of them."""
     import torch
     from torch import distributed as dist
 
-    if backend == "gpucoll":
-        importlib.import_module("gpucoll.integrations.torch")
-    torch.set_num_threads(1)
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    importlib.import_module("gpucoll.integrations.torch")
+    dist.init_process_group("gpucoll", store=dist.HashStore(), rank=0, world_size=1)
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()
     n_threads = len(os.listdir("/proc/self/task"))
@@ -102,7 +101,8 @@ def _load_what_ranks_need(backend: str) -> None:
 def _run(backend: str, world_size: int, pattern: str, log: Path, out: Any) -> list[Outcome]:
     module = load(backend, world_size)
     logging.getLogger(DECORATORS).setLevel(logging.ERROR)  # each process that it starts
-    _load_what_ranks_need(backend)
+    if backend == "gpucoll":
+        _load_what_ranks_need()
     case = case_of(module, log, limit_s=TIMEOUT_S)
     names = unittest.TestLoader().getTestCaseNames(case)
     chosen = [case(name) for name in names if pattern in name]
