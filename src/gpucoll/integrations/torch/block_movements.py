@@ -31,11 +31,7 @@ class BlockMovements(Calls):
     ) -> Work:
         """Gather every rank's tensor into a list of the root's."""
         x = one(inputs, "gather")
-        if isinstance(opts, c10d.GatherOptions):
-            root, is_async, limit_s = opts.rootRank, opts.asyncOp, self._limit(opts.timeout)
-        else:
-            root = opts if root is None else root
-            is_async, limit_s = True, self._limit(timeout)
+        root, is_async, limit_s = self._rooted(opts, c10d.GatherOptions, root, timeout)
         mine, call = flat_input(moved(x)), self.comm.gather
         if root != self.comm.rank:
             return self._run(is_async, limit_s, [], call, mine, root)
@@ -56,11 +52,7 @@ class BlockMovements(Calls):
     ) -> Work:
         """Give each rank a block of the root's list."""
         out = one(outputs, "scatter")
-        if isinstance(opts, c10d.ScatterOptions):
-            root, is_async, limit_s = opts.rootRank, opts.asyncOp, self._limit(opts.timeout)
-        else:
-            root = opts if root is None else root
-            is_async, limit_s = True, self._limit(timeout)
+        root, is_async, limit_s = self._rooted(opts, c10d.ScatterOptions, root, timeout)
         written = Outputs()
         target = written.flat(moved(out))
         x: Any = None

@@ -156,6 +156,14 @@ class Calls(dist.ProcessGroup):
             return True, self._limit(opts if timeout is None else timeout)
         return opts.asyncOp, self._limit(opts.timeout)
 
+    def _rooted(
+        self, opts: Any, kind: Any, root: Any, timeout: Any
+    ) -> tuple[int, bool, float | None]:
+        """Return a movement's root, whether it is asynchronous, and its deadline."""
+        if isinstance(opts, kind):
+            return opts.rootRank, opts.asyncOp, self._limit(opts.timeout)
+        return opts if root is None else root, True, self._limit(timeout)
+
     def _limit(self, timeout: datetime.timedelta | None) -> float | None:
         if timeout is None or timeout == _NO_TIMEOUT:
             return self._timeout_s

@@ -21,11 +21,7 @@ class Movements(Calls):
     ) -> Work:
         """Copy the root's tensor to all ranks."""
         x = one(tensors, "broadcast")
-        if isinstance(opts, c10d.BroadcastOptions):
-            root, is_async, limit_s = opts.rootRank, opts.asyncOp, self._limit(opts.timeout)
-        else:
-            root = opts if root is None else root
-            is_async, limit_s = True, self._limit(timeout)
+        root, is_async, limit_s = self._rooted(opts, c10d.BroadcastOptions, root, timeout)
         call, written = self.comm.broadcast, Outputs()
         shown = written.row(moved(x))
         return self._run(is_async, limit_s, [x], call, shown, root, out=shown, written=written)
