@@ -11,13 +11,22 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpucoll import Communicator
 from tests.ranks import Pools
 
-TIMEOUT_S = 20.0
+
+@dataclass(frozen=True)
+class Given:
+    """How a process group is made."""
+
+    backend: str = "gpucoll"
+    timeout_s: float = 20.0
+    options: dict[str, Any] | None = None
+    """Of `gpucoll.integrations.torch.Options`, by name."""
 
 
 class ProcessGroups:
@@ -35,31 +44,12 @@ class ProcessGroups:
         self._ranks, self._folder = ranks, folder
         self._numbers = itertools.count()
 
-    def call(
-        self,
-        world_size: int,
-        function: Callable[..., Any],
-        *args: Any,
-        backend: str = "gpucoll",
-        timeout_s: float = TIMEOUT_S,
-        options: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """Call ``function(*args)`` on every rank; return the results, or raise the first error."""
-        given = backend, timeout_s, options
-        return self._ranks.call(world_size, in_group, self._path(), given, function, args)
+    def call(self, world_size: int, function: Callable[..., Any], *args: Any, **given: Any) -> Any:
+        """Call ``function(*args)`` on every rank; return the results, or raise the first error.
 
-    def replies(
-        self,
-        world_size: int,
-        function: Callable[..., Any],
-        *args: Any,
-        backend: str = "gpucoll",
-        timeout_s: float = TIMEOUT_S,
-        options: dict[str, Any] | None = None,
-    ) -> list[Any]:
-        """The same, but return how it went on each rank."""
-        given = backend, timeout_s, options
-        return self._ranks.replies(world_size, in_group, self._path(), given, function, args)
+        What is `given` by name is a `Given`.
+        """
+        return self._ranks.call(world_size, in_group, self._path(), Given(**given), function, args)
 
     def _path(self) -> str:
         return str(self._folder / f"store {next(self._numbers)}")
@@ -74,7 +64,7 @@ def load_torch() -> None:
 
 
 def in_group(
-    comm: Communicator, path: str, given: Any, function: Callable[..., Any], args: Any
+    comm: Communicator, path: str, given: Given, function: Callable[..., Any], args: Any
 ) -> Any:
     """Call a function in a rank, inside a process group of all ranks."""
     import torch
@@ -82,15 +72,14 @@ def in_group(
 
     from gpucoll.integrations.torch import Options
 
-    backend, timeout_s, options = given
     torch.set_num_threads(1)
     dist.init_process_group(
-        backend,
+        given.backend,
         init_method=f"file://{path}",
         rank=comm.rank,
         world_size=comm.world_size,
-        timeout=datetime.timedelta(seconds=timeout_s),
-        pg_options=Options(**options) if options else None,
+        timeout=datetime.timedelta(seconds=given.timeout_s),
+        pg_options=Options(**given.options) if given.options else None,
     )
     try:
         return function(*args)

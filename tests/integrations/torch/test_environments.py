@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from tests.hosts import SECRET
-from tests.process_groups import in_group
+from tests.process_groups import Given, in_group
 
 from gpucoll.testing.session import environment
 
@@ -17,7 +17,7 @@ def on_hosts(comm, path, variables, function):
     """Call a function in a process group whose second half is on another host."""
     half = f"host {2 * comm.rank // comm.world_size}"
     with environment({"GPUCOLL_HOST_ID": half, "GPUCOLL_INTERFACES": "lo", **variables}):
-        return in_group(comm, path, ("gpucoll", 20.0, None), function, ())
+        return in_group(comm, path, Given(), function, ())
 
 
 def reduce_on_hosts():
@@ -75,7 +75,7 @@ def debugged(comm, path):
 
         torch.distributed.set_debug_level_from_env()
         try:
-            return in_group(comm, path, ("gpucoll", 20.0, None), train_a_step, ())
+            return in_group(comm, path, Given(), train_a_step, ())
         finally:
             torch.distributed.set_debug_level(torch.distributed.DebugLevel.OFF)
 

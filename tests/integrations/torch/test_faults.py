@@ -8,7 +8,7 @@ import time
 
 import pytest
 from tests.faults.test_ends import SOON_S, has_begun, until
-from tests.process_groups import in_group
+from tests.process_groups import Given, in_group
 from tests.ranks import Ended
 
 from gpucoll.errors import DeadlineError, MismatchError, PeerLostError
@@ -20,7 +20,7 @@ def fresh(torch_server, tmp_path):
 
     def call(world_size, function, *args, timeout_s=20.0):
         with torch_server.fork(world_size) as pool:
-            given = str(tmp_path / "store"), ("gpucoll", timeout_s, None), function, args
+            given = str(tmp_path / "store"), Given(timeout_s=timeout_s), function, args
             pool.start(in_group, *given)
             return pool.collect()
 
