@@ -7,8 +7,9 @@ group that is there already. So the one line that is new comes before `Accelerat
     torchrun --nproc-per-node 2 examples/torch/accelerate_digits.py
     torchrun --nproc-per-node 2 examples/torch/accelerate_digits.py --backend gloo
 
-(On GPUs `kwargs_handlers=[InitProcessGroupKwargs(backend="gpucoll")]` does the same.) Rank 0 then
-trains alone on whole batches: its loss curve is the same up to rounding.
+(On GPUs `kwargs_handlers=[InitProcessGroupKwargs(backend="gpucoll")]` should do the same, by its
+code: nobody has run that.) Rank 0 then trains alone on whole batches: its loss curve is the same up
+to rounding.
 """
 
 import argparse

@@ -8,8 +8,8 @@ a process group that is there already is taken as it is. So the one line that is
     torchrun --nproc-per-node 2 examples/torch/transformers_trainer.py
     torchrun --nproc-per-node 2 examples/torch/transformers_trainer.py --backend gloo
 
-(On GPUs `ddp_backend="gpucoll"` does the same.) Rank 0 then trains alone on whole batches: its
-weights are the same up to rounding.
+(On GPUs `ddp_backend="gpucoll"` should do the same, by its code: nobody has run that.) Rank 0 then
+trains alone on whole batches: its weights are the same up to rounding.
 """
 
 import argparse
