@@ -15,12 +15,25 @@ from gpucoll.version import __version__
 from tests.doubles import Builder
 from tests.dtypes import covering
 from tests.hosts import PlayedHosts
+from tests.passed_before import PASSED, Recorder, leave_out_passed
 from tests.ranks import Pools, RankServer
 
 BARE_FOLDERS = ("kernels", "backends", "bench")
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    text = f"leave out the tests that a run with {PASSED}=FILE says have passed"
+    parser.addoption("--without-passed", type=Path, metavar="FILE", help=text)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    leave_out_passed(config, items)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    passed = os.environ.get(PASSED)
+    if passed and not hasattr(config, "workerinput"):  # xdist's workers tell their controller
+        config.pluginmanager.register(Recorder(Path(passed)))
     # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.
     for name in LAUNCHER_VARIABLES:
         os.environ.pop(name, None)

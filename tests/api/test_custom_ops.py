@@ -21,7 +21,9 @@ import pytest
 from tests.collective_cases import SMALL_TUNING, path_of
 
 import gpucoll
+from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gpucoll.kernels.cpu.cache import cache_folder
 from gpucoll.types import ReduceOp
 
 COUNTS = (1, 60, 257, 700, 6000)
@@ -384,6 +386,9 @@ def test_a_function_of_main_through_launch(tmp_path):
         text=True,
         timeout=200,
         check=True,
-        env={"PYTHONPATH": str(Path(gpucoll.__file__).parent.parent), "HOME": str(Path.home())},
+        env={
+            "PYTHONPATH": str(Path(gpucoll.__file__).parent.parent),
+            config.CACHE_DIR: str(cache_folder().parent),  # compiled there already
+        },
     )
     assert done.stdout.strip() == "[3.0, 3.0, 3.0]", done.stderr

@@ -45,9 +45,18 @@ def allocation(comm, placement):
     return {"allocate": lambda size: comm.empty(size, "uint8")} if placement == "shared" else {}
 
 
-@pytest.mark.parametrize("placement", ["private", "shared"])
-@pytest.mark.parametrize("dtypes", [["f4"], ["f8", "i2", "f4"]], ids=["one dtype", "three"])
-@pytest.mark.parametrize("counts", COUNTS.values(), ids=COUNTS)
+ONE_DTYPE, THREE = ["f4"], ["f8", "i2", "f4"]
+COVERING = [
+    pytest.param(counts, dtypes, placement, id=f"{name}-{len(dtypes)}-{placement}")
+    for turn, (name, counts) in enumerate(COUNTS.items())
+    for dtypes, placement in zip(
+        (ONE_DTYPE, THREE), (("private", "shared"), ("shared", "private"))[turn % 2], strict=True
+    )
+]
+"""Each two of counts, dtypes and placements; for all calls and all numbers of ranks."""
+
+
+@pytest.mark.parametrize(("counts", "dtypes", "placement"), COVERING)
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.ranks(1, 2, 3, 4)
 def test_lists(comm, name, counts, dtypes, placement):

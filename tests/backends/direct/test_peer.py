@@ -212,8 +212,15 @@ def every_call(peers, is_slow):
     return wrong
 
 
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
-@pytest.mark.parametrize("shares", [True, False], ids=["one GPU", "own GPUs"])
+@pytest.mark.parametrize(
+    ("double", "shares", "world_size"),
+    [
+        pytest.param(("nccl", "rccl")[(world_size + shares) % 2], shares, world_size)
+        for world_size in (1, 2, 3, 4)
+        for shares in (True, False)
+    ],
+    indirect=["double"],
+)
 def test_every_call(on_ranks, world_size, shares):
     assert on_ranks(world_size, every_call, shares, shares=shares) == [[]] * world_size
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -310,3 +310,20 @@ EVERYWHERE = pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL], indirect=T
 """For tests that run on both vendors' doubles and on a real GPU."""
 REPLAYED = pytest.mark.parametrize("gpus", ["nccl", *REAL], indirect=True)
 """For tests that run on NVIDIA's double and on a real GPU."""
+
+
+def vendors_in_turn(
+    name: str, values: Sequence[Any], libraries: Sequence[Any] = (), fixture: str = "gpus"
+) -> pytest.MarkDecorator:
+    """Parametrize over values, of which every other one is tried with each vendor's double.
+
+    For tests whose values have nothing to do with the vendor: both vendors and all values are
+    tried, and not each with each. With every one of the `libraries`, which are `REAL`, all are.
+    """
+    given = [pytest.param(("nccl", "rccl")[place % 2], each) for place, each in enumerate(values)]
+    given += [
+        pytest.param(*library.values, each, marks=library.marks)
+        for library in libraries
+        for each in values
+    ]
+    return pytest.mark.parametrize((fixture, name), given, indirect=[fixture])

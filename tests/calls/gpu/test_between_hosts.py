@@ -20,6 +20,7 @@ from tests.calls.gpu import test_messages as messages
 from tests.calls.gpu import test_repeated_calls as repeated
 from tests.calls.gpu import test_windows as windows
 from tests.calls.gpu.cases import run_cases
+from tests.calls.gpu.conftest import vendors_in_turn
 from tests.calls.gpu.failing import counted, ones
 from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
@@ -40,8 +41,7 @@ SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]
 BOTH = pytest.mark.parametrize("gpus_on_hosts", ["nccl", "rccl"], indirect=True)
 
 
-@BOTH
-@pytest.mark.parametrize("placed", SHAPES)
+@vendors_in_turn("placed", SHAPES, fixture="gpus_on_hosts")
 def test_every_collective(gpus_on_hosts, placed):
     size = len(placed)
     cases = [case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, size, size)]

@@ -7,7 +7,7 @@ from random import Random
 import numpy as np
 import pytest
 from tests.calls.gpu.cases import NOT_REDUCIBLE, REDUCIBLE, WAYS, fits, run_cases
-from tests.calls.gpu.conftest import EVERYWHERE, REAL, REPLAYED
+from tests.calls.gpu.conftest import EVERYWHERE, REAL, REPLAYED, vendors_in_turn
 from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
 from tests.dtypes import ALLOWED
 
@@ -73,8 +73,7 @@ def test_every_dtype_and_op_that_the_library_reduces(gpus):
     assert {dtype for dtype, _ in REDUCIBLE} == {*DTYPES} - {"int16", "uint16"}
 
 
-@pytest.mark.parametrize("gpus", ["nccl", "rccl", *REAL], indirect=True)
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@vendors_in_turn("world_size", [1, 2, 3], REAL)
 def test_what_the_library_cannot_reduce_goes_by_kernels(gpus, world_size):
     cases = [
         Case(dtype, (65, 6, 2)[place % 3], op, root, seed=place, collective=name)
@@ -97,14 +96,15 @@ def reduce_in_pieces(comm, kit, cases):
         rank_order.SCRATCH_BYTES = 64 << 20
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("world_size", [2, 3])
+@vendors_in_turn("world_size", [2, 3], REAL)
 def test_kernels_reduce_in_pieces(gpus, world_size):
     cases = [
         Case(dtype, count, op, root, seed=7, collective=name, in_place=in_place, counts=counts)
-        for dtype, op in (("int16", "sum"), ("uint8", "bxor"), ("complex128", "prod"))
+        for dtype, op, most in (
+            *(("int16", "sum", 1001), ("uint8", "bxor", 1001), ("complex128", "prod", 211)),
+        )
         for name in REDUCTIONS
-        for count in (1, 100, 1001)
+        for count in (1, 100, most)
         for in_place in (False, True)
         for root in [gpus.world(world_size) - 1 if name in ROOTED else -1]
         for counts in (["", "steep"] if name == "reduce_scatter" else [""])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests import compression_oracle as oracle
-from tests.calls.gpu.conftest import EVERYWHERE
+from tests.calls.gpu.conftest import REAL, vendors_in_turn
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import gpus_of_host_devices
 from tests.calls.gpu.kits import Guarded
@@ -104,8 +104,7 @@ def reduce_lists(comm, kit):
     comm.check()
 
 
-@EVERYWHERE
-@pytest.mark.parametrize("world_size", [1, 2, 3])
+@vendors_in_turn("world_size", [1, 2, 3], REAL)
 @pytest.mark.parametrize("reduce", [reduce_all, reduce_lists])
 def test_beside_the_library(gpus, reduce, world_size):
     gpus.call(world_size, reduce)

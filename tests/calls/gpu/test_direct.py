@@ -8,7 +8,7 @@ from random import Random
 import numpy as np
 import pytest
 from tests.calls.gpu.cases import WAYS, run_cases
-from tests.calls.gpu.conftest import Gpus, in_rank
+from tests.calls.gpu.conftest import Gpus, in_rank, vendors_in_turn
 from tests.calls.gpu.test_messages import in_order, lists, pass_around
 from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTED, SCANS, Case
 from tests.dtypes import ALLOWED
@@ -54,8 +54,7 @@ def drawn(world_size):
     return [case for name in (*REDUCTIONS, *MOVEMENTS) for case in cases_of(name, world_size)]
 
 
-@BOTH
-@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
+@vendors_in_turn("world_size", [1, 2, 3, 4])
 def test_drawn_cases(gpus, world_size):
     cases = drawn(world_size)
     assert gpus.call(world_size, run_cases, cases, backend="direct") == [len(cases)] * world_size
