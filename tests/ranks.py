@@ -82,21 +82,22 @@ def compile_kernels(kernels: Sequence[tuple[str, str]]) -> None:
         reduce_kernel(dtype, operation)
 
 
-WARM = (
+PRELOADED = (
     *("gpucoll.algorithms", "gpucoll.backends.cpu", "gpucoll.backends.direct"),
     *("gpucoll.backends.gpu", "gpucoll.backends.nccl", "gpucoll.backends.rccl", "gpucoll.calls"),
     *("gpucoll.compression", "gpucoll.devices", "gpucoll.group", "gpucoll.kernels"),
     *("gpucoll.rendezvous", "gpucoll.topology", "gpucoll.transport"),
 )
-COLD = ("gpucoll.transport.tcp.tls",)
-"""What tests want to see imported by those alone who need it."""
+NOT_PRELOADED = ("gpucoll.transport.tcp.secure", "gpucoll.transport.tcp.tls")
+"""TLS: a test looks whether ranks without certificates load it."""
 
 
 def import_modules() -> None:
-    """Import what ranks need: once, instead of in every rank, where it takes half a second."""
-    for package in WARM:
-        for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
-            if not found.name.startswith(COLD):
+    """Import what ranks come to need: each would take a quarter of a second for it."""
+    for package in PRELOADED:
+        path = importlib.import_module(package).__path__
+        for found in pkgutil.walk_packages(path, f"{package}."):
+            if not found.name.startswith(NOT_PRELOADED):
                 try:
                     importlib.import_module(found.name)
                 except ImportError:  # it is for a library that is not installed
