@@ -1,8 +1,8 @@
 """What passed in one environment need not run again in another that has more installed.
 
-``GPUCOLL_TEST_PASSED=FILE pytest`` writes down which tests passed, and ``pytest --without-passed
-FILE`` runs all others: what was skipped for want of a library, failed, or was not there. `.ci/run`
-does so.
+``GPUCOLL_TEST_PASSED=FILE pytest`` writes down which tests passed, and ``pytest
+--without-passed=FILE`` runs all others: what was skipped for want of a library, failed, or was not
+there. `.ci/run` does so.
 """
 
 from __future__ import annotations
