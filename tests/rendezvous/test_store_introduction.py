@@ -8,8 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gpucoll.errors import AuthenticationError, RendezvousDeadlineError, RendezvousError
-from gpucoll.rendezvous import store_introduction
+from gpucoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    AuthenticationError,
+    RendezvousDeadlineError,
+    RendezvousError,
+)
+from gpucoll.rendezvous import meeting_store, store_introduction
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting_store import StorePoint
 from gpucoll.rendezvous.store_introduction import introduced
@@ -105,7 +112,7 @@ def test_several_hosts_need_a_secret_and_all_ranks_are_told(monkeypatch):
     monkeypatch.setattr(store_introduction, "host_id", lambda: hosts.name)
     has_one = b"a secret that is long enough"
     monkeypatch.setattr(
-        store_introduction, "job_secret", lambda: None if hosts.name == "host 1" else has_one
+        meeting_store, "job_secret", lambda: None if hosts.name == "host 1" else has_one
     )
 
     def come(rank):
@@ -177,3 +184,53 @@ def test_a_store_that_is_gone():
 
     with pytest.raises(RendezvousError, match=r"'gpucoll/group/rank/1' of .*ConnectionError"):
         introduce(job_of(1, 2, Gone()), 5.0)
+
+
+class Knows(Store):
+    """A store that hands out a secret."""
+
+    def __init__(self, secret):
+        super().__init__()
+        self.given = secret
+
+    def secret(self):
+        return self.given
+
+
+@pytest.mark.parametrize("secret", [b"of the store, long enough", "of the store, long enough"])
+def test_a_stores_secret_goes_before_the_variables(secret, monkeypatch):
+    monkeypatch.setenv("GPUCOLL_SECRET", "another one, which is long enough")
+
+    assert meeting_store.given_secret(StorePoint(Knows(secret))) == b"of the store, long enough"
+    assert StorePoint(Knows(secret)).named("word").secret() == b"of the store, long enough"
+
+
+def test_a_store_that_has_none_leaves_it_to_the_variables(monkeypatch):
+    monkeypatch.setenv("GPUCOLL_SECRET", "of the variable, long enough")
+
+    assert meeting_store.given_secret(StorePoint(Knows(None))) == b"of the variable, long enough"
+    assert meeting_store.given_secret(StorePoint(Store())) == b"of the variable, long enough"
+
+
+@pytest.mark.parametrize(
+    ("given", "kind", "text"),
+    [
+        (b"short", ArgumentError, r"secret\(\) of the store Knows holds a secret of 5 bytes"),
+        (b"", ArgumentError, "a secret of 0 bytes, where 16 are the least"),
+        (5, ArgumentTypeError, r"secret\(\) of the store Knows must return bytes or str; got int"),
+    ],
+)
+def test_what_is_no_secret(given, kind, text):
+    for rank in (0, 1):
+        with pytest.raises(kind, match=text):
+            introduce(job_of(rank, 2, Knows(given)), 0.1)
+
+
+def test_an_error_of_gpucolls_in_a_store_ends_the_meeting():
+    class Ended(Store):
+        def check(self, keys):
+            raise AbortedError("enough")
+
+    for rank in (0, 1):
+        with pytest.raises(AbortedError, match="enough"):
+            introduce(job_of(rank, 2, Ended()), 20.0)

@@ -8,11 +8,12 @@ import inspect
 import os
 from typing import Any
 
-from gpucoll.errors import RendezvousError
+from gpucoll.errors import ArgumentTypeError, GpucollError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.topology.interfaces import means_loopback
+from gpucoll.transport.tcp.secret import check_secret, job_secret
 
-__all__ = ["StorePoint", "TorchrunPoint"]
+__all__ = ["StorePoint", "TorchrunPoint", "given_secret"]
 
 _WAIT = datetime.timedelta(milliseconds=50)
 _CONNECT = datetime.timedelta(seconds=2)
@@ -25,7 +26,10 @@ class StorePoint:
     the key is there is asked by ``check([key])``; where there is none, by ``wait([key],
     timedelta)``, which raises when the time is over; where there is neither, by ``get``, which may
     then block for as long as the store pleases (it should return None or raise at once where the
-    key is not there).
+    key is not there). Errors of gpucoll's own that it raises end the meeting; others are a store
+    that cannot be asked now.
+
+    Where the store has ``secret()``, that returns the job's secret, bytes or str, or None.
 
     Parameters
     ----------
@@ -45,6 +49,7 @@ class StorePoint:
         self.text = text or _described(store)
         self.trouble = ""
         self._address: str | None = None
+        self._secret: bytes | None = None
 
     @property
     def key(self) -> str:
@@ -112,8 +117,20 @@ class StorePoint:
         return split_address(self._address)[0] if self._address else None
 
     def secret(self) -> bytes | None:
-        """Return None: who can read a store is not known."""
-        return None
+        """Return the secret that the store's maker has put into it.
+
+        None where it has none: who can read what is set in a store is not known.
+
+        Raises
+        ------
+        ArgumentError, ArgumentTypeError
+            What the store returns is no secret.
+        """
+        if self._secret is None and callable(ask := getattr(self._store, "secret", None)):
+            given = ask()
+            if given is not None:
+                self._secret = _checked(given, f"secret() of {self.text}")
+        return self._secret
 
     def _opened(self) -> Any:
         return self._store
@@ -121,6 +138,8 @@ class StorePoint:
     def _set(self, key: str, text: str) -> None:
         try:
             self._opened().set(key, text)
+        except GpucollError:
+            raise
         except Exception as error:  # the store's own kinds
             raise RendezvousError(
                 f"the key {key!r} of {self.text} cannot be set: {_said(error)}"
@@ -133,6 +152,8 @@ class StorePoint:
             value = store.get(key) if _is_there(store, key) else None
         except LookupError:
             return ""
+        except GpucollError:
+            raise
         except Exception as error:  # the store's own kinds
             self.trouble = f"{self.text} cannot be asked: {_said(error)}"
             return ""
@@ -213,6 +234,11 @@ class TorchrunPoint(StorePoint):
         return self._store
 
 
+def given_secret(point: object) -> bytes | None:
+    """Return the job's secret: a store's own, which is in the program, before the variables'."""
+    return (point.secret() if isinstance(point, StorePoint) else None) or job_secret()
+
+
 def _is_there(store: Any, key: str) -> bool:
     if callable(check := getattr(store, "check", None)):
         return bool(check([key]))
@@ -243,6 +269,15 @@ def _takes_two(wait: Any) -> bool:
     except ValueError:
         return "timedelta" in (getattr(wait, "__doc__", None) or "")
     return True
+
+
+def _checked(given: Any, where: str) -> bytes:
+    """Return a secret that a store handed out."""
+    if isinstance(given, str):
+        given = given.encode()
+    if not isinstance(given, bytes):
+        raise ArgumentTypeError(f"{where} must return bytes or str; got {type(given).__name__}")
+    return check_secret(given, where)
 
 
 def _said(error: Exception) -> str:

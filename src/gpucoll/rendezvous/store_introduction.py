@@ -21,9 +21,9 @@ from typing import Any
 
 from gpucoll.errors import RendezvousDeadlineError, RendezvousError
 from gpucoll.rendezvous.job import Job
-from gpucoll.rendezvous.meeting_store import StorePoint
+from gpucoll.rendezvous.meeting_store import StorePoint, given_secret
 from gpucoll.topology.host_identity import host_id
-from gpucoll.transport.tcp.secret import job_secret, missing_secret_error
+from gpucoll.transport.tcp.secret import missing_secret_error
 from gpucoll.wording import list_ranks, rank_of
 
 _SEEN, _DECISION = "seen", "decision"
@@ -51,9 +51,12 @@ def introduced(job: Job, timeout_s: float) -> Iterator[Job]:
         The store cannot be written.
     AuthenticationError
         The ranks are on several hosts, and some have no secret: raised on all of them.
+    ArgumentError, ArgumentTypeError
+        What the store hands out is no secret.
     """
     store = job.meet
     assert isinstance(store, StorePoint)
+    given_secret(store)  # what is wrong with it is said before anybody is waited for
     waiting = _Waiting(job, store, time.monotonic() + timeout_s, timeout_s)
     decision = _ask(waiting) if job.rank else _decide(waiting)
     if decision["without_secret"] and not decision["one_host"]:
@@ -94,7 +97,7 @@ def _ask(waiting: _Waiting) -> dict[str, Any]:
     """Say who this rank is; return what rank 0 decides for all."""
     job, store = waiting.job, waiting.store
     nonce, mine = os.urandom(8).hex(), f"rank/{job.rank}"
-    store.write(mine, json.dumps({"nonce": nonce, **_introduction()}))
+    store.write(mine, json.dumps({"nonce": nonce, **_introduction(store)}))
     try:
         while nonce not in _parsed(store.read(_SEEN)).get("nonces", ()):
             waiting.pause([0])
@@ -128,13 +131,13 @@ def _decide(waiting: _Waiting) -> dict[str, Any]:
             is_written = True
         elif len(have_seen) < len(others):
             waiting.pause([rank for rank in others if rank not in said] or [*others])
-    decision = {"word": os.urandom(16).hex(), **_decided({0: _introduction(), **said})}
+    decision = {"word": os.urandom(16).hex(), **_decided({0: _introduction(store), **said})}
     store.write(_DECISION, json.dumps(decision))
     return decision
 
 
-def _introduction() -> dict[str, Any]:
-    return {"host": host_id(), "has_secret": job_secret() is not None}
+def _introduction(store: StorePoint) -> dict[str, Any]:
+    return {"host": host_id(), "has_secret": given_secret(store) is not None}
 
 
 def _decided(said: dict[int, dict[str, Any]]) -> dict[str, Any]:

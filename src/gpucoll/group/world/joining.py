@@ -27,11 +27,11 @@ from gpucoll.group.world.pairs import Pairs
 from gpucoll.rendezvous import frames
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
+from gpucoll.rendezvous.meeting_store import given_secret
 from gpucoll.rendezvous.tcp import TcpEndpoint
 from gpucoll.topology.host_identity import host_id, network_id
 from gpucoll.transport.shared.layout import Tuning
 from gpucoll.transport.tcp.credentials import Credentials
-from gpucoll.transport.tcp.secret import job_secret
 from gpucoll.version import __version__
 
 PROTOCOL = 2
@@ -128,7 +128,7 @@ def join_world(
     """
     assert job.meet is not None
     watch = watch or Watch(job.rank, job.world_size)
-    endpoint = TcpEndpoint(job.meet, job_secret(), job.title, watch.who)
+    endpoint = TcpEndpoint(job.meet, given_secret(job.meet), job.title, watch.who)
     _ = endpoint.secret if job.rank == 0 else None  # said at once, and not when somebody comes
     listeners = Listeners(endpoint.own_address(), watch.who)
     try:

@@ -1,0 +1,106 @@
+"""What ranks on Dask's workers meet by: keys that the cluster's scheduler keeps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpucoll import AbortedError
+
+__all__ = ["Store"]
+
+_ANSWER_S = 30.0
+
+
+class Store:
+    """Dask's variables, each with an event that says whether it is set.
+
+    A variable alone will not do: to ask for one that is not set writes a traceback into the
+    scheduler's log.
+
+    Parameters
+    ----------
+    scheduler : str
+        Its address.
+    security : distributed.Security
+        The worker's.
+    secret : str
+        The run's.
+    is_given_up : callable
+        Says whether the driver has ended the run.
+    """
+
+    def __init__(
+        self, scheduler: str, security: Any, secret: str, is_given_up: Callable[[], bool]
+    ) -> None:
+        self._scheduler, self._security = scheduler, security
+        self._secret, self._is_given_up = secret, is_given_up
+        self._client: Any = None
+        self._keys: set[str] = set()
+
+    def set(self, key: str, value: str) -> None:
+        """Set a key."""
+        from distributed import Event, Variable
+
+        client = self._opened(key)
+        Variable(key, client=client).set(value)
+        Event(key, client=client).set()
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of them are set."""
+        from distributed import Event
+
+        return all(Event(key, client=self._opened(key)).is_set() for key in keys)
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key that is set."""
+        from distributed import Variable
+
+        return Variable(key, client=self._opened(key)).get(timeout=_ANSWER_S)
+
+    def delete(self, key: str) -> None:
+        """Take a key away."""
+        from distributed import Event, Variable
+
+        client = self._opened(key)
+        Event(key, client=client).clear()
+        Variable(key, client=client).delete()
+        self._keys.discard(key)
+
+    def secret(self) -> str:
+        """Return the run's secret."""
+        return self._secret
+
+    def close(self) -> None:
+        """Take away what a meeting that failed has left; disconnect. Raises nothing."""
+        client, self._client = self._client, None
+        if client is None:
+            return
+        from distributed import Event, Variable
+
+        with contextlib.suppress(Exception):  # the scheduler may be gone
+            for key in self._keys:
+                Event(key, client=client).clear()
+                Variable(key, client=client).delete()
+        with contextlib.suppress(Exception):
+            client.close()
+
+    def _opened(self, key: str) -> Any:
+        """Return the client for a call about a key.
+
+        Raises
+        ------
+        AbortedError
+            The driver has ended the run.
+        """
+        from distributed import Client
+
+        if self._is_given_up():
+            raise AbortedError("the driver has ended the run: a rank has failed, or time was over")
+        self._keys.add(key)
+        if self._client is None:
+            self._client = Client(
+                self._scheduler, security=self._security, set_as_default=False, name="gpucoll"
+            )
+        return self._client

@@ -1,0 +1,88 @@
+"""What a caller may say of a run, checked before anything starts."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import numbers
+import secrets
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from gpucoll import ArgumentError, ArgumentTypeError, BackendUnavailableError
+from gpucoll.integrations.engine.rank_call import Run
+
+__all__ = ["check_call", "check_seconds", "check_world_size", "load", "new_run"]
+
+_OURS = ("rank", "world_size", "meet", "name")
+
+
+def load(module: str, package: str, who: str) -> ModuleType:
+    """Import an engine, or say what to install.
+
+    Raises
+    ------
+    BackendUnavailableError
+        It is not installed.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"{who} needs {module}, which cannot be imported ({error}). Install it: "
+            f"pip install {package}"
+        ) from error
+
+
+def check_call(who: str, function: object, args: object, kwargs: object) -> None:
+    """Refuse what cannot be called on the ranks."""
+    if not callable(function):
+        raise ArgumentTypeError(f"{who}: a function is needed, not a {type(function).__name__}")
+    if not isinstance(args, tuple | list):
+        raise ArgumentTypeError(f"{who}: args must be a tuple or list; got {args!r}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise ArgumentTypeError(f"{who}: kwargs must be a mapping; got {kwargs!r}")
+
+
+def check_world_size(who: str, world_size: object) -> None:
+    """Refuse what is no number of ranks; None is."""
+    if world_size is None:
+        return
+    if isinstance(world_size, bool) or not isinstance(world_size, numbers.Integral):
+        raise ArgumentTypeError(f"{who}: world_size must be an int; got {world_size!r}")
+    if world_size < 1:
+        raise ArgumentError(f"{who}: world_size must be at least 1; got {world_size}")
+
+
+def check_seconds(who: str, name: str, value: object, may_be_none: bool = True) -> None:
+    """Refuse what is no length of time."""
+    if value is None and may_be_none:
+        return
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ArgumentTypeError(f"{who}: {name} must be a number of seconds; got {value!r}")
+    if not 0 <= float(value) < math.inf:
+        raise ArgumentError(f"{who}: {name} must be a number of seconds; got {value!r}")
+
+
+def new_run(who: str, world_size: int, options: Mapping[str, Any] | None) -> Run:
+    """Return a run with a name and a secret that no other one has.
+
+    Parameters
+    ----------
+    options : mapping or None
+        Further arguments of `gpucoll.init`.
+    """
+    if options is not None and not isinstance(options, Mapping):
+        raise ArgumentTypeError(f"{who}: init must be a mapping of arguments; got {options!r}")
+    options = dict(options or {})
+    if taken := [name for name in _OURS if name in options]:
+        raise ArgumentError(f"{who}: init must not have {', '.join(taken)}: the run says it")
+    import inspect
+
+    import gpucoll
+
+    known = inspect.signature(gpucoll.init).parameters
+    if strange := [name for name in options if name not in known]:
+        raise ArgumentError(f"{who}: gpucoll.init has no argument {', '.join(map(str, strange))}")
+    return Run(f"run {secrets.token_hex(8)}", world_size, options, secrets.token_hex(32))

@@ -1,0 +1,216 @@
+"""Where Ray's actors run: their placement group, their start, their replacement."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpucoll import ArgumentError, ArgumentTypeError, DeadlineError, LaunchError, __version__
+from gpucoll.integrations.ray.actors import RankActor, Station
+
+__all__ = ["Placed", "Placement"]
+
+_STRATEGIES = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+_WHO = "gpucoll.integrations.ray"
+
+
+@dataclass(frozen=True)
+class Placed:
+    """An actor that is there."""
+
+    actor: Any
+    """Its handle."""
+    bundle: int
+    """Its place in the placement group."""
+    station: Station
+    """Where that is."""
+
+
+class Placement:
+    """The bundles that actors are started on.
+
+    Parameters
+    ----------
+    world_size : int or None
+        How many; None: as many as the group has.
+    options : mapping
+        Ray's, for each actor.
+    group : PlacementGroup or None
+        The caller's; None: one is made, and removed by `remove`.
+    strategy : str
+        Of the one that is made.
+    ready_s : float
+        How long to wait for the cluster's room and for processes, in seconds.
+    """
+
+    def __init__(
+        self,
+        world_size: int | None,
+        options: Mapping[str, Any],
+        group: Any,
+        strategy: str,
+        ready_s: float,
+    ) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._ready_s = ready_s
+        self._is_own = group is None
+        self._options = options
+        self.world_size = _world_size(world_size, group)
+        self._group = self._made(strategy) if self._is_own else group
+        try:
+            self._wait_for_room()
+        except BaseException:
+            self.remove()
+            raise
+
+    def start(self) -> list[Placed]:
+        """Start an actor on every bundle; return them node by node, when all are there."""
+        return _in_order(self._started(range(self.world_size)))
+
+    def start_beside(self, kind: type) -> Any:
+        """Start an actor that takes nothing of the cluster but a process."""
+        return self._ray.remote(num_cpus=0)(kind).remote()
+
+    def renewed(self, workers: list[Placed]) -> list[Placed]:
+        """Return the same workers, with new ones in the place of those that are gone."""
+        answers = {worker.actor.describe.remote(): worker for worker in workers}
+        self._ray.wait(list(answers), num_returns=len(answers), timeout=self._ready_s)
+        kept = []
+        for answer, worker in answers.items():
+            try:
+                self._ray.get(answer, timeout=0)
+                kept.append(worker)
+            except self._ray.exceptions.RayError:
+                self.kill(worker.actor)
+        if len(kept) == len(workers):
+            return workers
+        free = {*range(self.world_size)} - {worker.bundle for worker in kept}
+        return _in_order([*kept, *self._started(sorted(free))])
+
+    def kill(self, actor: Any) -> None:
+        """End an actor's process."""
+        with contextlib.suppress(Exception):  # Ray may be shut down
+            self._ray.kill(actor, no_restart=True)
+
+    def remove(self) -> None:
+        """Give the resources back, where the group is not the caller's."""
+        if self._is_own:
+            from ray.util.placement_group import remove_placement_group
+
+            with contextlib.suppress(Exception):  # Ray may be shut down
+                remove_placement_group(self._group)
+
+    def _made(self, strategy: str) -> Any:
+        """Return a placement group with room for all actors, once there is."""
+        from ray.util.placement_group import placement_group
+
+        if strategy not in _STRATEGIES:
+            known = ", ".join(_STRATEGIES)
+            raise ArgumentError(f"{_WHO}: strategy must be one of {known}; got {strategy!r}")
+        takes = _bundle(self._options)
+        return placement_group([takes] * self.world_size, strategy=strategy)
+
+    def _wait_for_room(self) -> None:
+        if not self._group.wait(timeout_seconds=max(1, round(self._ready_s))):
+            bundle = ", ".join(
+                f"{value:g} {name}" for name, value in _bundle(self._options).items()
+            )
+            has = ", ".join(
+                f"{value:g} {name}"
+                for name, value in sorted(self._ray.available_resources().items())
+                if name in ("CPU", "GPU", *self._options["resources"])
+            )
+            raise DeadlineError(
+                f"{_WHO}: the cluster had no room for {self.world_size} workers of {bundle} each "
+                f"within {self._ready_s:g} s; free are {has or 'none of these'}"
+            )
+
+    def _started(self, bundles: Iterable[int]) -> list[Placed]:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        actors = {}
+        for bundle in bundles:
+            where = PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle
+            )
+            actors[bundle] = (
+                self._ray.remote(RankActor)
+                .options(scheduling_strategy=where, **self._options)
+                .remote()
+            )
+        try:
+            return self._described(actors)
+        except BaseException:
+            for actor in actors.values():
+                self.kill(actor)
+            raise
+
+    def _described(self, actors: Mapping[int, Any]) -> list[Placed]:
+        """Return the actors of these bundles when all of them run."""
+        deadline = time.monotonic() + self._ready_s
+        answers = {bundle: actor.describe.remote() for bundle, actor in actors.items()}
+        placed = []
+        for bundle, answer in answers.items():
+            try:
+                left_s = max(0.0, deadline - time.monotonic())
+                station: Station = self._ray.get(answer, timeout=left_s)
+            except self._ray.exceptions.GetTimeoutError as error:
+                raise DeadlineError(
+                    f"{_WHO}: a worker's process was not there within {self._ready_s:g} s"
+                ) from error
+            except self._ray.exceptions.RayError as error:
+                raise LaunchError(
+                    f"{_WHO}: a worker cannot start; gpucoll must be installed on every node: "
+                    f"{error}"
+                ) from error
+            if station.version != __version__:
+                raise LaunchError(
+                    f"{_WHO}: {station} has gpucoll {station.version}, the driver {__version__}: "
+                    "all need the same"
+                )
+            placed.append(Placed(actors[bundle], bundle, station))
+        return placed
+
+
+def _world_size(world_size: int | None, group: Any) -> int:
+    if group is None:
+        if world_size is None:
+            raise ArgumentError(f"{_WHO}: give world_size or placement_group")
+        return int(world_size)
+    bundles = getattr(group, "bundle_count", None)
+    if not isinstance(bundles, int):
+        raise ArgumentTypeError(
+            f"{_WHO}: placement_group must be a PlacementGroup; got {type(group).__name__}"
+        )
+    if world_size is not None and world_size > bundles:
+        raise ArgumentError(
+            f"{_WHO}: world_size is {world_size}, but the placement group has {bundles} bundles: "
+            "each rank takes one"
+        )
+    return int(world_size or bundles)
+
+
+def _bundle(options: Mapping[str, Any]) -> dict[str, float]:
+    """Return what an actor takes, as a bundle."""
+    takes = {"CPU": options["num_cpus"], "GPU": options["num_gpus"], **options["resources"]}
+    bundle = {name: value for name, value in takes.items() if value}
+    if not bundle:
+        raise ArgumentError(
+            f"{_WHO}: each worker must take something of the cluster: num_cpus, num_gpus or "
+            "resources"
+        )
+    return bundle
+
+
+def _in_order(workers: list[Placed]) -> list[Placed]:
+    """Return them node by node, as ranks are numbered best, nodes by their first bundle."""
+    workers = sorted(workers, key=lambda worker: worker.bundle)
+    nodes: dict[str, int] = {}
+    for worker in workers:
+        nodes.setdefault(worker.station.node, len(nodes))
+    return sorted(workers, key=lambda worker: nodes[worker.station.node])

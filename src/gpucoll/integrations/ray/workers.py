@@ -1,0 +1,267 @@
+"""The driver's side: actors of a placement group, and runs on them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from gpucoll import ArgumentTypeError, StateError
+from gpucoll.integrations.engine import arguments
+from gpucoll.integrations.engine.collection import Collection
+from gpucoll.integrations.engine.outcome import Outcome, lost, without_result
+from gpucoll.integrations.engine.rank_call import Run
+from gpucoll.integrations.ray.actors import KeyActor, Store
+from gpucoll.integrations.ray.placement import Placed, Placement
+
+__all__ = ["Workers", "run"]
+
+_WHO = "gpucoll.integrations.ray"
+_READY_S = 120.0
+
+
+def run(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    world_size: int | None = None,
+    init: Mapping[str, Any] | None = None,
+    elastic: bool = False,
+    timeout_s: float | None = None,
+    grace_s: float = 5.0,
+    **workers: Any,
+) -> list[Any]:
+    """Call ``function(comm, *args, **kwargs)`` on each of `world_size` new actors.
+
+    `Workers` and `Workers.run` in one; `workers` are further arguments of the first.
+
+    Returns
+    -------
+    list
+        What the function returned, by rank.
+    """
+    with Workers(world_size, **workers) as made:
+        return made.run(
+            function,
+            args,
+            kwargs,
+            init=init,
+            elastic=elastic,
+            timeout_s=timeout_s,
+            grace_s=grace_s,
+        )
+
+
+class Workers:
+    """Actors that are kept for runs, one for each rank.
+
+    Parameters
+    ----------
+    world_size : int, optional
+        Number of ranks. Default: the bundles of `placement_group`.
+    num_cpus, num_gpus : float
+        What each actor takes of the cluster. With ``num_gpus=1`` Ray shows each one GPU, number 0
+        there: ``init={"device": 0}`` connects it at once.
+    resources : mapping, optional
+        The same of the cluster's own resources.
+    placement_group : PlacementGroup, optional
+        One bundle for each rank, from the first; stays the caller's. Default: one of their own, so
+        that either all of them get their resources or none.
+    strategy : str
+        Of their own placement group: "PACK", "SPREAD", "STRICT_PACK" or "STRICT_SPREAD".
+    runtime_env : mapping, optional
+        Ray's, for the actors.
+    ready_s : float
+        How long to wait for resources and processes, in seconds.
+
+    Raises
+    ------
+    BackendUnavailableError
+        Ray is not installed.
+    DeadlineError
+        The cluster had no room for all of them in time.
+    LaunchError
+        An actor cannot start, or has another version of gpucoll.
+
+    Notes
+    -----
+    Ranks are numbered node by node. A worker that was lost, or that did not end with its run, is
+    replaced at the next one. ``close``, or the end of a ``with``, ends all of them.
+    """
+
+    def __init__(
+        self,
+        world_size: int | None = None,
+        *,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        resources: Mapping[str, float] | None = None,
+        placement_group: Any = None,
+        strategy: str = "PACK",
+        runtime_env: Mapping[str, Any] | None = None,
+        ready_s: float = _READY_S,
+    ) -> None:
+        arguments.check_world_size(_WHO, world_size)
+        arguments.check_seconds(_WHO, "ready_s", ready_s, may_be_none=False)
+        self._ray: Any = arguments.load("ray", "ray", _WHO)
+        options = {"num_cpus": num_cpus, "num_gpus": num_gpus, "resources": dict(resources or {})}
+        if runtime_env is not None:
+            options["runtime_env"] = dict(runtime_env)
+        self._workers: list[Placed] = []
+        self._keys: Any = None
+        self._is_running = False
+        self._placement = Placement(world_size, options, placement_group, strategy, float(ready_s))
+        try:
+            self._keys = self._placement.start_beside(KeyActor)
+            self._workers = self._placement.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def world_size(self) -> int:
+        """How many ranks a run has."""
+        return self._placement.world_size
+
+    def run(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        init: Mapping[str, Any] | None = None,
+        elastic: bool = False,
+        timeout_s: float | None = None,
+        grace_s: float = 5.0,
+    ) -> list[Any]:
+        """Call ``function(comm, *args, **kwargs)`` on each worker, with a new communicator.
+
+        Parameters
+        ----------
+        function : callable
+            Called in the main thread of each worker. Its communicator is closed after it.
+        args, kwargs : sequence, mapping
+            Further arguments, the same on every rank. An ObjectRef arrives as what it refers to:
+            ``ray.put`` large ones.
+        init : mapping, optional
+            Further arguments of `gpucoll.init`: ``{"backend": "nccl", "device": 0}``.
+        elastic : bool
+            Whether a lost worker is no failure as long as another rank returns: for functions that
+            go on by `Communicator.shrink`. What was lost has a `LaunchError` for its result.
+        timeout_s : float, optional
+            Seconds after which the run is ended. Default: there is no limit.
+        grace_s : float
+            How long, after the first failure, the others have to end by themselves. Then their
+            processes are ended.
+
+        Returns
+        -------
+        list
+            What the function returned, by rank.
+
+        Raises
+        ------
+        Exception
+            What the first rank that failed raised; its ``__cause__`` is a `LaunchError` with the
+            rank, its host and the traceback there. A rank that failed by itself goes before those
+            that failed since they had lost a rank.
+        LaunchError
+            A worker was lost, or what a rank raised cannot be pickled.
+        DeadlineError
+            Ranks had not ended after `timeout_s`.
+        """
+        arguments.check_call(_WHO, function, args, kwargs)
+        arguments.check_seconds(_WHO, "timeout_s", timeout_s)
+        arguments.check_seconds(_WHO, "grace_s", grace_s, may_be_none=False)
+        if not self._workers:
+            raise StateError(f"{_WHO}: these workers are closed: make new ones")
+        if self._is_running:
+            raise StateError(
+                f"{_WHO}: these workers are in a run already; for two at the same time make two "
+                "Workers"
+            )
+        about = arguments.new_run(_WHO, self.world_size, init)
+        self._is_running = True
+        try:
+            self._renew()
+            collection = Collection(self.world_size, elastic, timeout_s, float(grace_s))
+            pending = self._start(about, function, tuple(args), dict(kwargs or {}))
+            self._collect(pending, collection)
+            return collection.results("did not end by themselves, so their processes were ended")
+        finally:
+            self._is_running = False
+
+    def close(self) -> None:
+        """End all workers. May be called again."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            self._placement.kill(worker.actor)
+        keys, self._keys = self._keys, None
+        if keys is not None:
+            self._placement.kill(keys)
+        self._placement.remove()
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _renew(self) -> None:
+        """Replace what is gone."""
+        cleared = self._keys.clear.remote()
+        self._workers = self._placement.renewed(self._workers)
+        try:
+            self._ray.get(cleared)
+        except self._ray.exceptions.RayError:
+            self._keys = self._placement.start_beside(KeyActor)
+
+    def _start(
+        self, about: Run, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> dict[Any, int]:
+        """Start the function on every worker; return the ranks by the reference to their end."""
+        store = Store(self._keys, about.secret)
+        pending = {}
+        try:
+            once = self._ray.put(function)
+            for rank, worker in enumerate(self._workers):
+                call = worker.actor.call
+                pending[call.remote(about, rank, store, once, *args, **kwargs)] = rank
+        except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+            self._end(pending)
+            raise ArgumentTypeError(
+                f"{_WHO}: the function or its arguments cannot be pickled: {error}"
+            ) from error
+        except BaseException:
+            self._end(pending)
+            raise
+        return pending
+
+    def _collect(self, pending: dict[Any, int], collection: Collection) -> None:
+        """Wait for the ranks' ends; whoever has not ended when time is over is ended."""
+        try:
+            while pending and collection.left_s != 0:
+                ready, _ = self._ray.wait(list(pending), num_returns=1, timeout=collection.left_s)
+                for reference in ready:
+                    collection.add(self._outcome(reference, pending.pop(reference)))
+        finally:
+            self._end(pending)
+
+    def _outcome(self, reference: Any, rank: int) -> Outcome:
+        """Return how a rank ended that has."""
+        where = str(self._workers[rank].station)
+        try:
+            outcome: Outcome = self._ray.get(reference)
+        except self._ray.exceptions.RayActorError as error:
+            how = str(error).partition("Some common causes")[0].strip()
+            return lost(rank, where, f"was lost with its worker: {how}")
+        except self._ray.exceptions.RayError as error:
+            text = str(error).strip() or type(error).__name__
+            return without_result(rank, where, f"has no result that Ray can bring: {text}")
+        return outcome
+
+    def _end(self, pending: Mapping[Any, int]) -> None:
+        """Kill the workers of ranks that have not ended; the next run replaces them."""
+        for rank in pending.values():
+            self._placement.kill(self._workers[rank].actor)
