@@ -42,7 +42,8 @@ def init(
         Where ranks on several hosts meet: ``"tcp://HOST:PORT"`` of rank 0's host, ``"file://PATH"``
         on a file system that they share, or a store with ``set`` and ``get``, as torch's. Default:
         ``GPUCOLL_MEET``, then what torchrun or Slurm say. Ranks on several hosts need the
-        job's secret, in ``GPUCOLL_SECRET`` or ``GPUCOLL_SECRET_FILE``.
+        job's secret, in ``GPUCOLL_SECRET`` or ``GPUCOLL_SECRET_FILE``, or from the store's
+        ``secret()``, where it has that.
     name : str, optional
         Of those that meet, where some of the launched ranks do by themselves, with `rank` and
         `world_size` among them: each group has a name of its own, and the calls of init with one
