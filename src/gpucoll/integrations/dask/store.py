@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
 from gpucoll import AbortedError
 
@@ -38,6 +39,11 @@ class Store:
         self._secret, self._is_given_up = secret, is_given_up
         self._client: Any = None
         self._keys: set[str] = set()
+
+    @property
+    def host(self) -> str | None:
+        """The scheduler's, so that rank 0 listens on the interface that leads there."""
+        return urlsplit(self._scheduler).hostname
 
     def set(self, key: str, value: str) -> None:
         """Set a key."""

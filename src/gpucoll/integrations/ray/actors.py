@@ -88,6 +88,8 @@ class Store:
     """The handle."""
     key: str = field(repr=False)
     """The run's secret."""
+    host: str | None = None
+    """The head node's, so that rank 0 listens on the interface that leads there."""
 
     def set(self, key: str, value: str) -> None:
         """Set a key."""

@@ -221,7 +221,8 @@ class Workers:
         self, about: Run, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> dict[Any, int]:
         """Start the function on every worker; return the ranks by the reference to their end."""
-        store = Store(self._keys, about.secret)
+        head = str(self._ray.get_runtime_context().gcs_address)
+        store = Store(self._keys, about.secret, head.rpartition(":")[0].strip("[]") or None)
         pending = {}
         try:
             once = self._ray.put(function)
