@@ -41,7 +41,7 @@ SwitchType=switch/none
 SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 SchedulerType=sched/builtin
-NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4 State=UNKNOWN
+NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4
 PartitionName=tests Nodes=node[1-{nodes}] Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8 State=UP
 """
 
@@ -134,7 +134,9 @@ def _idle_nodes(environment: dict[str, str]) -> int:
     return said.stdout.split().count("idle")
 
 
-def _until(folder: Path, daemons: list[subprocess.Popen[bytes]], condition: Callable[[], bool]) -> None:
+def _until(
+    folder: Path, daemons: list[subprocess.Popen[bytes]], condition: Callable[[], bool]
+) -> None:
     deadline = time.monotonic() + START_S
     while not condition():
         ended = [str(daemon.args) for daemon in daemons if daemon.poll() is not None]

@@ -1,4 +1,4 @@
-"""Time from a cluster to the first all_reduce: Ray, Dask, and `gpucoll.launch` beside them, in turns.
+"""Time from a cluster to the first all_reduce: Ray, Dask, `gpucoll.launch` beside them, in turns.
 
     python tools/measure_engines.py --ranks 2 --rounds 5
 

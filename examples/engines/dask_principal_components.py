@@ -29,6 +29,7 @@ def components(comm, scheduler):
 
 
 def main():
+    """Make the blocks, run on every worker, compare with one process."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
         Client(cluster) as client,

@@ -47,6 +47,7 @@ def train(comm, deadly_step):
 
 
 def main():
+    """Train twice, once with a loss on the way."""
     ray.init(ignore_reinit_error=True)
     with Workers(3, num_cpus=0.5) as workers:
         whole = workers.run(train, (None,))

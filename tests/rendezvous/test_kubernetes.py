@@ -22,7 +22,8 @@ INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
 PROGRAM = """\
 import gpucoll
 with gpucoll.init(timeout_s=60) as comm:
-    print(comm.rank, comm.world_size, comm.all_reduce(comm.rank), dict(comm.describe().facts)["hosts"])
+    total, hosts = comm.all_reduce(comm.rank), dict(comm.describe().facts)["hosts"]
+    print(comm.rank, comm.world_size, total, hosts)
 """
 
 

@@ -44,7 +44,19 @@ def test_workers_of_two_hosts_and_a_driver_on_a_third(namespaces, tmp_path, rank
     }
     worker = ["worker", scheduler, "--nthreads", "1", "--no-dashboard", "--no-nanny"]
     commands = [
-        (0, ["-m", "dask", "scheduler", "--host", "10.78.0.1", "--port", f"{PORT}", "--no-dashboard"]),
+        (
+            0,
+            [
+                "-m",
+                "dask",
+                "scheduler",
+                "--host",
+                "10.78.0.1",
+                "--port",
+                f"{PORT}",
+                "--no-dashboard",
+            ],
+        ),
         (0, ["-m", "dask", *worker]),
         (1, ["-m", "dask", *worker]),
         (2, ["-c", DRIVER, scheduler]),

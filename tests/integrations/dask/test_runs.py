@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.integrations.dask.conftest import N_WORKERS
@@ -69,8 +70,9 @@ def test_chosen_workers(client):
     assert {place[2] for place in run(who, client=client, workers=chosen)} == {
         pids[address] for address in chosen
     }
-    with pytest.raises(gpucoll.LaunchError, match="the cluster has no worker tcp://127.0.0.1:1"):
+    with pytest.raises(gpucoll.LaunchError, match=r"the cluster has no worker tcp://127.0.0.1:1"):
         run(who, client=client, workers=[*chosen, "tcp://127.0.0.1:1"])
+    wrong: Any
     for wrong in ("tcp://127.0.0.1:1", []):
         with pytest.raises(gpucoll.ArgumentError, match="workers must be a list of addresses"):
             run(who, client=client, workers=wrong)
@@ -95,7 +97,7 @@ def test_workers_that_are_threads():
 def test_no_client(client):
     with pytest.raises(gpucoll.ArgumentError, match="there is no client"):
         run(who)
-    with pytest.raises(gpucoll.ArgumentTypeError, match="must be a distributed.Client; got str"):
+    with pytest.raises(gpucoll.ArgumentTypeError, match=r"must be a distributed.Client; got str"):
         run(who, client="tcp://127.0.0.1:1")
 
 
@@ -176,6 +178,7 @@ def test_a_run_whose_driver_is_gone_is_given_up(client, monkeypatch):
 INTERRUPTED = """\
 import sys
 from pathlib import Path
+from typing import Any
 from distributed import Client
 from gpucoll.integrations.dask import Workers
 

@@ -1,7 +1,7 @@
 """What runs on an engine's workers must do, whatever the engine: each engine's tests inherit these.
 
-The class of an engine's tests has a fixture ``make``: ``make(world_size)`` returns `Workers` that no
-other call of the same test got.
+The class of an engine's tests has a fixture ``make``: ``make(world_size)`` returns `Workers` that
+no other call of the same test got.
 """
 
 from __future__ import annotations
@@ -72,6 +72,10 @@ def descriptors_and_threads(comm):
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
+def holding(lock):
+    return lambda comm: lock
+
+
 def unpicklable(comm):
     return threading.Lock()
 
@@ -95,7 +99,7 @@ class RunCases:
         assert [place[:2] for place in first] == [(0, 2), (1, 2)]
 
     def test_options_of_init(self, make):
-        with pytest.raises(gpucoll.DeadlineError, match="waited 0.2 s in recv"):
+        with pytest.raises(gpucoll.DeadlineError, match=r"waited 0\.2 s in recv"):
             make(2).run(wait_for_the_other, init={"timeout_s": 0.2, "backend": "cpu"})
 
     @pytest.mark.parametrize("rank", [0, 1])
@@ -160,7 +164,7 @@ class RunCases:
         with pytest.raises(gpucoll.ArgumentTypeError, match="cannot be pickled"):
             workers.run(total, (threading.Lock(),))
         with pytest.raises(gpucoll.ArgumentTypeError, match="cannot be pickled"):
-            workers.run(lambda comm, lock=threading.Lock(): None)
+            workers.run(holding(threading.Lock()))
         with pytest.raises(gpucoll.LaunchError, match=r"rank [01] of 2 \(host "):
             workers.run(unpicklable)
 

@@ -27,7 +27,7 @@ def test_an_engine_that_is_not_installed(module, monkeypatch):
 def test_an_import_loads_no_engine(name):
     program = f"""\
 import sys, gpucoll.integrations.{name}
-print([loaded for loaded in ("ray", "dask", "distributed", "numba", "numpy") if loaded in sys.modules])
+print([name for name in ("ray", "dask", "distributed", "numba", "numpy") if name in sys.modules])
 """
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60

@@ -44,7 +44,7 @@ def test_the_first_failure_is_raised_with_rank_and_place():
     cause = caught.value.__cause__
     assert isinstance(cause, gpucoll.LaunchError)
     assert re.match(r"rank 1 of 3 \(host .*, process \d+\) raised ValueError", str(cause))
-    assert 'raise error\nValueError: first' in str(cause)
+    assert "raise error\nValueError: first" in str(cause)
 
 
 def test_a_ranks_own_failure_goes_before_those_that_follow():
@@ -109,18 +109,20 @@ def test_another_failure_of_an_elastic_run_is_one():
         made.results("")
 
 
-class Unpicklable(Exception):
+class UnpicklableError(Exception):
     def __reduce__(self):
         raise TypeError
 
 
-class TwoArguments(Exception):
+class TwoArgumentsError(Exception):
     def __init__(self, one, two):
         super().__init__(f"{one} {two}")
 
 
 @pytest.mark.parametrize(
-    "error", [SystemExit(3), KeyboardInterrupt(), Unpicklable("x"), TwoArguments(1, 2)], ids=repr
+    "error",
+    [SystemExit(3), KeyboardInterrupt(), UnpicklableError("x"), TwoArgumentsError(1, 2)],
+    ids=repr,
 )
 def test_what_cannot_be_raised_again_is_told(error):
     made = collection(1)

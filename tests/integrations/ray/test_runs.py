@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +16,7 @@ from tests.integrations.engine.cases import WAIT_S, RunCases, total, who
 import gpucoll
 from gpucoll.integrations.ray import Workers, run
 
-
-SMALL = {"num_cpus": 0.1}
+SMALL: Any = {"num_cpus": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,7 @@ def test_a_placement_group_of_the_callers(cluster):
             with Workers(world_size, placement_group=group, **SMALL) as workers:
                 assert workers.world_size == expected
                 assert len(workers.run(who)) == expected
-        with pytest.raises(gpucoll.ArgumentError, match="world_size is 3, but .* has 2 bundles"):
+        with pytest.raises(gpucoll.ArgumentError, match=r"world_size is 3, but .* has 2 bundles"):
             Workers(3, placement_group=group)
         with pytest.raises(gpucoll.ArgumentTypeError, match="must be a PlacementGroup; got str"):
             Workers(2, placement_group="group")
@@ -144,10 +144,11 @@ def test_nothing_is_left_in_the_cluster(cluster):
     from ray.util.placement_group import placement_group_table
 
     before = {*placement_group_table()}
-    with pytest.raises(AssertionError), Workers(2, **SMALL) as workers:
+    with Workers(2, **SMALL) as workers:
         pids = [place[2] for place in workers.run(who)]
         actors = [*(worker.actor.describe for worker in workers._workers), workers._keys.clear]
-        workers.run(refuse_to_start)
+        with pytest.raises(AssertionError):
+            workers.run(refuse_to_start)
 
     until(lambda: not any(is_there(pid) for pid in pids))
     for method in actors:
