@@ -42,7 +42,7 @@ SelectType=select/cons_tres
 SlurmdParameters=config_overrides
 SchedulerType=sched/builtin
 NodeName=node[1-{nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port={ports} CPUs=4
-PartitionName=tests Nodes=node[1-{nodes}] Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8 State=UP
+PartitionName=tests Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=FORCE:8 State=UP
 """
 
 
