@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -19,13 +20,15 @@ def cluster():
     """Start it; the tests are its driver."""
     if importlib.util.find_spec("ray") is None:
         pytest.skip("Ray is not installed")
+    folder = tempfile.mkdtemp(prefix="gct-ray-", dir="/tmp")  # sockets lie deep below: a short one
+    (Path(folder) / "ray").mkdir()
     variables = {
+        "RAY_TMPDIR": folder,  # where Ray makes a folder "ray", and expects one
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_memory_monitor_refresh_ms": "0",  # it kills tests where others fill the memory
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),  # else Ray leaves one in the home
     }
-    folder = tempfile.mkdtemp(prefix="gct-ray-", dir="/tmp")  # sockets lie deep below: a short one
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)  # which Ray reads when it is imported
     import ray
@@ -34,7 +37,7 @@ def cluster():
     started = Cluster()
     try:
         for host in "ab":
-            head = {"include_dashboard": False, "temp_dir": folder} if host == "a" else {}
+            head = {"include_dashboard": False} if host == "a" else {}
             started.add_node(
                 num_cpus=CPUS,
                 resources={f"host-{host}": WORKERS},
