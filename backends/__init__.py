@@ -26,6 +26,8 @@ BACKENDS = MappingProxyType(
             enqueues=False,
             between_hosts="gpucoll.backends.cpu.world.backend",
         ),
+        # Host arrays through MPI, wherever the ranks are.
+        "mpi": KnownBackend("gpucoll.backends.mpi.backend", enqueues=False),
         # Arrays on GPUs, through their vendor's library.
         "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
         "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
@@ -34,10 +36,6 @@ BACKENDS = MappingProxyType(
     }
 )
 """Backends of this version, by name. Nothing is imported before it is asked for."""
-
-PLANNED = ("mpi",)
-"""Names that are known but not served yet: asking for one says so."""
-
 
 def load(name: str, *, spans_hosts: bool = False) -> Any:
     """Return the module of a backend, for ranks of one host or of several.

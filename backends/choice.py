@@ -21,6 +21,8 @@ DIRECT = "direct"
 """The backend without a vendor's library, for GPUs of every kind."""
 GPU_BACKENDS = (*KINDS, DIRECT)
 """What moves GPU arrays, where this version has it."""
+MPI = "mpi"
+"""The backend through MPI, for ranks that MPI has brought together."""
 HOST_DEVICE = "host"
 """The kind of Host devices, which play GPUs in host memory."""
 HOST_ARRAYS = "cpu"
@@ -105,7 +107,12 @@ class ObstacleError(BackendUnavailableError):
 
 
 def choose(
-    wish: str, seen: Sequence[Seen], served: Collection[str] = BACKENDS, *, mixed: bool = False
+    wish: str,
+    seen: Sequence[Seen],
+    served: Collection[str] = BACKENDS,
+    *,
+    mixed: bool = False,
+    takes_mpi: bool = False,
 ) -> Choice:
     """Return the backends for host and GPU arrays.
 
@@ -119,6 +126,8 @@ def choose(
         The backends that there are.
     mixed : bool
         Whether host and GPU arrays may meet in one call; then `wish` is ``"auto"`` or ``"direct"``.
+    takes_mpi : bool
+        Whether auto takes MPI for host arrays: ranks that it brought together, on several hosts.
     """
     if mixed:
         return _for_both(seen)
@@ -126,7 +135,12 @@ def choose(
         refusal = "backend='cpu' was asked for: use backend='auto', or copy to the host"
         return Choice(Pick("cpu", "asked for"), Pick("", refusal))
     if wish == "auto":
-        return Choice(Pick("cpu", "chosen by auto"), _for_gpus(seen, served))
+        host = Pick("cpu", "chosen by auto")
+        if takes_mpi:
+            host = Pick(MPI, "chosen by auto: made from MPI, on several hosts")
+        return Choice(host, _for_gpus(seen, served))
+    if wish == MPI:
+        return Choice(Pick(MPI, "asked for"), _for_gpus(seen, served))
     host = Pick(
         "", f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
     )

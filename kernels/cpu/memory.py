@@ -143,3 +143,8 @@ call_step = _call(1, _int64)
 call_wait = _call(5, _int64)
 call_reach = _call(3, _int64)
 call_words = _call(8, _int64)
+call_foreign = _call(10, _int32)
+"""Call a function of C's that takes up to ten integers and addresses and returns an int.
+
+What it does not take it does not see: arguments are passed in registers, then words of the stack.
+"""

@@ -23,7 +23,7 @@ from gpucoll.api.names_elsewhere import SaysNamesElsewhere
 from gpucoll.api.objects import Objects
 from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
-from gpucoll.backends.choice import GPU_BACKENDS, Choice, Seen, Wish, choose
+from gpucoll.backends.choice import GPU_BACKENDS, MPI, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.backends.protocol import HostBackend, HostBackends
 from gpucoll.calls.begun_message import BegunMessage
@@ -188,8 +188,10 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         division.has_begun = True  # the others wait for this rank from here on
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on
+        over_mpi = self._over_mpi(division.ranks, limit) if self._choice.host.backend == MPI else None
+        timeout = self._group.timeout_s
         try:
-            made = create(job, limit, self._group.timeout_s, wish, division, connects=False)
+            made = create(job, limit, timeout, wish, division, connects=False, over_mpi=over_mpi)
         except BaseException:
             if connection is not None:
                 connection.abort()
@@ -197,6 +199,77 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         made._gpu.adopt(connection, division.ranks)
         made.epoch = self.epoch
         return made
+
+    def _over_mpi(self, ranks: list[int], timeout_s: float) -> Callable[[], Any]:
+        """Return what makes some of these ranks one of MPI's communicators."""
+        backend: Any = self._backend
+        return lambda: backend.ranks.part(ranks, timeout_s)
+
+    @staticmethod
+    def from_mpi(
+        communicator: Any,
+        *,
+        backend: str = "auto",
+        device: Any = None,
+        mixed: bool = False,
+        timeout_s: float | None = None,
+        on_async_error: str | None = None,
+        deterministic: str | None = None,
+        bind: bool = False,
+    ) -> Communicator:
+        """Return a communicator of the ranks of one of mpi4py's, which stays as usable as before.
+
+        Collective over those: each rank of it calls this, as often as wanted, in the order of its
+        MPI collectives. They learn over MPI who is on which host, and where to meet: no launcher's
+        environment, no meeting point and no secret are needed.
+
+        Parameters
+        ----------
+        communicator : mpi4py.MPI.Intracomm
+            Any: ``MPI.COMM_WORLD``, one of Split or Create_group, a Cartesian one. The ranks keep
+            their numbers.
+        backend : str
+            As for `gpucoll.init`. With ``"auto"`` host arrays go through shared memory where all
+            ranks are on one host, through MPI (``"mpi"``) where they are on several, which is the
+            way to InfiniBand, Slingshot and EFA; ``"cpu"`` takes gpucoll's own links instead.
+        device, mixed, timeout_s, on_async_error, deterministic, bind
+            As for `gpucoll.init`.
+
+        Raises
+        ------
+        ArgumentTypeError
+            It is no communicator of mpi4py, or an intercommunicator.
+        StateError
+            MPI is not initialised, or finalised.
+        RendezvousDeadlineError
+            Some rank of it did not call this in time.
+        BackendUnavailableError
+            The backend cannot serve; for ``"mpi"`` also where MPI was initialised with less than
+            ``MPI_THREAD_MULTIPLE``, or the process has loaded two MPIs.
+
+        Notes
+        -----
+        One `Idup` of the communicator, three small all_gathers, and what `gpucoll.init` costs. What
+        goes through MPI ends with it: close such a communicator before ``MPI.Finalize``, or every
+        later call on it is a StateError. The others may outlive MPI.
+
+        Examples
+        --------
+        >>> from mpi4py import MPI
+        >>> comm = gpucoll.Communicator.from_mpi(MPI.COMM_WORLD)
+        """
+        from gpucoll.api.over_mpi import from_mpi
+
+        return from_mpi(
+            communicator,
+            backend=backend,
+            device=device,
+            mixed=mixed,
+            timeout_s=timeout_s,
+            on_async_error=on_async_error,
+            deterministic=deterministic,
+            bind=bind,
+        )
 
     # --- after losses -----------------------------------------------------------------------------
 
@@ -248,6 +321,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         limit = group.timeout_s if timeout_s is None else timeout_s
         self._end_pending(limit)
         wish = self._gpu.wish_again()
+        if wish.backend == MPI:
+            wish = wish._replace(backend="auto")  # no communicator of MPI's loses ranks
 
         def make(job: Job, watch: Watch) -> Communicator:
             return create(job, limit, group.timeout_s, wish, watch, connects=False)
@@ -401,16 +476,18 @@ def create(
     watch: Watch | None = None,
     *,
     connects: bool = True,
+    over_mpi: Callable[[], Any] | None = None,
 ) -> Communicator:
     """Meet the ranks of `job` and return their communicator.
 
     `connects` says whether to connect the GPUs that the user asked for; one that is divided hands
-    on its own. `watch` says which ranks can never come.
+    on its own. `watch` says which ranks can never come. `over_mpi` returns these ranks as MPI knows
+    them (`gpucoll.backends.mpi.ranks.MpiRanks`); each calls it, where arrays are to go that way.
     """
     made: Communicator | None = None
     try:
         with held_signals():
-            made = _meet(job, meet_timeout_s, timeout_s, wish, watch)
+            made = _meet(job, meet_timeout_s, timeout_s, wish, watch, over_mpi)
         is_named = wish.backend in GPU_BACKENDS
         if is_named and not made._choice.gpu.backend:  # alike on all ranks
             text = f"backend {wish.backend!r} cannot be had: {made._choice.gpu.reason}"
@@ -426,7 +503,12 @@ def create(
 
 
 def _meet(
-    job: Job, meet_timeout_s: float, timeout_s: float, wish: Wish, watch: Watch | None
+    job: Job,
+    meet_timeout_s: float,
+    timeout_s: float,
+    wish: Wish,
+    watch: Watch | None,
+    over_mpi: Callable[[], Any] | None,
 ) -> Communicator:
     from gpucoll.backends.cpu.host import tuning
     from gpucoll.group.joining import Policy, join
@@ -441,14 +523,16 @@ def _meet(
     met = join(job, policy, meet_timeout_s, timeout_s, facts, same, watch)
     try:
         seen = [Seen(*said["gpu"]) for said in met.introductions]
-        choice = choose(wish.backend, seen, mixed=wish.mixed)
+        takes_mpi = over_mpi is not None and met.spans_hosts
+        choice = choose(wish.backend, seen, mixed=wish.mixed, takes_mpi=takes_mpi)
         # Where no host arrays are moved, too: objects and what GPUs agree on go the same way.
         backend = choice.host.backend or "cpu"
         met.group.keeps_order = wish.keeps_order
         if backends.BACKENDS[backend].enqueues:  # mixed=True: host arrays go as GPU arrays do
             backend = "cpu"
         module: HostBackends = backends.load(backend, spans_hosts=met.spans_hosts)
-        return Communicator(met.group, met.channel, module.create(met.group), choice, wish)
+        host = module.create(met.group) if backend != MPI else module.create(met.group, over_mpi)
+        return Communicator(met.group, met.channel, host, choice, wish)
     except BaseException:
         met.group.close()
         raise

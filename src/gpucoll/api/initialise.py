@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
 from gpucoll import config
-from gpucoll.backends import BACKENDS, PLANNED
-from gpucoll.backends.choice import DIRECT, GPU_BACKENDS, HOST_DEVICE, VENDOR_BACKENDS, Wish
+from gpucoll.backends import BACKENDS
+from gpucoll.backends.choice import DIRECT, GPU_BACKENDS, HOST_DEVICE, MPI, VENDOR_BACKENDS, Wish
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
-from gpucoll.rendezvous.job import Job, find_job
+from gpucoll.rendezvous.job import Job, find_job, spread_by_mpi
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
@@ -52,7 +53,7 @@ def init(
         The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
         the vendor's library where every rank has a GPU of its own, else through ``"direct"``
         without one; `Communicator.describe` says what was chosen and why. ``"cpu"``: host arrays
-        only. ``"nccl"``, ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
+        only. ``"mpi"``: host arrays through MPI, by mpi4py. ``"nccl"``, ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
         are then connected at once. Default: at the first collective call on GPU arrays, and the
@@ -115,6 +116,36 @@ def init(
     >>> with gpucoll.init() as comm:
     ...     total = comm.all_reduce(x)
     """
+    limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
+    if is_over_mpi(backend, rank, world_size, meet, name):
+        from gpucoll.api.over_mpi import from_world
+
+        made = from_world(limit, exits, wish)
+    else:
+        job = find_job(rank, world_size, meet, name)
+        wish = wish._replace(exits=job.is_launched if exits is None else exits)
+        with _next_meeting(job, limit) as meeting:
+            from gpucoll.backends import precompile
+
+            precompile.load()
+            from gpucoll.api.communicator import create
+
+            watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
+            made = create(meeting, limit, limit, wish, watch)
+    if bind:
+        made._group.bind_cpus()
+    return made
+
+
+def parse(
+    backend: str,
+    device: Any,
+    mixed: bool,
+    timeout_s: float | None,
+    on_async_error: str | None,
+    deterministic: str | None,
+) -> tuple[float, bool | None, Wish]:
+    """Return what was asked for, checked: a deadline, whether failures end the process, a wish."""
     _check_mixed(mixed, backend)
     _check_backend(backend, mixed)
     config.check_timeout_s(timeout_s)
@@ -124,20 +155,25 @@ def init(
     if deterministic not in (None, "order"):
         raise ArgumentError(f'deterministic must be None or "order"; got {deterministic!r}')
     number = None if device is None else _device_number(device)
-    job = find_job(rank, world_size, meet, name)
-    exits = job.is_launched if on_async_error is None else on_async_error == "exit"
-    wish = Wish(backend, number, exits, deterministic == "order", mixed)
-    with _next_meeting(job, limit) as meeting:
-        from gpucoll.backends import precompile
+    exits = None if on_async_error is None else on_async_error == "exit"
+    return limit, exits, Wish(backend, number, bool(exits), deterministic == "order", mixed)
 
-        precompile.load()
-        from gpucoll.api.communicator import create
 
-        watch = LauncherWatch(meeting, job.token) if job.is_gpucolls else None
-        made = create(meeting, limit, limit, wish, watch)
-    if bind:
-        made._group.bind_cpus()
-    return made
+def is_over_mpi(
+    backend: str, rank: int | None, world_size: int | None, meet: Any, name: str | None
+) -> bool:
+    """Return whether the ranks meet over MPI: for its backend, or where nothing else says how."""
+    is_given = any(given is not None for given in (rank, world_size, meet, name))
+    if backend == MPI:
+        if is_given:
+            raise ArgumentError(
+                "backend='mpi' takes the ranks of MPI.COMM_WORLD: leave rank, world_size, meet and "
+                "name out, or give any communicator of mpi4py to Communicator.from_mpi(...)"
+            )
+        return True
+    if is_given or spread_by_mpi() is None:
+        return False
+    return importlib.util.find_spec("mpi4py") is not None
 
 
 def _next_meeting(job: Job, timeout_s: float) -> contextlib.AbstractContextManager[Job]:
@@ -163,11 +199,6 @@ def _check_mixed(mixed: object, backend: object) -> None:
 
 
 def _check_backend(backend: object, mixed: bool) -> None:
-    if backend in PLANNED and backend not in BACKENDS:
-        raise BackendUnavailableError(
-            f"backend {backend!r} is not part of this version of gpucoll: it has "
-            f"{', '.join(BACKENDS)}. Use backend='auto'"
-        )
     if backend in GPU_BACKENDS and config.cpu_only() and not mixed:
         raise BackendUnavailableError(
             f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"

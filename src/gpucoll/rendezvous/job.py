@@ -168,6 +168,23 @@ def _find_started() -> Started | None:
     return _from_gpucoll() or _from_torchrun() or launchers.find()
 
 
+def spread_by_mpi() -> Started | None:
+    """Return what says that an MPI's launcher, or srun, has started this rank among several hosts.
+
+    None where it has not, or where what else is needed to meet has been said.
+    """
+    if config.variable(config.MEET):
+        return None
+    started = _find_started()
+    if started is None or started.origin in _OWN_TOKENS or not started.elsewhere:
+        return None
+    if started.meet is not None:
+        from gpucoll.transport.tcp.secret import job_secret
+
+        return None if job_secret() is not None else started
+    return started
+
+
 def _meeting_point(
     given: Any, started: Started | None, world_size: int, name: str
 ) -> MeetingPoint | None:
@@ -196,7 +213,7 @@ def _launchers_point(started: Started, name: str) -> MeetingPoint:
         f"nothing says where they meet: set {config.MEET} to tcp://HOST:PORT on each rank, HOST "
         "being rank 0's host and PORT a port that is free there (mpiexec of Open MPI: -x "
         f"{config.MEET}=..., of MPICH and Intel MPI: -genv {config.MEET} ...), or say "
-        "init(meet=...)"
+        "init(meet=...); or install mpi4py: then they meet over MPI"
     )
 
 

@@ -25,6 +25,7 @@ from gpucoll.group.world.links import Links
 from gpucoll.group.world.listeners import Listeners
 from gpucoll.group.world.pairs import Pairs
 from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
 from gpucoll.rendezvous.meeting_store import given_secret
@@ -128,7 +129,9 @@ def join_world(
     """
     assert job.meet is not None
     watch = watch or Watch(job.rank, job.world_size)
-    endpoint = TcpEndpoint(job.meet, given_secret(job.meet), job.title, watch.who)
+    # Who was handed a point was handed its secret, too, whatever the environment says.
+    secret = None if isinstance(job.meet, HandedPoint) else given_secret(job.meet)
+    endpoint = TcpEndpoint(job.meet, secret, job.title, watch.who)
     _ = endpoint.secret if job.rank == 0 else None  # said at once, and not when somebody comes
     listeners = Listeners(endpoint.own_address(), watch.who)
     try:

@@ -212,9 +212,14 @@ class Call(IntEnum):
     UNTIL_NS = 57  # when to return with NOT_YET; 0: never; 1: at once
     LEAVES = 58  # whether a signal ends only this wait: what it waits for goes on
     SHOWN_ROOT = 59  # what errors show as the root: of the call that this is a part of
+    # Through MPI.
+    MPI = 60  # address of the communicator's words, see `backends.mpi.words`
+    MPI_DTYPE = 61  # its handles; without them the call is a movement, or reduced by our kernels
+    MPI_OPERATION = 62
+    MPI_COLLECTIVE = 63  # which, where COLLECTIVE says what it is a part of
 
 
-CALL_WORDS = 60
+CALL_WORDS = 64
 
 
 class Pending(IntEnum):
@@ -290,6 +295,7 @@ class Path(IntEnum):
     SYMMETRIC = 4
     SINGLE_COPY = 5
     MESSAGE = 6
+    MPI = 7
 
     @property
     def spelled(self) -> str:

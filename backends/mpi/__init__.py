@@ -1,0 +1,1 @@
+"""Arrays in host memory through MPI, and how ranks meet over it."""

@@ -1,0 +1,201 @@
+"""Host arrays through MPI: the same calls, entries and signatures as the CPU backend, another road.
+
+The ranks of a host share a segment here, too: there they compare their calls, note what they do and
+see who is lost. What moves is MPI's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from gpucoll.arrays.array_kinds import ArrayKind
+from gpucoll.backends.cpu.host.backend import CpuBackend
+from gpucoll.backends.cpu.host.entry_tables import EntryTable
+from gpucoll.backends.cpu.world.phases import input_of, output_of, put_into
+from gpucoll.backends.mpi.blocks import CommunicatorWords, MpiBlockMaker
+from gpucoll.backends.mpi.library import library
+from gpucoll.backends.mpi.ranks import MpiRanks
+from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
+from gpucoll.errors import BackendUnavailableError, StateError
+from gpucoll.group.host.group import HostGroup
+from gpucoll.group.protocol import StartedCalls
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Call, Context, Status
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
+
+PROMISES = {
+    "same bits on every rank": "not promised by MPI, where it reduces itself; else yes",
+    "same bits run after run": "not promised by MPI, where it reduces itself; else yes",
+    "same bits whatever size, chunks and placement": "no",
+    "half types": "reduced by our kernels: accumulated in float32, rounded once",
+}
+"""What this backend promises (SEMANTICS, rounding and reproducibility)."""
+
+
+class MpiCall:
+    """A prepared call: one built-in over one call block."""
+
+    def __init__(self, backend: MpiBackend, block: CallBlock, request: Request) -> None:
+        self._backend = backend
+        self._group = backend.group
+        self._block = block
+        self._request = request
+        self._is_packed = bool(request.sources or request.destinations or request.parts)
+        self._run_at_once = self._group.prepare(block)
+        self._run_queued: Callable[[], int] | None = None
+
+    def run_once(self) -> int:
+        """Run it where nothing stands against it; 0, or a status for Python to look at."""
+        if self._is_packed:
+            return int(Status.NOT_RUN)
+        status = self._run_at_once()
+        if status:
+            self._backend.keep_given_up(self._block)
+        return status
+
+    def run(self, timeout_s: float | None = None) -> None:
+        """Do it; raise what went wrong."""
+        if self._run_queued is None:
+            self._run_queued = self._group.prepare(self._block, queued=True)
+        held: Any = self._block
+        try:
+            if not self._is_packed:
+                self._group.run_prepared(self._run_queued, timeout_s)
+                return
+            source, output = input_of(self._request), output_of(self._request)
+            held = (self._block, source, output)
+            words = self._block.words
+            words[Call.SOURCE], words[Call.DESTINATION] = source.ctypes.data, output.ctypes.data
+            self._group.run_prepared(self._run_queued, timeout_s)
+            put_into(self._request, output)
+        except BaseException:
+            self._backend.keep_given_up(held)
+            raise
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Return 0: what is started is run by a thread of Python's, or by who waits for it."""
+        return 0
+
+
+class MpiBackend:
+    """Host buffers through MPI.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks.
+    ranks : MpiRanks
+        The same ranks, as MPI knows them; belongs to this from here on.
+    """
+
+    def __init__(self, group: HostGroup, ranks: MpiRanks) -> None:
+        self.group = group
+        self.ranks = ranks
+        self.last_status = group.last_status
+        self._host = CpuBackend(group)
+        self.messages: HostMessages = self._host.messages
+        self._library = library()
+        self._words = CommunicatorWords(self._library, ranks.communicator)
+        self._blocks = MpiBlockMaker(
+            group.rank, group.world_size, self._library, self._words, lambda: group.keeps_order
+        )
+        self._tables: dict[Collective, EntryTable] = {}
+        self._kept: list[Any] = []
+        """What MPI may still read or write: it was left with requests that did not end."""
+        ranks.at_end = self._note_end
+        group.at_close(self._close)
+
+    def prepare(self, request: Request) -> PreparedCall:
+        """Prepare a collective."""
+        return MpiCall(self, self._blocks.of(request), request)
+
+    def entry(self, collective: Collective) -> Callable[..., Any]:
+        """Return the entry of a collective."""
+        if collective == Collective.ALL_REDUCE_LIST:
+            return self._serve_nothing
+        if collective not in self._tables:
+            self._tables[collective] = EntryTable(self.group)
+        call, keep, words = self._tables[collective].call, self.keep_given_up, self._words
+
+        def entry(x: Any, out: Any, *given: Any) -> Any:
+            result = call(x, out, *given)
+            if result is None and words.is_given_up:
+                keep((x, out))
+            return result
+
+        return entry
+
+    def starter(self, collective: Collective) -> Callable[..., Any]:
+        """Return one that starts nothing."""
+        return self._serve_nothing
+
+    def _serve_nothing(self, *_: object) -> None:
+        """Leave a call to Python: nothing went wrong."""
+        self.group.context[Context.STATUS] = Status.NOT_RUN
+
+    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+        """Make the entry serve arrays of this kind with these arguments from now on."""
+        table = self._tables.get(collective)
+        if table is None:
+            return
+
+        def make() -> CallBlock:
+            parsed = None if op is None else ReduceOp.parse(op)
+            place = NO_ROOT if root is None else root
+            return self._blocks.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
+
+        table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
+
+    def keep_given_up(self, held: Any) -> None:
+        """Keep memory for ever that MPI was left with, if it was."""
+        if self._words.is_given_up:
+            self._kept.append(held)
+
+    def _note_end(self) -> None:
+        """MPI is being finalised: no call can run any more."""
+        who = f"rank {self.group.rank} of {self.group.world_size}"
+        if not self.group.is_closed and self.group.failure is None:
+            self.group.fail(
+                StateError(
+                    f"{who}: MPI was finalised, through which this communicator moves arrays: close "
+                    "it first"
+                )
+            )
+
+    def _close(self) -> None:
+        self.ranks.free(keep=self._words.is_given_up)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
+        """Return an array in this rank's arena."""
+        return self._host.empty(shape, dtype)
+
+    def shared_arrays(self) -> AbstractContextManager[None]:
+        """Return a context in which every new NumPy array is like one of `empty`."""
+        return self._host.shared_arrays()
+
+    def describe(self) -> dict[str, str]:
+        """Return which MPI it is, in words."""
+        counts = "beyond 31 bits" if self._library.has_large_counts else "of 31 bits, in pieces"
+        return {
+            "MPI": f"{self._library.name}; counts {counts}",
+            "messages": "through shared memory, as with backend='cpu'",
+            **PROMISES,
+        }
+
+
+def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:
+    """Return this backend for a group.
+
+    Raises
+    ------
+    BackendUnavailableError
+        MPI has not brought these ranks together.
+    """
+    if over_mpi is None:
+        raise BackendUnavailableError(
+            "backend='mpi' needs ranks that MPI has brought together: start them with mpiexec or "
+            "srun and say init(backend='mpi'), or Communicator.from_mpi(MPI.COMM_WORLD)"
+        )
+    return MpiBackend(group, over_mpi())

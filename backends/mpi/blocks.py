@@ -1,0 +1,131 @@
+"""Call blocks for the loop of MPI, and the words of a communicator that it reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucoll.backends.cpu.host.blocks import BlockMaker
+from gpucoll.backends.mpi.library import Library, native_operation
+from gpucoll.backends.mpi.loop import mpi_call
+from gpucoll.backends.mpi.words import FUNCTIONS, MOVE_WORDS, WORDS, Word
+from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Call
+from gpucoll.types import NO_ROOT, Collective, ReduceOp
+
+_NATIVE = (
+    Collective.ALL_REDUCE,
+    Collective.ALL_REDUCE_LIST,
+    Collective.REDUCE,
+    Collective.SCAN,
+    Collective.EXCLUSIVE_SCAN,
+)
+"""A reduce_scatter never is: its ranks may differ in whether it is in place."""
+_AVERAGED = (Collective.ALL_REDUCE, Collective.ALL_REDUCE_LIST, Collective.REDUCE)
+MOST_BYTES = 1 << 30
+"""Of one message, and of what a function without large counts may span; a test sets it lower."""
+
+
+class CommunicatorWords:
+    """What the loop has to know of one communicator of MPI's, and its memory.
+
+    Parameters
+    ----------
+    library : Library
+        The MPI.
+    communicator : mpi4py.MPI.Comm
+        This backend's alone; its ranks are those of the group.
+    """
+
+    def __init__(self, library: Library, communicator: Any, most_bytes: int = MOST_BYTES) -> None:
+        self.words = words = np.zeros(WORDS, np.int64)
+        world_size = communicator.Get_size()
+        words[Word.COMMUNICATOR] = library.handle(communicator)
+        words[Word.RANK], words[Word.WORLD_SIZE] = communicator.Get_rank(), world_size
+        words[Word.HAS_LARGE_COUNTS] = library.has_large_counts
+        words[Word.MOST_BYTES] = most_bytes
+        words[Word.REQUEST_BYTES] = library.request_bytes
+        words[Word.IN_PLACE] = int(library.mpi.IN_PLACE)
+        words[Word.BYTE] = library.handle(library.mpi.BYTE)
+        for word in FUNCTIONS:
+            words[word] = library.function(word)
+        statuses = np.zeros(2 * world_size * library.status_bytes, np.uint8)
+        tables = {
+            Word.REQUESTS: np.zeros(2 * world_size, np.int64),
+            Word.STATUSES: statuses,
+            Word.VECTORS: np.zeros(4 * world_size, np.int64),
+            Word.MOVES: np.zeros(MOVE_WORDS * world_size, np.int64),
+            Word.INPUTS: np.zeros(world_size + 1, np.int64),
+        }
+        for word, table in tables.items():
+            words[word] = table.ctypes.data
+        self._keep = tables
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether MPI was left with requests that it may still work on."""
+        return bool(self.words[Word.IS_GIVEN_UP])
+
+
+class MpiBlockMaker(BlockMaker):
+    """Makes the call blocks of one rank.
+
+    Parameters
+    ----------
+    rank, world_size : int
+        Whose.
+    library : Library
+        The MPI.
+    words : CommunicatorWords
+        Of the communicator.
+    keeps_order : callable
+        Returns whether reductions are to combine the ranks in order.
+    """
+
+    def __init__(
+        self, rank: int, world_size: int, library: Library, words: CommunicatorWords, keeps_order: Any
+    ) -> None:
+        super().__init__(rank, world_size)
+        self._library = library
+        self._mpi_words = words
+        self._keeps_order = keeps_order
+
+    def plain(
+        self,
+        collective: Collective,
+        dtype: str,
+        item_bytes: int,
+        op: ReduceOp | None = None,
+        root: int = NO_ROOT,
+        *,
+        keeps: bool = False,
+    ) -> CallBlock:
+        """Return the block of a call whose arrays are not known yet."""
+        block = super().plain(collective, dtype, item_bytes, op, root, keeps=keeps)
+        words = block.words
+        words[Call.LOOP] = mpi_call.address
+        words[Call.POST] = words[Call.FINISH] = 0
+        words[Call.MPI] = self._mpi_words.words.ctypes.data
+        words[Call.MPI_COLLECTIVE] = collective
+        if op is not None and not keeps:
+            self._set_operation(block, collective, dtype, op)
+        return block
+
+    def _set_operation(
+        self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
+    ) -> None:
+        """Have MPI itself reduce, where it can."""
+        depends = self._keeps_order() and op.depends_on_order(dtype)
+        if op.function is not None or collective not in _NATIVE or depends:
+            return
+        is_averaged = op.name == "avg" and dtype.startswith(("float", "complex"))
+        if is_averaged and collective not in _AVERAGED:
+            return
+        native = native_operation(dtype, "sum" if is_averaged else op.name)
+        if native is None:
+            return
+        block.words[Call.MPI_DTYPE] = self._library.dtype(dtype)
+        block.words[Call.MPI_OPERATION] = self._library.operation(native)
+        if not is_averaged:
+            block.words[Call.KERNEL] = 0

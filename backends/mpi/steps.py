@@ -1,0 +1,242 @@
+"""What calls through MPI are made of: functions of MPI's, by address, and waiting for requests.
+
+Every wait polls, as MPI does itself, and looks around meanwhile: has the communicator been given
+up, is a rank of this host gone, is the deadline over, was there a Ctrl-C? What is then left behind
+cannot be cancelled: its memory must be kept (`Word.IS_GIVEN_UP`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpucoll.backends.mpi import words as mpi_words
+from gpucoll.backends.mpi.words import Word
+from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.memory import (
+    call_copy,
+    call_foreign,
+    call_reduce,
+    get,
+    load32,
+    pause,
+    put,
+    store32_release,
+    store64,
+)
+from gpucoll.transport.shared.flags import (
+    give_up,
+    is_aborted,
+    look_around,
+    now_ns,
+    release_interpreter,
+    start_clock,
+    yield_once,
+)
+from gpucoll.transport.shared.layout import Abort
+from gpucoll.transport.shared.steps import KERNEL, OK, PARAMETER, PART_BYTES, START_NS
+from gpucoll.transport.shared.words import Call, Context, Status
+
+RANK, WORLD_SIZE = int(Word.RANK), int(Word.WORLD_SIZE)
+COMMUNICATOR, BYTE, IN_PLACE = int(Word.COMMUNICATOR), int(Word.BYTE), int(Word.IN_PLACE)
+HAS_LARGE_COUNTS, MOST_BYTES = int(Word.HAS_LARGE_COUNTS), int(Word.MOST_BYTES)
+REQUESTS, N_REQUESTS = int(Word.REQUESTS), int(Word.N_REQUESTS)
+INPUTS, MOVES = int(Word.INPUTS), int(Word.MOVES)
+STRIDE, COPY = int(Call.PARAMETER_STRIDE), int(Context.COPY_PLAIN)
+SCRATCH = int(Word.SCRATCH)
+_STATUSES, _FLAG, _ERROR = int(Word.STATUSES), int(Word.FLAG), int(Word.ERROR)
+_REQUEST_BYTES, _IS_GIVEN_UP = int(Word.REQUEST_BYTES), int(Word.IS_GIVEN_UP)
+_VECTORS = int(Word.VECTORS)
+_SCRATCH_BYTES, _TEST, _TEST_ALL = int(Word.SCRATCH_BYTES), int(Word.TEST), int(Word.TEST_ALL)
+_SEND, _RECEIVE = int(Word.SEND), int(Word.RECEIVE)
+_SLICE_NS, _TIMEOUT_NS = int(Context.SLICE_NS), int(Context.TIMEOUT_NS)
+_EVENT, _CONTEXT_RANK = int(Status.EVENT), int(Context.RANK)
+_DEADLINE, _BACKEND = int(Abort.DEADLINE), int(Abort.BACKEND)
+MOVE_BYTES = 8 * mpi_words.MOVE_WORDS
+_SEND_FROM, _SEND_BYTES = mpi_words.SEND_FROM, mpi_words.SEND_BYTES
+_RECEIVE_AT, _RECEIVE_BYTES = mpi_words.RECEIVE_AT, mpi_words.RECEIVE_BYTES
+FIRST_POLLS = 40
+"""So often a wait polls before it lets other Python threads run."""
+_TAG = 0
+
+_i64 = types.int64
+allocate = types.ExternalFunction("malloc", _i64(_i64))
+release = types.ExternalFunction("free", types.void(_i64))
+
+
+# --- one function, one request --------------------------------------------------------------------
+
+
+@inline
+def next_request(words):
+    """Return where the next request of this call goes."""
+    return get(words, REQUESTS) + get(words, N_REQUESTS) * get(words, _REQUEST_BYTES)
+
+
+@inline
+def issue(words, function, a, b, c, d, e, f, g, h, i, j):
+    """Call a function of MPI's that begins something and fills `next_request`."""
+    error = np.int64(call_foreign(get(words, function), a, b, c, d, e, f, g, h, i, j))
+    if error != 0:
+        put(words, _ERROR, error)
+    else:
+        put(words, N_REQUESTS, get(words, N_REQUESTS) + 1)
+
+
+@inline
+def _poll(words):
+    """Return whether all requests have ended, or MPI has failed."""
+    count, flag = get(words, N_REQUESTS), words + 8 * _FLAG
+    put(words, _FLAG, 0)
+    if count == 1:
+        error = call_foreign(
+            get(words, _TEST), get(words, REQUESTS), flag, get(words, _STATUSES), 0, 0, 0, 0, 0, 0, 0
+        )
+    else:
+        error = call_foreign(
+            get(words, _TEST_ALL), count, get(words, REQUESTS), flag, get(words, _STATUSES),
+            0, 0, 0, 0, 0, 0,
+        )
+    if error != 0:
+        put(words, _ERROR, np.int64(error))
+        return True
+    return load32(flag) != 0
+
+
+@inline
+def _poll_long(context, words):
+    """Poll until all requests have ended, giving way to others; return a status."""
+    release_interpreter(context)
+    time_ns = start_clock(context)
+    look_ns = time_ns + get(context, _SLICE_NS)
+    end_ns = get(context, START_NS) + get(context, _TIMEOUT_NS)
+    while not _poll(words):
+        yield_once()
+        if is_aborted(context):
+            return _EVENT
+        time_ns = now_ns(context)
+        if time_ns >= look_ns or time_ns > end_ns:
+            status = look_around(context, _DEADLINE)
+            if status != OK:
+                return status
+            look_ns = now_ns(context) + get(context, _SLICE_NS)
+    return OK
+
+
+@inline
+def finish(context, words):
+    """Wait until what was issued has ended; return a status."""
+    status, is_done = OK, get(words, N_REQUESTS) == 0 and get(words, _ERROR) == 0
+    polls = 0
+    while not is_done and polls < FIRST_POLLS and get(words, _ERROR) == 0:
+        is_done = _poll(words)
+        polls += 1
+        pause()
+    if not is_done and get(words, _ERROR) == 0:
+        status = _poll_long(context, words)
+    if get(words, _ERROR) != 0:
+        give_up(context, _BACKEND, get(context, _CONTEXT_RANK))
+        status = _EVENT
+    if status != OK:
+        put(words, _IS_GIVEN_UP, 1)
+    put(words, N_REQUESTS, 0)
+    return status
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+@inline
+def scratch_of(words, size_bytes):
+    """Return scratch memory of at least this size; 0: there is none."""
+    if size_bytes > get(words, _SCRATCH_BYTES):
+        release(get(words, SCRATCH))
+        put(words, SCRATCH, allocate(size_bytes))
+        put(words, _SCRATCH_BYTES, size_bytes if get(words, SCRATCH) != 0 else 0)
+    return get(words, SCRATCH)
+
+
+@inline
+def vector_of(words, which):
+    """Return the address of the numbers of a vector argument of MPI's, one for each rank."""
+    return get(words, _VECTORS) + 8 * which * get(words, WORLD_SIZE)
+
+
+@inline
+def set_number(words, which, rank, value):
+    """Set a rank's number in such a vector: MPI_Count, or int."""
+    if get(words, HAS_LARGE_COUNTS) != 0:
+        store64(vector_of(words, which) + 8 * rank, value)
+    else:
+        store32_release(vector_of(words, which) + 4 * rank, np.int32(value))
+
+
+# --- an exchange between all pairs ----------------------------------------------------------------
+
+
+@inline
+def set_move(words, rank, source, send_bytes, destination, receive_bytes):
+    """Say what goes to a rank, and what comes from it where."""
+    move = get(words, MOVES) + MOVE_BYTES * rank
+    put(move, _SEND_FROM, source)
+    put(move, _SEND_BYTES, send_bytes)
+    put(move, _RECEIVE_AT, destination)
+    put(move, _RECEIVE_BYTES, receive_bytes)
+
+
+@inline
+def _begin_round(words, step, done):
+    """Begin a piece of what goes to the rank `step` further on, and comes from as far behind."""
+    me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
+    dest, source = (me + step) % world_size, (me + world_size - step) % world_size
+    sent, received = moves + MOVE_BYTES * dest, moves + MOVE_BYTES * source
+    comm, byte, most = get(words, COMMUNICATOR), get(words, BYTE), get(words, MOST_BYTES)
+    size_bytes = min(get(received, _RECEIVE_BYTES) - done, most)
+    if size_bytes > 0:
+        at = get(received, _RECEIVE_AT) + done
+        issue(
+            words, _RECEIVE, at, size_bytes, byte, source, _TAG, comm, next_request(words), 0, 0, 0
+        )
+    size_bytes = min(get(sent, _SEND_BYTES) - done, most)
+    if size_bytes > 0:
+        at = get(sent, _SEND_FROM) + done
+        issue(words, _SEND, at, size_bytes, byte, dest, _TAG, comm, next_request(words), 0, 0, 0)
+
+
+@inline
+def exchange(context, words):
+    """Move what `set_move` has said of every rank, in pieces that fit into a count."""
+    me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
+    largest = np.int64(0)
+    for rank in range(world_size):
+        move = moves + MOVE_BYTES * rank
+        if rank != me:
+            largest = max(largest, get(move, _SEND_BYTES), get(move, _RECEIVE_BYTES))
+    mine = moves + MOVE_BYTES * me
+    if get(mine, _SEND_BYTES) > 0 and get(mine, _SEND_FROM) != get(mine, _RECEIVE_AT):
+        source, size_bytes = get(mine, _SEND_FROM), get(mine, _SEND_BYTES)
+        call_copy(get(context, COPY), get(mine, _RECEIVE_AT), source, size_bytes, 0)
+    done, status = np.int64(0), OK
+    while done < largest and status == OK:
+        for step in range(1, world_size):
+            _begin_round(words, step, done)
+        done += get(words, MOST_BYTES)
+        status = finish(context, words)
+    return status
+
+
+# --- our kernels ----------------------------------------------------------------------------------
+
+
+@inline
+def combine(words, call, destination, first, stride, n_ranks, size_bytes):
+    """Combine the inputs of the first ranks, which lie `stride` bytes apart, in order."""
+    if size_bytes <= 0:
+        return
+    inputs = get(words, INPUTS)
+    for rank in range(n_ranks):
+        put(inputs, rank, first + rank * stride)
+    landing = inputs + 8 * get(words, WORLD_SIZE)
+    put(landing, 0, destination)
+    parameter = get(call, PARAMETER) + get(call, STRIDE) * (n_ranks - 1)
+    count = size_bytes // get(call, PART_BYTES)
+    call_reduce(get(call, KERNEL), landing, 1, inputs, n_ranks, count, parameter, 0)

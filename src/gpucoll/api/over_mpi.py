@@ -1,0 +1,95 @@
+"""Communicators of ranks that MPI has brought together."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gpucoll.api.initialise import parse
+from gpucoll.backends.choice import MPI, Wish
+from gpucoll.backends.mpi import library
+from gpucoll.backends.mpi.ranks import MpiRanks
+from gpucoll.errors import BackendUnavailableError, RendezvousError
+from gpucoll.rendezvous.job import spread_by_mpi
+from gpucoll.rendezvous.told import told_job
+
+if TYPE_CHECKING:
+    from gpucoll.api.communicator import Communicator
+
+
+def from_mpi(
+    communicator: Any,
+    *,
+    backend: str,
+    device: Any,
+    mixed: bool,
+    timeout_s: float | None,
+    on_async_error: str | None,
+    deterministic: str | None,
+    bind: bool,
+) -> Communicator:
+    """Return what `gpucoll.Communicator.from_mpi` does."""
+    limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
+    made = _made(communicator, library.import_mpi(), limit, exits, wish, "Communicator.from_mpi")
+    if bind:
+        made._group.bind_cpus()
+    return made
+
+
+def from_world(limit: float, exits: bool | None, wish: Wish) -> Communicator:
+    """Return the communicator of all ranks that the launcher has started.
+
+    Raises
+    ------
+    BackendUnavailableError
+        There is no mpi4py, or no MPI.
+    RendezvousError
+        The MPI that mpi4py has found is not the one that started the ranks.
+    """
+    mpi = library.import_mpi()
+    if not mpi.Is_initialized():
+        mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    started = spread_by_mpi()
+    n_seen = mpi.COMM_WORLD.Get_size() if not mpi.Is_finalized() else 0
+    if started is not None and n_seen not in (0, started.world_size):
+        raise RendezvousError(
+            f"{started.origin} says that this is rank {started.rank} of {started.world_size}, but "
+            f"the MPI that mpi4py has loaded ({library.name_of(mpi)}) sees {n_seen}: it is not the "
+            "one that started them. Install mpi4py with that one's library, or set GPUCOLL_MEET "
+            "and a secret (docs/clusters.md)"
+        )
+    return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init")
+
+
+def _made(
+    communicator: Any, mpi: Any, limit: float, exits: bool | None, wish: Wish, call: str
+) -> Communicator:
+    from gpucoll.backends import precompile
+
+    ranks = MpiRanks.of(communicator, mpi, limit, call)
+    is_kept = False
+    try:
+        _check_all(ranks, mpi, limit, wish)
+        job = told_job(ranks.rank, ranks.world_size, lambda data: ranks.tell(data, limit), "mpi")
+        wish = wish._replace(exits=job.is_launched if exits is None else exits)
+        precompile.load()
+        from gpucoll.api.communicator import create
+
+        may_take = wish.backend == MPI or (wish.backend == "auto" and not wish.mixed)
+        made = create(
+            job.next_meeting(), limit, limit, wish, over_mpi=(lambda: ranks) if may_take else None
+        )
+        is_kept = made._choice.host.backend == MPI
+        return made
+    finally:
+        if not is_kept:
+            ranks.free()
+
+
+def _check_all(ranks: MpiRanks, mpi: Any, limit: float, wish: Wish) -> None:
+    """Raise on every rank where MPI cannot serve one of them as was asked."""
+    problem = library.problem_for_calls(mpi) if wish.backend in (MPI, "auto") else ""
+    problems = [text.decode() for text in ranks.tell(problem.encode(), limit)]
+    found = {text: rank for rank, text in reversed([*enumerate(problems)]) if text}
+    if wish.backend == MPI and found:
+        text = "; ".join(f"rank {rank} of {ranks.world_size}: {text}" for text, rank in found.items())
+        raise BackendUnavailableError(f"backend 'mpi' cannot be had: {text}")
