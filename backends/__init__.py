@@ -27,7 +27,11 @@ BACKENDS = MappingProxyType(
             between_hosts="gpucoll.backends.cpu.world.backend",
         ),
         # Host arrays through MPI, wherever the ranks are.
-        "mpi": KnownBackend("gpucoll.backends.mpi.backend", enqueues=False),
+        "mpi": KnownBackend(
+            "gpucoll.backends.mpi.backend",
+            enqueues=False,
+            between_hosts="gpucoll.backends.mpi.world",
+        ),
         # Arrays on GPUs, through their vendor's library.
         "nccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),
         "rccl": KnownBackend("gpucoll.backends.nccl.connected", enqueues=True),

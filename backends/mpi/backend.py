@@ -24,6 +24,7 @@ from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call, Context, Status
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
+from gpucoll.wording import rank_of
 
 PROMISES = {
     "same bits on every rank": "not promised by MPI, where it reduces itself; else yes",
@@ -35,11 +36,25 @@ PROMISES = {
 
 
 class MpiCall:
-    """A prepared call: one built-in over one call block."""
+    """A prepared call: one built-in over one call block.
 
-    def __init__(self, backend: MpiBackend, block: CallBlock, request: Request) -> None:
-        self._backend = backend
-        self._group = backend.group
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks of this host.
+    memory : Memory
+        Of the communicator.
+    block : CallBlock
+        The call; belongs to this from here on.
+    request : Request
+        What is to be done.
+    """
+
+    def __init__(
+        self, group: HostGroup, memory: Memory, block: CallBlock, request: Request
+    ) -> None:
+        self._memory = memory
+        self._group = group
         self._block = block
         self._request = request
         self._is_packed = bool(request.sources or request.destinations or request.parts)
@@ -52,7 +67,7 @@ class MpiCall:
             return int(Status.NOT_RUN)
         status = self._run_at_once()
         if status:
-            self._backend.keep_given_up(self._block)
+            self._memory.keep_given_up(self._block)
         return status
 
     def run(self, timeout_s: float | None = None) -> None:
@@ -71,12 +86,53 @@ class MpiCall:
             self._group.run_prepared(self._run_queued, timeout_s)
             put_into(self._request, output)
         except BaseException:
-            self._backend.keep_given_up(held)
+            self._memory.keep_given_up(held)
             raise
 
     def start(self, started: StartedCalls, timeout_s: float | None) -> int:
         """Return 0: what is started is run by a thread of Python's, or by who waits for it."""
         return 0
+
+
+class Memory:
+    """What one communicator of MPI's may still use: kept where MPI was left with requests.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks of this host.
+    ranks : MpiRanks
+        All ranks, as MPI knows them; belongs to this from here on.
+    who : str
+        This rank, for messages.
+    """
+
+    def __init__(self, group: HostGroup, ranks: MpiRanks, who: str) -> None:
+        self.words = CommunicatorWords(library(), ranks.communicator)
+        self._group = group
+        self._ranks = ranks
+        self._who = who
+        self._kept: list[Any] = []
+        ranks.at_end = self._note_end
+        group.at_close(self._close)
+
+    def keep_given_up(self, held: Any) -> None:
+        """Keep something for ever that MPI was left with, if it was."""
+        if self.words.is_given_up:
+            self._kept.append(held)
+
+    def _note_end(self) -> None:
+        """MPI is being finalised: no call can run any more."""
+        if not self._group.is_closed and self._group.failure is None:
+            self._group.fail(
+                StateError(
+                    f"{self._who}: MPI was finalised, through which this communicator moves arrays: "
+                    "close it first"
+                )
+            )
+
+    def _close(self) -> None:
+        self._ranks.free(keep=self.words.is_given_up)
 
 
 class MpiBackend:
@@ -96,20 +152,13 @@ class MpiBackend:
         self.last_status = group.last_status
         self._host = CpuBackend(group)
         self.messages: HostMessages = self._host.messages
-        self._library = library()
-        self._words = CommunicatorWords(self._library, ranks.communicator)
-        self._blocks = MpiBlockMaker(
-            group.rank, group.world_size, self._library, self._words, lambda: group.keeps_order
-        )
+        self.memory = Memory(group, ranks, rank_of(group.rank, group.world_size))
+        self._blocks = MpiBlockMaker(group, self.memory.words)
         self._tables: dict[Collective, EntryTable] = {}
-        self._kept: list[Any] = []
-        """What MPI may still read or write: it was left with requests that did not end."""
-        ranks.at_end = self._note_end
-        group.at_close(self._close)
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
-        return MpiCall(self, self._blocks.of(request), request)
+        return MpiCall(self.group, self.memory, self._blocks.of(request), request)
 
     def entry(self, collective: Collective) -> Callable[..., Any]:
         """Return the entry of a collective."""
@@ -117,7 +166,7 @@ class MpiBackend:
             return self._serve_nothing
         if collective not in self._tables:
             self._tables[collective] = EntryTable(self.group)
-        call, keep, words = self._tables[collective].call, self.keep_given_up, self._words
+        call, keep, words = self._tables[collective].call, self.memory.keep_given_up, self.memory.words
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
             result = call(x, out, *given)
@@ -148,25 +197,6 @@ class MpiBackend:
 
         table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
 
-    def keep_given_up(self, held: Any) -> None:
-        """Keep memory for ever that MPI was left with, if it was."""
-        if self._words.is_given_up:
-            self._kept.append(held)
-
-    def _note_end(self) -> None:
-        """MPI is being finalised: no call can run any more."""
-        who = f"rank {self.group.rank} of {self.group.world_size}"
-        if not self.group.is_closed and self.group.failure is None:
-            self.group.fail(
-                StateError(
-                    f"{who}: MPI was finalised, through which this communicator moves arrays: close "
-                    "it first"
-                )
-            )
-
-    def _close(self) -> None:
-        self.ranks.free(keep=self._words.is_given_up)
-
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         """Return an array in this rank's arena."""
         return self._host.empty(shape, dtype)
@@ -177,25 +207,35 @@ class MpiBackend:
 
     def describe(self) -> dict[str, str]:
         """Return which MPI it is, in words."""
-        counts = "beyond 31 bits" if self._library.has_large_counts else "of 31 bits, in pieces"
         return {
-            "MPI": f"{self._library.name}; counts {counts}",
+            "MPI": described_mpi(),
             "messages": "through shared memory, as with backend='cpu'",
             **PROMISES,
         }
 
 
-def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:
-    """Return this backend for a group.
+def described_mpi() -> str:
+    """Return which MPI it is, in words."""
+    counts = "beyond 31 bits" if library().has_large_counts else "of 31 bits, more in pieces"
+    return f"{library().name}; counts {counts}"
+
+
+def brought_together(over_mpi: Callable[[], MpiRanks] | None) -> MpiRanks:
+    """Return the ranks as MPI knows them.
 
     Raises
     ------
     BackendUnavailableError
-        MPI has not brought these ranks together.
+        MPI has not brought them together.
     """
     if over_mpi is None:
         raise BackendUnavailableError(
             "backend='mpi' needs ranks that MPI has brought together: start them with mpiexec or "
             "srun and say init(backend='mpi'), or Communicator.from_mpi(MPI.COMM_WORLD)"
         )
-    return MpiBackend(group, over_mpi())
+    return over_mpi()
+
+
+def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:
+    """Return this backend for the ranks of one host."""
+    return MpiBackend(group, brought_together(over_mpi))

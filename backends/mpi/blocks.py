@@ -10,6 +10,7 @@ from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.mpi.library import Library, native_operation
 from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.words import FUNCTIONS, MOVE_WORDS, WORDS, Word
+from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
@@ -39,6 +40,7 @@ class CommunicatorWords:
     """
 
     def __init__(self, library: Library, communicator: Any, most_bytes: int = MOST_BYTES) -> None:
+        self.library = library
         self.words = words = np.zeros(WORDS, np.int64)
         world_size = communicator.Get_size()
         words[Word.COMMUNICATOR] = library.handle(communicator)
@@ -73,23 +75,17 @@ class MpiBlockMaker(BlockMaker):
 
     Parameters
     ----------
-    rank, world_size : int
-        Whose.
-    library : Library
-        The MPI.
+    group : Group
+        All ranks.
     words : CommunicatorWords
         Of the communicator.
-    keeps_order : callable
-        Returns whether reductions are to combine the ranks in order.
     """
 
-    def __init__(
-        self, rank: int, world_size: int, library: Library, words: CommunicatorWords, keeps_order: Any
-    ) -> None:
-        super().__init__(rank, world_size)
-        self._library = library
+    def __init__(self, group: Group, words: CommunicatorWords) -> None:
+        super().__init__(group.rank, group.world_size)
+        self._library = words.library
         self._mpi_words = words
-        self._keeps_order = keeps_order
+        self._group = group
 
     def plain(
         self,
@@ -116,7 +112,7 @@ class MpiBlockMaker(BlockMaker):
         self, block: CallBlock, collective: Collective, dtype: str, op: ReduceOp
     ) -> None:
         """Have MPI itself reduce, where it can."""
-        depends = self._keeps_order() and op.depends_on_order(dtype)
+        depends = self._group.keeps_order and op.depends_on_order(dtype)
         if op.function is not None or collective not in _NATIVE or depends:
             return
         is_averaged = op.name == "avg" and dtype.startswith(("float", "complex"))
