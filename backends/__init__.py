@@ -41,6 +41,7 @@ BACKENDS = MappingProxyType(
 )
 """Backends of this version, by name. Nothing is imported before it is asked for."""
 
+
 def load(name: str, *, spans_hosts: bool = False) -> Any:
     """Return the module of a backend, for ranks of one host or of several.
 

@@ -144,8 +144,9 @@ def add_measuring(add: Callable[..., object]) -> None:
     add("--array", choices=tuple(KINDS), default="numpy",
         help="whose arrays: NumPy's on the host; CuPy's or PyTorch's on GPUs, one for each rank; "
         "those of Host devices, for a test without a GPU (numpy)")  # fmt: skip
-    add("--backend", choices=("auto", "nccl", "rccl", "direct"), default="auto",
-        help="what moves arrays on GPUs (auto); direct lets ranks share a GPU")  # fmt: skip
+    add("--backend", choices=("auto", "mpi", "nccl", "rccl", "direct"), default="auto",
+        help="what moves arrays on GPUs (auto); direct lets ranks share a GPU; mpi moves host "
+        "arrays, of ranks that mpiexec starts: mpiexec -n 4 gpucoll-bench ...")  # fmt: skip
     add("--compare", type=peers, default={}, metavar="PEER[=PYTHON],...",
         help=f"measure these in the same run: {', '.join(PEERS)}; PYTHON is the Python, or the "
         "folder, of the environment that has it")  # fmt: skip

@@ -82,6 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_alone(options: Options) -> int:
     """Start the ranks of every library, measure, end them."""
+    if options.backend == "mpi":
+        raise CannotMeasureError(
+            "--backend mpi measures ranks that MPI brings together: start it on each of them, as "
+            "mpiexec -n 4 gpucoll-bench all_reduce --backend mpi"
+        )
     ranks = options.ranks or default_ranks()
     if options.on_gpus:
         ranks = ranks_on_gpus(options.array, options.ranks, options.backend)

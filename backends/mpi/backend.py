@@ -22,7 +22,7 @@ from gpucoll.errors import BackendUnavailableError, StateError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.transport.shared.call_block import CallBlock
-from gpucoll.transport.shared.words import Call, Context, Status
+from gpucoll.transport.shared.words import Call, Status
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
 from gpucoll.wording import rank_of
 
@@ -126,8 +126,8 @@ class Memory:
         if not self._group.is_closed and self._group.failure is None:
             self._group.fail(
                 StateError(
-                    f"{self._who}: MPI was finalised, through which this communicator moves arrays: "
-                    "close it first"
+                    f"{self._who}: MPI was finalised, through which this communicator moves "
+                    "arrays: close it first"
                 )
             )
 
@@ -155,6 +155,7 @@ class MpiBackend:
         self.memory = Memory(group, ranks, rank_of(group.rank, group.world_size))
         self._blocks = MpiBlockMaker(group, self.memory.words)
         self._tables: dict[Collective, EntryTable] = {}
+        self._knows_nothing = EntryTable(group)
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
@@ -163,10 +164,14 @@ class MpiBackend:
     def entry(self, collective: Collective) -> Callable[..., Any]:
         """Return the entry of a collective."""
         if collective == Collective.ALL_REDUCE_LIST:
-            return self._serve_nothing
+            return self._serve_nothing  # MPI reads no lists: they are packed
         if collective not in self._tables:
             self._tables[collective] = EntryTable(self.group)
-        call, keep, words = self._tables[collective].call, self.memory.keep_given_up, self.memory.words
+        call, keep, words = (
+            self._tables[collective].call,
+            self.memory.keep_given_up,
+            self.memory.words,
+        )
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
             result = call(x, out, *given)
@@ -182,7 +187,7 @@ class MpiBackend:
 
     def _serve_nothing(self, *_: object) -> None:
         """Leave a call to Python: nothing went wrong."""
-        self.group.context[Context.STATUS] = Status.NOT_RUN
+        self._knows_nothing.call(None, None, None, None, None)  # which says so, too
 
     def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
         """Make the entry serve arrays of this kind with these arguments from now on."""

@@ -39,14 +39,14 @@ class CommunicatorWords:
         This backend's alone; its ranks are those of the group.
     """
 
-    def __init__(self, library: Library, communicator: Any, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, library: Library, communicator: Any) -> None:
         self.library = library
         self.words = words = np.zeros(WORDS, np.int64)
         world_size = communicator.Get_size()
         words[Word.COMMUNICATOR] = library.handle(communicator)
         words[Word.RANK], words[Word.WORLD_SIZE] = communicator.Get_rank(), world_size
         words[Word.HAS_LARGE_COUNTS] = library.has_large_counts
-        words[Word.MOST_BYTES] = most_bytes
+        words[Word.MOST_BYTES] = MOST_BYTES
         words[Word.REQUEST_BYTES] = library.request_bytes
         words[Word.IN_PLACE] = int(library.mpi.IN_PLACE)
         words[Word.BYTE] = library.handle(library.mpi.BYTE)

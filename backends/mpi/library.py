@@ -17,7 +17,11 @@ _LONGEST_NAME = 60
 _FILES = r"libmpi\.so[.0-9]*"
 _NAMES = {
     "bool": "C_BOOL",
-    **{f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T" for sign in ("", "u") for bits in (8, 16, 32, 64)},
+    **{
+        f"{sign}int{bits}": f"{sign.upper()}INT{bits}_T"
+        for sign in ("", "u")
+        for bits in (8, 16, 32, 64)
+    },
     "float32": "FLOAT",
     "float64": "DOUBLE",
     "complex64": "C_FLOAT_COMPLEX",
@@ -34,7 +38,8 @@ _OF_BOOLEANS = {
     "lor": "LOR", "land": "LAND", "lxor": "LXOR",
     "bor": "LOR", "band": "LAND", "bxor": "LXOR",
 }  # fmt: skip
-_OF_FLOATS = {"sum": "SUM", "prod": "PROD"}
+_OF_FLOATS = {"sum": "SUM"}
+"""And products of real ones: those of complex numbers differ in signs of zeros by association."""
 
 
 def native_operation(dtype: str, operation: str) -> str | None:
@@ -46,6 +51,8 @@ def native_operation(dtype: str, operation: str) -> str | None:
         return _OF_BOOLEANS.get(operation)
     if dtype in _INTEGERS:
         return _SAME_FOR_INTEGERS.get(operation)
+    if operation == "prod" and dtype.startswith("float"):
+        return "PROD" if dtype in _FLOATS else None
     return _OF_FLOATS.get(operation) if dtype in _FLOATS else None
 
 

@@ -2,8 +2,8 @@
 
 The ranks of a host compare their signatures first, as in every call of the CPU backend. Then each
 calls MPI: the function of that name, for reductions where MPI has the dtype and op and means the
-same by it. All others are an exchange of slices by MPI's messages, our kernel in rank order, and the
-way back: as many bytes as a ring.
+same by it. All others are an exchange of slices by MPI's messages, our kernel in rank order, and
+the way back: as many bytes as a ring.
 """
 
 from __future__ import annotations
@@ -132,7 +132,18 @@ def _reduce_piece(words, call, source, destination, count):
             source = get(words, IN_PLACE)  # on the root alone
         root, request = get(call, ROOT), next_request(words)
         issue(
-            words, _F_REDUCE, source, destination, count, dtype, operation, root, comm, request, 0, 0
+            words,
+            _F_REDUCE,
+            source,
+            destination,
+            count,
+            dtype,
+            operation,
+            root,
+            comm,
+            request,
+            0,
+            0,
         )
         return
     function = _F_ALL_REDUCE
@@ -172,8 +183,8 @@ def _reduce_from(context, words, call, source):
 def _copied(context, source, size_bytes):
     """Return a copy of this rank's input; 0: there is no memory for it.
 
-    MPI has a word for inputs that lie where the output goes, but all ranks must say it or none (Open
-    MPI then takes another algorithm), and here each may choose.
+    MPI has a word for inputs that lie where the output goes, but all ranks must say it or none
+    (Open MPI then takes another algorithm), and here each may choose.
     """
     copied = allocate(max(size_bytes, 1))
     if copied != 0:
@@ -222,7 +233,18 @@ def _reduce_gathered(context, words, call):
     byte, request = get(words, BYTE), next_request(words)
     source = get(call, SOURCE)
     issue(
-        words, _F_ALL_GATHER, source, size_bytes, byte, scratch, size_bytes, byte, comm, request, 0, 0
+        words,
+        _F_ALL_GATHER,
+        source,
+        size_bytes,
+        byte,
+        scratch,
+        size_bytes,
+        byte,
+        comm,
+        request,
+        0,
+        0,
     )
     status = finish(context, words)
     if status == OK:
@@ -381,15 +403,35 @@ def _all_gather(context, words, call, source):
     landing, mine_bytes, request = get(call, DESTINATION), _bytes_of(call, me), next_request(words)
     if get(call, _OFFSETS) == 0:
         issue(
-            words, _F_ALL_GATHER, source, mine_bytes, byte, landing, mine_bytes, byte, comm, request,
-            0, 0,
+            words,
+            _F_ALL_GATHER,
+            source,
+            mine_bytes,
+            byte,
+            landing,
+            mine_bytes,
+            byte,
+            comm,
+            request,
+            0,
+            0,
         )
     else:
         _set_counts(words, call, 0)
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         issue(
-            words, _F_ALL_GATHER_COUNTS, source, mine_bytes, byte, landing, counts, starts, byte,
-            comm, request, 0,
+            words,
+            _F_ALL_GATHER_COUNTS,
+            source,
+            mine_bytes,
+            byte,
+            landing,
+            counts,
+            starts,
+            byte,
+            comm,
+            request,
+            0,
         )
     return finish(context, words)
 
@@ -401,15 +443,35 @@ def _gather(context, words, call, source):
     request = next_request(words)
     if get(call, _OFFSETS) == 0:
         issue(
-            words, _F_GATHER, source, mine_bytes, byte, landing, mine_bytes, byte, root, comm,
-            request, 0,
+            words,
+            _F_GATHER,
+            source,
+            mine_bytes,
+            byte,
+            landing,
+            mine_bytes,
+            byte,
+            root,
+            comm,
+            request,
+            0,
         )
     else:
         _set_counts(words, call, 0)
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         issue(
-            words, _F_GATHER_COUNTS, source, mine_bytes, byte, landing, counts, starts, byte, root,
-            comm, request,
+            words,
+            _F_GATHER_COUNTS,
+            source,
+            mine_bytes,
+            byte,
+            landing,
+            counts,
+            starts,
+            byte,
+            root,
+            comm,
+            request,
         )
     return finish(context, words)
 
@@ -421,15 +483,35 @@ def _scatter(context, words, call, landing):
     request = next_request(words)
     if get(call, _OFFSETS) == 0:
         issue(
-            words, _F_SCATTER, source, mine_bytes, byte, landing, mine_bytes, byte, root, comm,
-            request, 0,
+            words,
+            _F_SCATTER,
+            source,
+            mine_bytes,
+            byte,
+            landing,
+            mine_bytes,
+            byte,
+            root,
+            comm,
+            request,
+            0,
         )
     else:
         _set_counts(words, call, 0)
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         issue(
-            words, _F_SCATTER_COUNTS, source, counts, starts, byte, landing, mine_bytes, byte, root,
-            comm, request,
+            words,
+            _F_SCATTER_COUNTS,
+            source,
+            counts,
+            starts,
+            byte,
+            landing,
+            mine_bytes,
+            byte,
+            root,
+            comm,
+            request,
         )
     return finish(context, words)
 
@@ -455,9 +537,7 @@ def _all_to_all(context, words, call, source):
     request = next_request(words)
     if get(call, _PIECES) == 0:
         count = get(call, _BLOCK_BYTES)
-        issue(
-            words, _F_ALL_TO_ALL, source, count, byte, landing, count, byte, comm, request, 0, 0
-        )
+        issue(words, _F_ALL_TO_ALL, source, count, byte, landing, count, byte, comm, request, 0, 0)
     else:
         _set_counts(words, call, 0)
         for rank in range(get(words, WORLD_SIZE)):
@@ -466,8 +546,18 @@ def _all_to_all(context, words, call, source):
         counts, starts = vector_of(words, 0), vector_of(words, 1)
         received, landings = vector_of(words, 2), vector_of(words, 3)
         issue(
-            words, _F_ALL_TO_ALL_COUNTS, source, counts, starts, byte, landing, received, landings,
-            byte, comm, request,
+            words,
+            _F_ALL_TO_ALL_COUNTS,
+            source,
+            counts,
+            starts,
+            byte,
+            landing,
+            received,
+            landings,
+            byte,
+            comm,
+            request,
         )
     return finish(context, words)
 

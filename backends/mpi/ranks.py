@@ -74,7 +74,9 @@ class MpiRanks:
 
     def tell(self, data: bytes, timeout_s: float) -> list[bytes]:
         """Give every rank this one's bytes and return theirs, by rank."""
-        text = f"{rank_of(self.rank, self.world_size)}: not every rank has come within {timeout_s:g} s"
+        text = (
+            f"{rank_of(self.rank, self.world_size)}: not every rank has come within {timeout_s:g} s"
+        )
         lengths = np.zeros(self.world_size, np.int64)
         mine = np.array([len(data)], np.int64)
         until = time.monotonic() + timeout_s

@@ -89,12 +89,31 @@ def _poll(words):
     put(words, _FLAG, 0)
     if count == 1:
         error = call_foreign(
-            get(words, _TEST), get(words, REQUESTS), flag, get(words, _STATUSES), 0, 0, 0, 0, 0, 0, 0
+            get(words, _TEST),
+            get(words, REQUESTS),
+            flag,
+            get(words, _STATUSES),
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
         )
     else:
         error = call_foreign(
-            get(words, _TEST_ALL), count, get(words, REQUESTS), flag, get(words, _STATUSES),
-            0, 0, 0, 0, 0, 0,
+            get(words, _TEST_ALL),
+            count,
+            get(words, REQUESTS),
+            flag,
+            get(words, _STATUSES),
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
         )
     if error != 0:
         put(words, _ERROR, np.int64(error))

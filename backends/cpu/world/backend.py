@@ -44,10 +44,10 @@ IN_ORDER = {
 class SmallFirst:
     """A prepared call that goes the way of small ones, unless it turns out not to be one."""
 
-    def __init__(self, small: SmallCall, prepare: Callable[[], WorldCpuCall]) -> None:
+    def __init__(self, small: SmallCall, prepare: Callable[[], PreparedCall]) -> None:
         self._small = small
         self._prepare = prepare
-        self._large: WorldCpuCall | None = None
+        self._large: PreparedCall | None = None
         self.run_once = small.run_once
 
     def run(self, timeout_s: float | None = None) -> None:
@@ -122,7 +122,7 @@ class WorldCpuBackend:
         small = SmallCall(self._group, exchanges, self._blocks.of(request), request)
         return SmallFirst(small, lambda: self._in_phases(request))
 
-    def _in_phases(self, request: Request) -> WorldCpuCall:
+    def _in_phases(self, request: Request) -> PreparedCall:
         signature = self._signature_of(request)
         return WorldCpuCall(Phases(self._group, self._host, signature, request))
 

@@ -25,7 +25,7 @@ from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
 from gpucoll.backends.choice import GPU_BACKENDS, MPI, Choice, Seen, Wish, choose
 from gpucoll.backends.discovery import look_for_gpus
-from gpucoll.backends.protocol import HostBackend, HostBackends
+from gpucoll.backends.protocol import HostBackend
 from gpucoll.calls.begun_message import BegunMessage
 from gpucoll.calls.collectives import Collectives
 from gpucoll.calls.dispatch import Dispatch
@@ -188,7 +188,9 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         division.has_begun = True  # the others wait for this rank from here on
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on
-        over_mpi = self._over_mpi(division.ranks, limit) if self._choice.host.backend == MPI else None
+        over_mpi = (
+            self._over_mpi(division.ranks, limit) if self._choice.host.backend == MPI else None
+        )
         timeout = self._group.timeout_s
         try:
             made = create(job, limit, timeout, wish, division, connects=False, over_mpi=over_mpi)
@@ -530,8 +532,9 @@ def _meet(
         met.group.keeps_order = wish.keeps_order
         if backends.BACKENDS[backend].enqueues:  # mixed=True: host arrays go as GPU arrays do
             backend = "cpu"
-        module: HostBackends = backends.load(backend, spans_hosts=met.spans_hosts)
-        host = module.create(met.group) if backend != MPI else module.create(met.group, over_mpi)
+        module = backends.load(backend, spans_hosts=met.spans_hosts)
+        given = (over_mpi,) if backend == MPI else ()
+        host: HostBackend = module.create(met.group, *given)
         return Communicator(met.group, met.channel, host, choice, wish)
     except BaseException:
         met.group.close()

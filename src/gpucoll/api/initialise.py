@@ -53,7 +53,8 @@ def init(
         The same on all ranks. ``"auto"``: host arrays go through shared memory, GPU arrays through
         the vendor's library where every rank has a GPU of its own, else through ``"direct"``
         without one; `Communicator.describe` says what was chosen and why. ``"cpu"``: host arrays
-        only. ``"mpi"``: host arrays through MPI, by mpi4py. ``"nccl"``, ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
+        only. ``"mpi"``: host arrays through MPI, by mpi4py, whose ranks these are. ``"nccl"``,
+        ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
         are then connected at once. Default: at the first collective call on GPU arrays, and the

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpucoll import config
 from gpucoll.api.initialise import parse
 from gpucoll.backends.choice import MPI, Wish
 from gpucoll.backends.mpi import library
 from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.errors import BackendUnavailableError, RendezvousError
-from gpucoll.rendezvous.job import spread_by_mpi
+from gpucoll.rendezvous.job import started_ranks
 from gpucoll.rendezvous.told import told_job
 
 if TYPE_CHECKING:
@@ -48,14 +49,14 @@ def from_world(limit: float, exits: bool | None, wish: Wish) -> Communicator:
     mpi = library.import_mpi()
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
-    started = spread_by_mpi()
+    started = started_ranks()
     n_seen = mpi.COMM_WORLD.Get_size() if not mpi.Is_finalized() else 0
-    if started is not None and n_seen not in (0, started.world_size):
+    if started is not None and n_seen not in (0, started[1]):
         raise RendezvousError(
-            f"{started.origin} says that this is rank {started.rank} of {started.world_size}, but "
-            f"the MPI that mpi4py has loaded ({library.name_of(mpi)}) sees {n_seen}: it is not the "
-            "one that started them. Install mpi4py with that one's library, or set GPUCOLL_MEET "
-            "and a secret (docs/clusters.md)"
+            f"{started[0]} says that the job has {started[1]} ranks, but the MPI that mpi4py has "
+            f"loaded ({library.name_of(mpi)}) sees {n_seen}: it is not what started them. Start "
+            "them with the mpiexec of that MPI, or install mpi4py with the library of this one; or "
+            f"meet without MPI: set {config.MEET} and a secret, backend 'auto' or 'cpu'"
         )
     return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init")
 
@@ -91,5 +92,7 @@ def _check_all(ranks: MpiRanks, mpi: Any, limit: float, wish: Wish) -> None:
     problems = [text.decode() for text in ranks.tell(problem.encode(), limit)]
     found = {text: rank for rank, text in reversed([*enumerate(problems)]) if text}
     if wish.backend == MPI and found:
-        text = "; ".join(f"rank {rank} of {ranks.world_size}: {text}" for text, rank in found.items())
+        text = "; ".join(
+            f"rank {rank} of {ranks.world_size}: {text}" for text, rank in found.items()
+        )
         raise BackendUnavailableError(f"backend 'mpi' cannot be had: {text}")

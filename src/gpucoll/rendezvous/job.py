@@ -168,6 +168,12 @@ def _find_started() -> Started | None:
     return _from_gpucoll() or _from_torchrun() or launchers.find()
 
 
+def started_ranks() -> tuple[str, int] | None:
+    """Return what says so and how many ranks a launcher has started; None: there is none."""
+    started = _find_started()
+    return None if started is None else (started.origin, started.world_size)
+
+
 def spread_by_mpi() -> Started | None:
     """Return what says that an MPI's launcher, or srun, has started this rank among several hosts.
 

@@ -21,9 +21,7 @@ __all__ = ["told_job"]
 _BACKLOG = 4096
 
 
-def told_job(
-    rank: int, world_size: int, tell: Callable[[bytes], list[bytes]], origin: str
-) -> Job:
+def told_job(rank: int, world_size: int, tell: Callable[[bytes], list[bytes]], origin: str) -> Job:
     """Return the job of ranks that are about to meet; each of them calls this.
 
     On one host they meet there, by a word that rank 0 makes; else at a port of rank 0's, which

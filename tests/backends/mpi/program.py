@@ -1,0 +1,196 @@
+"""What ranks under an MPI's mpiexec run, by names of functions here: ``program.py NAME...``.
+
+The ranks of a host of their own: ``GPUCOLL_TEST_HOSTS=aab`` says by rank who is on which.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from random import Random
+
+if places := os.environ.get("GPUCOLL_TEST_HOSTS"):
+    rank = int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"])
+    os.environ["GPUCOLL_HOST_ID"] = f"host {places[rank]}"
+    os.environ["GPUCOLL_INTERFACES"] = "lo"
+
+import mpi4py
+
+if level := os.environ.get("GPUCOLL_TEST_THREADS"):
+    mpi4py.rc.thread_level = level
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from tests.collective_cases import COLLECTIVES, COUNTED, REDUCTIONS, Case, draw, run_cases
+from tests.dtypes import covering
+
+import gpucoll
+from gpucoll.backends.mpi import blocks
+
+WORLD = MPI.COMM_WORLD
+OPERATIONS = covering()
+
+
+def made(**given):
+    return gpucoll.Communicator.from_mpi(WORLD, **{"backend": "mpi", "timeout_s": 60.0, **given})
+
+
+def drawn_cases(world_size: int, counts: tuple[int, ...], n_cases: int) -> list[Case]:
+    """Return cases of every collective: the same on all ranks."""
+    random, cases = Random(world_size), []
+    for place, (dtype, op) in enumerate(OPERATIONS[: 2 * n_cases]):
+        name = REDUCTIONS[place % len(REDUCTIONS)]
+        cases.append(
+            draw(random, name, world_size, dtype=dtype, op=op, count=random.choice(counts))
+        )
+    for place in range(n_cases):
+        name = COLLECTIVES[place % len(COLLECTIVES)]
+        given = {"op": "sum"} if name in REDUCTIONS else {}
+        if name in COUNTED:
+            given["counts"] = random.choice(("", "even", "none", "one", "gaps", "steep"))
+        dtype = random.choice(("int8", "float64", "float16", "complex64"))
+        cases.append(
+            draw(random, name, world_size, dtype=dtype, count=random.choice(counts), **given)
+        )
+    return cases
+
+
+def cases() -> None:
+    """The common body of cases, small and large."""
+    with made() as comm:
+        assert comm.describe().facts["host arrays"] == "backend mpi: asked for"
+        size = comm.world_size
+        run_cases(comm, drawn_cases(size, (0, 1, 3, 17, 700, 2500), 90))
+        run_cases(comm, drawn_cases(size, (20_000, 70_001), 12))
+        large = [Case("float16", 5_000_000, op="sum"), Case("int64", 1_500_000, op="avg")]
+        run_cases(comm, [*large, Case("float32", 1_500_000, op="max", collective="scan")])
+
+
+def pieces() -> None:
+    """The same where no message may have more than a thousand bytes, as if they were 2^31."""
+    blocks.MOST_BYTES = 1000
+    with made() as comm:
+        run_cases(comm, drawn_cases(comm.world_size, (0, 3, 700, 2500), 60))
+
+
+def calls() -> None:
+    """What is no collective on one array."""
+    with made() as comm:
+        size = comm.world_size
+        for array in comm.all_reduce([np.ones(3), np.ones((2, 2))]):
+            assert (array == size).all()
+        works = [comm.all_reduce(np.full(4, i), async_op=True) for i in range(8)]
+        assert [work.wait()[0] for work in works] == [size * i for i in range(8)]
+        assert comm.all_gather_object({"rank": comm.rank}) == [{"rank": r} for r in range(size)]
+        assert comm.all_gather(np.ones(comm.rank), counts="auto").size == size * (size - 1) // 2
+        assert comm.all_reduce(np.ones(9000, np.float32), compression="int8_block")[0] == size
+        with comm.duplicate() as same, comm.split(comm.rank % 2) as part:
+            assert same.all_reduce(1) == size
+            assert part.all_reduce(np.ones(70_000))[-1] == part.world_size
+            assert "mpi" in part.describe().facts["host arrays"]
+        record = np.zeros(3, [("a", "i4"), ("b", "f8")])
+        record["b"] = comm.rank
+        assert (comm.broadcast(record, size - 1)["b"] == size - 1).all()
+        if size > 1:
+            to, origin = (comm.rank + 1) % size, (comm.rank - 1) % size
+            assert comm.send_recv(np.full(3, comm.rank), to, origin)[0] == origin
+        comm.barrier()
+
+
+def beside() -> None:
+    """MPI and several communicators of its ranks, in turn."""
+    backwards = WORLD.Split(0, -WORLD.rank)
+    for _ in range(3):
+        with made(backend="auto") as comm, gpucoll.Communicator.from_mpi(backwards) as turned:
+            assert turned.rank == WORLD.size - 1 - WORLD.rank
+            assert comm.all_reduce(1) == WORLD.allreduce(1) == turned.all_reduce(1)
+    with gpucoll.Communicator.from_mpi(MPI.COMM_SELF, backend="mpi") as alone:
+        assert alone.all_reduce(np.full(3, 2.0)).tolist() == [2.0] * 3
+    backwards.Free()
+    comm = gpucoll.init(backend="mpi")
+    kept = gpucoll.Communicator.from_mpi(WORLD)
+    assert comm.all_reduce(1) == WORLD.size
+    WORLD.Barrier()
+    MPI.Finalize()
+    with pytest.raises(gpucoll.StateError, match="MPI was finalised"):
+        comm.all_reduce(np.ones(3))
+    if "cpu" in kept.describe().facts["host arrays"]:
+        assert kept.all_reduce(1) == kept.world_size
+    kept.close()
+    comm.close()
+
+
+def mismatch() -> None:
+    """Ranks that do not agree are told, and go on."""
+    with made() as comm:
+        for count in (3, 100_000):
+            mine = np.ones(count + comm.rank // (comm.world_size - 1))
+            with pytest.raises(gpucoll.MismatchError, match=rf"shape \({count + 1},\)"):
+                comm.all_reduce(mine)
+            assert comm.all_reduce(np.ones(count))[-1] == comm.world_size
+
+
+def late() -> None:
+    """A rank that does not come: the others end in time and say so."""
+    comm = made(timeout_s=1.0)
+    comm.all_reduce(np.ones(100_000))
+    if comm.rank:
+        with pytest.raises(gpucoll.DeadlineError, match="rank 0"):
+            comm.all_reduce(np.ones(100_000))
+    elif comm.world_size > 1:
+        while not comm._group.is_aborted:
+            time.sleep(0.01)
+    comm._give_up()
+
+
+def killed() -> None:
+    """A rank that is gone: the others say which."""
+    comm = made()
+    comm.all_reduce(np.ones(100_000))
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        comm.all_reduce(np.ones(100_000))
+    except (gpucoll.PeerLostError, gpucoll.AbortedError) as error:
+        print(f"rank {comm.rank}: {error}", flush=True)
+    os._exit(3)
+
+
+def refused() -> None:
+    """What cannot be, said on every rank."""
+    comm = WORLD.Split(WORLD.rank % 2)
+    other = 1 - WORLD.rank % 2
+    between = comm.Create_intercomm(0, WORLD, other)
+    expected = [
+        (lambda: gpucoll.Communicator.from_mpi(between), gpucoll.ArgumentTypeError, r"Merge\(\)"),
+        (lambda: gpucoll.Communicator.from_mpi(MPI.COMM_NULL), gpucoll.ArgumentError, "COMM_NULL"),
+        (lambda: gpucoll.Communicator.from_mpi(3), gpucoll.ArgumentTypeError, "MPI.COMM_WORLD"),
+        (lambda: gpucoll.init(backend="mpi", rank=0, world_size=1), gpucoll.ArgumentError, "leave"),
+    ]
+    for call, kind, text in expected:
+        with pytest.raises(kind, match=text):
+            call()
+    if WORLD.rank == 0:  # alone: the others never call it
+        with pytest.raises(gpucoll.RendezvousDeadlineError, match="not every rank"):
+            gpucoll.Communicator.from_mpi(WORLD, timeout_s=0.3)
+    WORLD.Barrier()
+    print("as expected", flush=True)
+    os._exit(0)  # MPI's end would wait for what only one rank has begun
+
+
+def threads() -> None:
+    """MPI that was initialised for one thread alone."""
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        with pytest.raises(gpucoll.BackendUnavailableError, match="MPI_THREAD_"):
+            made()
+    with gpucoll.Communicator.from_mpi(WORLD, timeout_s=30.0) as comm:  # needs no threads of MPI's
+        assert comm.all_reduce(1) == WORLD.size
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        globals()[name]()
+    print(f"rank {WORLD.rank if not MPI.Is_finalized() else '?'} has ended well", flush=True)

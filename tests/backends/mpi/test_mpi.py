@@ -1,0 +1,53 @@
+"""backend="mpi" on real MPIs, each with its own mpiexec: the common cases, and what goes wrong."""
+
+from __future__ import annotations
+
+import pytest
+
+PROGRAM = "tests/backends/mpi/program.py"
+
+
+def run(mpi, n_ranks, *names, **given):
+    code, output = mpi.run(n_ranks, PROGRAM, *names, **given)
+    assert code == 0, output
+    assert output.count("has ended well") == n_ranks, output
+
+
+# One job for what can follow each other: an MPI takes a second or two to start.
+ON_ONE_HOST = {
+    1: ("cases", "calls"),
+    2: ("cases", "mismatch", "beside"),
+    3: ("cases", "pieces", "calls", "mismatch"),
+    4: ("cases",),
+}
+
+
+@pytest.mark.parametrize("n_ranks", ON_ONE_HOST)
+def test_on_one_host(mpi, n_ranks):
+    run(mpi, n_ranks, *ON_ONE_HOST[n_ranks])
+
+
+def test_between_hosts(mpi):
+    run(mpi, 3, "cases", "calls", "mismatch", "beside", GPUCOLL_TEST_HOSTS="aba")
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "abc"])
+def test_a_late_rank(mpi, hosts):
+    run(mpi, 3, "late", GPUCOLL_TEST_HOSTS=hosts)
+
+
+def test_bad_input(mpi):
+    _, output = mpi.run(2, PROGRAM, "refused")
+
+    assert output.count("as expected") == 2, output
+
+
+def test_too_few_threads(mpi):
+    run(mpi, 2, "threads", GPUCOLL_TEST_THREADS="funneled")
+
+
+def test_a_killed_rank(mpi):
+    code, output = mpi.run(3, PROGRAM, "killed")
+
+    assert code != 0  # mpiexec itself ends a job that has lost a rank: nobody is left behind
+    assert "ended well" not in output
