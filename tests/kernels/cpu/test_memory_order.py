@@ -140,6 +140,7 @@ ENTRIES = {
     "backends.cpu.host.reductions.reduction_post": "XO",
     "backends.cpu.host.reductions.reduction_finish": ".*XO.*",
     "transport.tcp.small_calls.small_call": ".*XO.*",
+    "backends.mpi.loop.mpi_call": ".*XO.*",
     "entries.pending.serve_started": "A.*XO.*XO.*OX",  # CURRENT; then the announcement, STOP
     "entries.pending.ask_thread": "XOX",
     "entries.pending.wake_thread": "OX",
