@@ -1,0 +1,89 @@
+"""What MPI has and this has not: names that raise `NotImplementedError` when they are used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpucoll.integrations.mpi4py.errors import refused
+from gpucoll.integrations.mpi4py.handles import Handle
+
+_FILES = "let each rank write a file of its own, or gather; h5py works without its MPI driver"
+_PORTS = "start all processes together"
+
+FUNCTIONS = {
+    "Open_port": _PORTS,
+    "Close_port": _PORTS,
+    "Publish_name": _PORTS,
+    "Unpublish_name": _PORTS,
+    "Lookup_name": _PORTS,
+    "Register_datarep": _FILES,
+    "Iflush_buffer": "use Comm.Iflush_buffer",
+    "Get_abi_info": "there is no ABI without an MPI library",
+    "Get_abi_fortran_info": "there is no ABI without an MPI library",
+    "_addressof": "there are no C handles without an MPI library",
+    "_handleof": "there are no C handles without an MPI library",
+    "_sizeof": "there are no C handles without an MPI library",
+}
+
+
+class _Absent(Handle):
+    """A class of which there is nothing but the null handle."""
+
+    _instead = ""
+
+    @classmethod
+    def _family(cls) -> type:
+        return cls
+
+    def free(self) -> None:
+        """Do nothing: there is nothing."""
+
+    def __reduce__(self) -> Any:
+        return self._reduced(f"{type(self).__name__.upper()}_NULL")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        refused(f"{type(self).__name__}.{name}", self._instead)
+
+
+class _RefusingType(type):
+    """What answers for the methods of a class that is not there."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        refused(f"{cls.__name__}.{name}", cls._instead)
+
+
+class File(_Absent, metaclass=_RefusingType):
+    """MPI-IO, which is not there."""
+
+    _instead = _FILES
+
+
+class Session(_Absent, metaclass=_RefusingType):
+    """Sessions, which are not there."""
+
+    _instead = "use COMM_WORLD"
+
+
+class Grequest(_Absent, metaclass=_RefusingType):
+    """Generalised requests, which are not there."""
+
+    _instead = "use concurrent.futures"
+
+
+FILE_NULL, SESSION_NULL = File(), Session()
+
+
+def function_of(name: str) -> Any:
+    """Return a function that refuses; None where MPI has no such function."""
+    if name not in FUNCTIONS:
+        return None
+
+    def function(*_: Any, **__: Any) -> None:
+        refused(f"MPI.{name}", FUNCTIONS[name])
+
+    function.__name__ = name
+    return function

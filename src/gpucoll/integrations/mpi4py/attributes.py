@@ -1,0 +1,99 @@
+"""Attributes that a program keeps with communicators, datatypes and windows."""
+
+from __future__ import annotations
+
+import itertools
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll.integrations.mpi4py.constants import KEYVAL_INVALID
+from gpucoll.integrations.mpi4py.errors import argument_error
+
+_numbers = itertools.count(1000)
+_keys: dict[int, tuple[type, Any, Any]] = {}
+"""By key: of which class, and what is called to copy and to delete."""
+
+
+class HasAttributes:
+    """Get_attr and its like; the values are kept in ``_core.attributes``."""
+
+    _core: Any
+
+    def Get_attr(self, keyval: int) -> Any:
+        """Return the value kept under a key; None: there is none."""
+        return self._kept(keyval).get(keyval)
+
+    def Set_attr(self, keyval: int, attrval: Any) -> None:
+        """Keep a value under a key."""
+        kept = self._kept(keyval)
+        if keyval not in _keys:
+            raise argument_error(f"{keyval} is no attribute key", "ERR_KEYVAL")
+        if keyval in kept:
+            self.Delete_attr(keyval)
+        kept[keyval] = attrval
+
+    def Delete_attr(self, keyval: int) -> None:
+        """Forget the value under a key."""
+        kept = self._kept(keyval)
+        if keyval in kept:
+            delete = _keys[keyval][2] if keyval in _keys else None
+            if delete is not None:
+                _called(delete, self, keyval, kept[keyval])
+            del kept[keyval]
+
+    @classmethod
+    def Create_keyval(
+        cls,
+        copy_fn: Callable[..., Any] | bool | None = None,
+        delete_fn: Callable[..., Any] | bool | None = None,
+        nopython: bool = False,
+    ) -> int:
+        """Return a new key."""
+        number = next(_numbers)
+        _keys[number] = (cls, copy_fn, delete_fn or None)
+        return number
+
+    @classmethod
+    def Free_keyval(cls, keyval: int) -> int:
+        """Forget a key; values under it stay where they are."""
+        if keyval not in _keys:
+            raise argument_error(f"{keyval} is no attribute key", "ERR_KEYVAL")
+        return KEYVAL_INVALID
+
+    def _kept(self, keyval: int) -> dict[int, Any]:
+        if keyval == KEYVAL_INVALID:
+            raise argument_error("KEYVAL_INVALID is no attribute key", "ERR_KEYVAL")
+        kept: dict[int, Any] = self._live_core().attributes
+        return kept
+
+    def _live_core(self) -> Any:
+        if self._core is None:
+            raise argument_error(f"{type(self).__name__} is null, or was freed", "ERR_COMM")
+        return self._core
+
+    def _copied_attributes(self) -> dict[int, Any]:
+        """Return what a duplicate keeps: what each key's function says."""
+        copied = {}
+        for keyval, value in list(self._live_core().attributes.items()):
+            copy = _keys[keyval][1] if keyval in _keys else None
+            if copy is True:
+                copied[keyval] = value
+            elif copy:
+                new = _called(copy, self, keyval, value)
+                if new is not NotImplemented:
+                    copied[keyval] = new
+        return copied
+
+    def _delete_attributes(self) -> None:
+        for keyval in list(self._live_core().attributes):
+            self.Delete_attr(keyval)
+
+
+def _called(function: Any, *given: Any) -> Any:
+    """Call what a program has given; what that raises is shown, and an error of MPI's is raised."""
+    try:
+        return function(*given)
+    except Exception as error:
+        traceback.print_exception(error)
+        raise argument_error(f"an attribute's function raised {error!r}", "ERR_OTHER") from error

@@ -1,0 +1,250 @@
+"""Collectives of arrays: the quick way of NumPy arrays first, then every specification."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+import gpucoll
+from gpucoll import GpucollError, UsageError
+from gpucoll.integrations.mpi4py import calls, reductions
+from gpucoll.integrations.mpi4py.calls import Call
+from gpucoll.integrations.mpi4py.constants import IN_PLACE
+from gpucoll.integrations.mpi4py.errors import Exception
+from gpucoll.integrations.mpi4py.operations import SUM
+from gpucoll.integrations.mpi4py.requests import After, Prequest, Request
+
+_array = np.ndarray
+
+
+class Collectives:
+    """What `Comm` does with all its ranks and arrays.
+
+    An exact, contiguous NumPy array goes straight into gpucoll's call; where that refuses it, and
+    whatever else was given, is read as a specification.
+    """
+
+    _state: Any
+    _failed: Callable[[GpucollError], Exception]
+    _all_reduce: Any
+    _reduce: Any
+    _broadcast: Any
+    _all_gather: Any
+    _gather: Any
+    _scatter: Any
+    _all_to_all: Any
+    _barrier: Any
+    rank: Any
+    size: Any
+
+    # --- how calls run ----------------------------------------------------------------------------
+
+    def _run(self, call: Call) -> None:
+        """Make a call and finish it."""
+        comm = self._state.comm
+        method = getattr(comm, call.method)
+        try:
+            if _certifies(call):
+                method(*call.given, **call.named, async_op=True).synchronize()
+            else:
+                _run_or_queue(comm, method, call)
+        except GpucollError as error:
+            raise self._failed(error) from None
+        if call.finish is not None:
+            call.finish()
+
+    def _start(self, call: Call) -> Request:
+        """Make a call that returns at once."""
+        try:
+            method = getattr(self._state.comm, call.method)
+            work = method(*call.given, **call.named, async_op=True)
+        except GpucollError as error:
+            raise self._failed(error) from None
+        certifies = _certifies(call)
+        plain = call.finish is None and not certifies
+        after = None if plain else After(call.finish, certifies=certifies)
+        return Request._started(work, after)  # type: ignore[no-any-return]
+
+    # --- the ones that programs call most ---------------------------------------------------------
+
+    def Barrier(self) -> None:
+        """Return when all ranks have called it."""
+        try:
+            self._barrier()
+        except UsageError:
+            self._run(calls.barrier(self))
+        except GpucollError as error:
+            raise self._failed(error) from None
+
+    barrier = Barrier
+
+    def Allreduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM) -> None:
+        """Reduce to all ranks."""
+        if type(recvbuf) is _array and recvbuf.flags.c_contiguous:
+            x = recvbuf if sendbuf is IN_PLACE else sendbuf
+            if type(x) is _array and x.flags.c_contiguous and getattr(op, "_native", None):
+                if x.ndim != 1 or recvbuf.ndim != 1:
+                    flat = recvbuf.reshape(-1)
+                    x, recvbuf = flat if x is recvbuf else x.reshape(-1), flat
+                try:
+                    self._all_reduce(x, op._native, out=recvbuf)
+                    return
+                except UsageError:
+                    pass
+                except GpucollError as error:
+                    raise self._failed(error) from None
+        self._run(reductions.allreduce(self, sendbuf, recvbuf, op))
+
+    def Bcast(self, buf: Any, root: int = 0) -> None:
+        """Send the root's to all ranks."""
+        if type(buf) is _array and buf.flags.c_contiguous:
+            row = buf if buf.ndim == 1 else buf.reshape(-1)
+            try:
+                self._broadcast(row, root, out=row)
+                return
+            except UsageError:
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+        self._run(calls.bcast(self, buf, root))
+
+    def Allgather(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Gather to all ranks."""
+        if (
+            type(sendbuf) is _array
+            and type(recvbuf) is _array
+            and sendbuf.flags.c_contiguous
+            and recvbuf.flags.c_contiguous
+        ):
+            try:
+                self._all_gather(
+                    sendbuf if sendbuf.ndim == 1 else sendbuf.reshape(-1),
+                    out=recvbuf if recvbuf.ndim == 1 else recvbuf.reshape(-1),
+                )
+                return
+            except UsageError:
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+        self._run(calls.allgather(self, sendbuf, recvbuf))
+
+    def Alltoall(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block to each rank."""
+        if (
+            type(sendbuf) is _array
+            and type(recvbuf) is _array
+            and sendbuf.flags.c_contiguous
+            and recvbuf.flags.c_contiguous
+        ):
+            try:
+                self._all_to_all(
+                    sendbuf if sendbuf.ndim == 1 else sendbuf.reshape(-1),
+                    out=recvbuf if recvbuf.ndim == 1 else recvbuf.reshape(-1),
+                )
+                return
+            except UsageError:
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+        self._run(calls.alltoall(self, sendbuf, recvbuf))
+
+    def Reduce(self, sendbuf: Any, recvbuf: Any, op: Any = SUM, root: int = 0) -> None:
+        """Reduce to the root."""
+        if (
+            type(sendbuf) is _array
+            and sendbuf.flags.c_contiguous
+            and getattr(op, "_native", None)
+            and (self.rank != root or (type(recvbuf) is _array and recvbuf.flags.c_contiguous))
+        ):
+            out = None if self.rank != root else recvbuf.reshape(-1)
+            try:
+                self._reduce(sendbuf.reshape(-1), op._native, root, out=out)
+                return
+            except UsageError:
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+        self._run(reductions.reduce(self, sendbuf, recvbuf, op, root))
+
+    def Ibarrier(self) -> Request:
+        """Start a barrier."""
+        return self._start(calls.barrier(self))
+
+    def Barrier_init(self, info: Any = None) -> Prequest:
+        """Prepare a barrier."""
+        return Prequest._of(self.Ibarrier)
+
+
+def _certifies(call: Call) -> bool:
+    """Return whether the arrays lie on a GPU: then a call is over when that has done its work."""
+    x = call.given[0] if call.given[0] is not None else call.named["out"]
+    x = x[0] if isinstance(x, list) else x
+    return not isinstance(x, np.ndarray)
+
+
+def _run_or_queue(comm: Any, method: Any, call: Call) -> None:
+    """Make a blocking call; where another thread is in one, wait behind it."""
+    try:
+        method(*call.given, **call.named)
+    except gpucoll.StateError:
+        if comm.is_closed:
+            raise
+        method(*call.given, **call.named, async_op=True).wait()
+
+
+def _blocking(build: Callable[..., Call]) -> Any:
+    def method(self: Any, *args: Any, **named: Any) -> None:
+        self._run(build(self, *args, **named))
+
+    return method
+
+
+def _starting(build: Callable[..., Call]) -> Any:
+    def method(self: Any, *args: Any, **named: Any) -> Request:
+        return self._start(build(self, *args, **named))  # type: ignore[no-any-return]
+
+    return method
+
+
+def _prepared(build: Callable[..., Call]) -> Any:
+    def method(self: Any, *args: Any, info: Any = None, **named: Any) -> Prequest:
+        build(self, *args, **named)  # which raises what is wrong
+        return Prequest._of(lambda: self._start(build(self, *args, **named)))
+
+    return method
+
+
+def add_forms(kind: type, builders: dict[str, Callable[..., Call]]) -> None:
+    """Give a class the forms of collectives that it lacks: Name, Iname, Name_init."""
+    for name, build in builders.items():
+        forms = (name, _blocking), (f"I{name.lower()}", _starting), (f"{name}_init", _prepared)
+        for form, make in forms:
+            if form not in vars(kind):
+                method = make(build)
+                method.__name__ = form
+                method.__qualname__ = f"{kind.__name__}.{form}"
+                method.__doc__ = build.__doc__
+                setattr(kind, form, method)
+
+
+add_forms(
+    Collectives,
+    {
+        "Bcast": calls.bcast,
+        "Gather": calls.gather,
+        "Gatherv": calls.gatherv,
+        "Scatter": calls.scatter,
+        "Scatterv": calls.scatterv,
+        "Allgather": calls.allgather,
+        "Allgatherv": calls.allgatherv,
+        "Alltoall": calls.alltoall,
+        "Alltoallv": calls.alltoallv,
+        "Alltoallw": calls.alltoallw,
+        "Reduce": reductions.reduce,
+        "Allreduce": reductions.allreduce,
+        "Reduce_scatter": reductions.reduce_scatter,
+        "Reduce_scatter_block": reductions.reduce_scatter_block,
+    },
+)

@@ -1,0 +1,110 @@
+"""What MPI says of itself and the process: beginning, ending, clocks, names."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any
+
+import gpucoll
+from gpucoll.integrations.mpi4py.constants import (
+    MAX_PROCESSOR_NAME,
+    SUBVERSION,
+    THREAD_MULTIPLE,
+    VERSION,
+)
+from gpucoll.integrations.mpi4py.infos import Info
+from gpucoll.integrations.mpi4py.job import job
+
+
+def Init() -> None:
+    """Join the other processes of the job; importing MPI does it."""
+    job.begin()
+
+
+def Init_thread(required: int = THREAD_MULTIPLE) -> int:
+    """Join the other processes of the job; return what threads may do: all that they like."""
+    job.begin()
+    return job.thread_level
+
+
+def Finalize() -> None:
+    """Wait for the other processes, and end; at the end of the process it comes by itself."""
+    job.end()
+
+
+def Is_initialized() -> bool:
+    """Return whether Init was called."""
+    return job.is_initialized
+
+
+def Is_finalized() -> bool:
+    """Return whether Finalize was called."""
+    return job.is_finalized
+
+
+def Query_thread() -> int:
+    """Return what threads may do."""
+    return job.thread_level
+
+
+def Is_thread_main() -> bool:
+    """Return whether this is the thread that has called Init."""
+    return threading.get_ident() == job.main_thread
+
+
+def Get_version() -> tuple[int, int]:
+    """Return the version of the MPI standard whose names these are."""
+    return VERSION, SUBVERSION
+
+
+def Get_library_version() -> str:
+    """Return whose library this is."""
+    return f"gpucoll {gpucoll.__version__} (names of mpi4py)"
+
+
+def get_vendor() -> tuple[str, tuple[int, int, int]]:
+    """Return name and version of the library."""
+    numbers = [int(part) for part in gpucoll.__version__.split(".")[:3] if part.isdigit()]
+    return "gpucoll", tuple([*numbers, 0, 0, 0][:3])  # type: ignore[return-value]
+
+
+def Get_abi_version() -> tuple[int, int]:
+    """Return that there is no binary interface."""
+    return -1, -1
+
+
+def Get_processor_name() -> str:
+    """Return the host's name."""
+    return os.uname().nodename[:MAX_PROCESSOR_NAME]
+
+
+def Get_hw_resource_info() -> Any:
+    """Return an empty Info."""
+    return Info.Create()
+
+
+def Wtime() -> float:
+    """Return a time in seconds, of a clock that only runs forward."""
+    return time.perf_counter()
+
+
+def Wtick() -> float:
+    """Return the clock's resolution in seconds."""
+    return time.get_clock_info("perf_counter").resolution
+
+
+def Pcontrol(level: int) -> None:
+    """Do nothing: there is no profiler."""
+
+
+def Attach_buffer(buf: Any) -> None:
+    """Take note: buffered sends make copies of their own."""
+
+
+def Detach_buffer() -> None:
+    """Do nothing: see `Comm.Flush_buffer`."""
+
+
+Flush_buffer = Detach_buffer

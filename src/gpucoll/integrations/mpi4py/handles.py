@@ -1,0 +1,103 @@
+"""What MPI's objects have in common: handles, several of which may mean one thing, or nothing."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from typing import Any, TypeVar
+
+from gpucoll.integrations.mpi4py.errors import argument_error
+
+_H = TypeVar("_H", bound="Handle")
+_shown: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""What the numbers mean that programs were given as handles."""
+_NAMESPACE = __name__.rpartition(".")[0] + ".MPI"
+
+
+def constant(name: str) -> Any:
+    """Return one of MPI's constants."""
+    return getattr(sys.modules[_NAMESPACE], name)
+
+
+class Handle:
+    """One handle: what it means is its `_core`, None for nothing (``..._NULL``)."""
+
+    _core: Any = None
+
+    def __new__(cls: type[_H], handle: Any = None) -> _H:
+        self = object.__new__(cls)
+        if handle is not None:
+            if not isinstance(handle, cls._family()):
+                raise TypeError(f"expecting {cls._family().__name__}, got {type(handle).__name__}")
+            taken: Any = handle
+            self._core = taken._core
+        return self
+
+    @classmethod
+    def _of(cls: type[_H], core: Any) -> _H:
+        self = object.__new__(cls)
+        self._core = core
+        return self
+
+    @classmethod
+    def _family(cls) -> type:
+        """Return the class whose handles may be taken over."""
+        return next(kind for kind in reversed(cls.__mro__) if issubclass(kind, Handle) and
+                    kind is not Handle)  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Handle) or not isinstance(other, self._family()):
+            return NotImplemented
+        return bool(self._core is other._core)
+
+    def __hash__(self) -> int:
+        raise TypeError(f"unhashable type: {type(self).__name__!r}")
+
+    def __bool__(self) -> bool:
+        return self._core is not None
+
+    def _live(self, error_class: str) -> Any:
+        """Return what it means.
+
+        Raises
+        ------
+        ArgumentError
+            It means nothing.
+        """
+        if self._core is None:
+            raise argument_error(f"{type(self).__name__} is null, or was freed", error_class)
+        return self._core
+
+    @property
+    def handle(self) -> int:
+        """A number that tells it from others; valid in this process, while it lives."""
+        if self._core is None:
+            return 0
+        number = id(self._core)
+        try:
+            _shown[number] = self._core
+        except TypeError:
+            raise NotImplementedError(f"a {type(self).__name__} has no handle") from None
+        return number
+
+    def toint(self) -> int:
+        """Return the handle."""
+        return self.handle
+
+    @classmethod
+    def fromhandle(cls, handle: int) -> Any:
+        """Return what a handle of this process means."""
+        self = cls()
+        if handle:
+            self._core = _shown.get(handle)
+            if self._core is None:
+                raise argument_error(f"{handle} is no handle of a living {cls.__name__}")
+        return self
+
+    py2f = toint
+    fromint = f2py = fromhandle
+
+    def _reduced(self, name: str) -> Any:
+        """Return how a constant is pickled, or a further handle of it."""
+        same = constant(name)
+        return (constant, (name,)) if self is same else (type(self), (same,))

@@ -1,0 +1,29 @@
+"""Which ranks of a communicator are on one host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+from gpucoll import config
+
+
+def colour_of_host(comm: Any) -> int:
+    """Return the lowest rank of those that are on this rank's host."""
+    everyone = comm.all_gather_object(_host())
+    return int(everyone.index(everyone[comm.rank]))
+
+
+def _host() -> str:
+    """Return what tells this host from others, as gpucoll does it: a container is a host."""
+    if named := config.variable(config.HOST_ID):
+        return named
+    parts = [os.uname().nodename]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
+    for kind in ("net", "uts"):
+        with contextlib.suppress(OSError):
+            parts.append(os.readlink(f"/proc/self/ns/{kind}"))
+    return "/".join(parts)

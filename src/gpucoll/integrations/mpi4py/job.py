@@ -1,0 +1,104 @@
+"""The processes of the job: beginning and ending, and the communicators that are always there."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+import threading
+from typing import Any
+
+import gpucoll
+from gpucoll import GpucollError, config
+from gpucoll.integrations.mpi4py.constants import THREAD_MULTIPLE
+from gpucoll.integrations.mpi4py.errors import as_mpis
+from gpucoll.integrations.mpi4py.options import rc
+from gpucoll.integrations.mpi4py.state import State, close_all
+
+_IDLE_S = 86_400.0
+"""How long a call waits where nobody has said it: programs of MPI expect no end at all."""
+
+
+class Job:
+    """This process's part in the job."""
+
+    def __init__(self) -> None:
+        self.is_initialized = self.is_finalized = False
+        self.thread_level = THREAD_MULTIPLE
+        self.main_thread = 0
+        self.world = State(_not_yet, (), 0, "world")
+        self.self = State(self._alone, (0,), 0, "self")
+        self.world.name, self.self.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
+        self.world.is_predefined = self.self.is_predefined = True
+        self.service: Any = None
+        """Messages of this library's own, which nobody else's receive can match."""
+        self.service_lock = threading.Lock()
+
+    def begin(self) -> None:
+        """Join the others."""
+        if self.is_initialized:
+            raise as_mpis(gpucoll.StateError("MPI is initialized already, or was finalized"))
+        try:
+            comm = gpucoll.init(
+                backend=rc.backend, device=rc.device, timeout_s=waiting_s(), name="mpi4py"
+            )
+            self.service = comm.duplicate() if comm.world_size > 1 else comm
+        except GpucollError as error:
+            raise as_mpis(error) from None
+        world = self.world
+        world._make = lambda: comm
+        world.ranks = tuple(range(comm.world_size))
+        world.rank, world.size = comm.rank, comm.world_size
+        self.self.ranks = (comm.rank,)
+        self.is_initialized = True
+        self.main_thread = threading.get_ident()
+        if rc.finalize is not False:
+            atexit.register(self._end_at_exit)
+
+    def end(self) -> None:
+        """Wait for the others, and let go of everything."""
+        if not self.is_initialized or self.is_finalized:
+            raise as_mpis(gpucoll.StateError("MPI is not initialized, or was finalized already"))
+        for keyval in list(self.self.attributes):
+            self.self.attributes.pop(keyval, None)
+        with contextlib.suppress(GpucollError):
+            self.world.comm.barrier()
+        self.is_finalized = True
+        service, self.service = self.service, None
+        world_comm = self.world.comm
+        if service is not None and service is not world_comm:
+            with contextlib.suppress(GpucollError):
+                service.close()
+        close_all()
+
+    def _end_at_exit(self) -> None:
+        """End as MPI does; without waiting where an exception takes this process out."""
+        if self.is_finalized or os.getpid() != _process:
+            return
+        if getattr(sys, "last_value", None) is not None:
+            return  # gpucoll tells the others
+        self.end()
+
+    def _alone(self) -> Any:
+        if self.is_finalized:
+            raise gpucoll.StateError("MPI was finalized")
+        return gpucoll.init(
+            rank=0, world_size=1, timeout_s=waiting_s(), backend=rc.backend, name="mpi4py self"
+        )
+
+
+def _not_yet() -> Any:
+    raise gpucoll.StateError("MPI is not initialized: call MPI.Init() first")
+
+
+def waiting_s() -> float:
+    """Return the deadline of every wait; the environment's where it says one."""
+    if rc.timeout_s is not None:
+        return float(rc.timeout_s)
+    named = config.variable(config.TIMEOUT_S)
+    return float(named) if named else _IDLE_S
+
+
+_process = os.getpid()
+job = Job()

@@ -1,0 +1,113 @@
+"""How the members of a new communicator meet when nobody else calls: by messages among them.
+
+Each member keeps what all have written, and tells the others what it writes itself: the store that
+`gpucoll.init(meet=...)` asks for, without a server. The messages go over a communicator of all
+processes that is nobody else's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import gpucoll
+from gpucoll.integrations.mpi4py.job import job
+
+_PAUSE_S = 1e-4
+_inboxes: defaultdict[str, dict[str, Any]] = defaultdict(dict)
+_ended: defaultdict[str, set[int]] = defaultdict(set)
+_numbers: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+
+
+class MessageStore:
+    """Keys and values of one meeting.
+
+    Parameters
+    ----------
+    name : str
+        The meeting's, the same on all members and of no other one.
+    members : sequence of int
+        Ranks in COMM_WORLD.
+    """
+
+    def __init__(self, name: str, members: Sequence[int]) -> None:
+        self._name = name
+        self._others = [rank for rank in members if rank != job.world.rank]
+        self._works: list[Any] = []
+
+    def set(self, key: str, value: str) -> None:
+        """Write a value, and tell the others."""
+        _inboxes[self._name][key] = value
+        self._tell(key, value)
+
+    def get(self, key: str) -> Any:
+        """Return what is known; None: nothing yet."""
+        _take_all()
+        return _inboxes[self._name].get(key)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """Return whether all of these are known."""
+        _take_all()
+        return all(key in _inboxes[self._name] for key in keys)
+
+    def delete_key(self, key: str) -> None:
+        """Forget a key, and tell the others."""
+        _inboxes[self._name].pop(key, None)
+        self._tell(key, None)
+
+    def end(self, timeout_s: float) -> None:
+        """Tell the others that no more comes, and wait until they have."""
+        self._tell("", None)
+        until_s = time.monotonic() + timeout_s
+        while not _ended[self._name].issuperset(self._others):
+            _take_all()
+            if time.monotonic() > until_s:
+                missing = sorted(set(self._others) - _ended[self._name])
+                raise gpucoll.DeadlineError(
+                    f"a communicator of ranks {self._others} and {job.world.rank} was made, but "
+                    f"{missing} of COMM_WORLD did not say so within {timeout_s:g} s"
+                )
+            time.sleep(_PAUSE_S)
+        gpucoll.wait_all(self._works, timeout_s)
+        del _ended[self._name]
+        _inboxes.pop(self._name, None)
+
+    def _tell(self, key: str, value: str | None) -> None:
+        message = (self._name, key, value, job.world.rank)
+        with job.service_lock:
+            self._works.extend(
+                job.service.send_object(message, rank, async_op=True) for rank in self._others
+            )
+
+
+def _take_all() -> None:
+    """Take what has come, of whatever meeting."""
+    with job.service_lock:
+        while (message := job.service.probe(wait=False)) is not None:
+            name, key, value, sender = job.service.recv_object(message.source, message.tag)
+            if not key:
+                _ended[name].add(sender)
+            elif value is None:
+                _inboxes[name].pop(key, None)
+            else:
+                _inboxes[name][key] = value
+
+
+def meet(context: str, members: Sequence[int], timeout_s: float) -> Any:
+    """Return a communicator of gpucoll's of some processes; they alone call this."""
+    mine = job.world.rank
+    whole = f"{context}:{','.join(map(str, members))}"
+    name = f"{whole}#{next(_numbers[whole])}"
+    store = MessageStore(name, members)
+    comm = gpucoll.init(
+        rank=list(members).index(mine),
+        world_size=len(members),
+        meet=store if len(members) > 1 else None,
+        name=f"mpi4py {name}"[:60],
+        timeout_s=timeout_s,
+    )
+    store.end(timeout_s)
+    return comm

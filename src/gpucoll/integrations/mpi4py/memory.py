@@ -1,0 +1,251 @@
+"""The memory behind what a program gives as a buffer, and its datatype."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.integrations.mpi4py.constants import BOTTOM, ERROR_CLASSES
+from gpucoll.integrations.mpi4py.datatypes import BYTE, Datatype, datatype_of_code
+from gpucoll.integrations.mpi4py.errors import (
+    ArgumentTypeError,
+    MemoryLayoutError,
+    argument_error,
+    refused,
+)
+from gpucoll.integrations.mpi4py.type_maps import Bytes
+
+_HOST_KINDS = (1, 3, 11)
+"""DLPack's numbers of memory that a CPU can read: its own, and pinned."""
+
+
+class Memory(NamedTuple):
+    """Where it lies."""
+
+    data: Bytes | None
+    """All bytes, in their order; None on a GPU."""
+    datatype: Callable[[], Datatype]
+    """What it holds, by its own account."""
+    gpu_array: Any = None
+    """One that lies on a GPU, as it was given."""
+
+
+def is_buffer(given: Any) -> bool:
+    """Return whether it has memory: of a CPU by the buffer protocol or DLPack, or of a GPU."""
+    try:
+        memoryview(given)
+    except TypeError:
+        return hasattr(given, "__dlpack__") or hasattr(given, "__cuda_array_interface__")
+    except (ValueError, BufferError):  # NumPy knows dtypes that the protocol does not
+        return True
+    return True
+
+
+def memory_of(given: Any, writable: bool) -> Memory:
+    """Return the memory of a buffer.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It has none.
+    MemoryLayoutError
+        It is not contiguous, or must not be written.
+    """
+    if given is None:
+        return Memory(np.empty(0, np.uint8), lambda: BYTE)
+    if given is BOTTOM:
+        refused("BOTTOM", "pass the array itself, with displacements from its beginning")
+    if isinstance(given, np.ndarray):
+        return _of_array(given, writable)
+    if hasattr(given, "__cuda_array_interface__"):
+        return _of_gpu(given, given.__cuda_array_interface__["typestr"][1:])
+    try:
+        view = memoryview(given)
+    except TypeError:
+        if not hasattr(given, "__dlpack__"):
+            raise ArgumentTypeError(
+                ERROR_CLASSES["ERR_BUFFER"],
+                f"message: expecting buffer or list/tuple, got {type(given).__name__}",
+            ) from None
+    else:
+        return _of_view(view, given, writable)
+    if given.__dlpack_device__()[0] not in _HOST_KINDS:
+        return _of_gpu(given, "")
+    return _of_dlpack(given, writable)
+
+
+def _of_array(array: npt.NDArray[Any], writable: bool) -> Memory:
+    if writable and not array.flags.writeable:
+        raise _layout_error("the array is read-only, and would be written")
+    if not array.dtype.isnative:
+        raise _layout_error(f"{array.dtype.str} has non-native byte order")
+    if array.dtype.hasobject:
+        datatype_of_code(array.dtype.char)
+    if array.flags.c_contiguous:
+        row = array.reshape(-1)
+    elif array.flags.f_contiguous:
+        row = array.T.reshape(-1)
+    else:
+        raise _layout_error("ndarray is not contiguous")
+    data = row.view(np.ndarray).view(np.uint8)
+    dtype = array.dtype
+    return Memory(data, lambda: datatype_of_dtype(dtype))
+
+
+def _of_view(view: memoryview, given: Any, writable: bool) -> Memory:
+    if writable and view.readonly:
+        raise _layout_error(f"{type(given).__name__} is read-only, and would be written")
+    if not view.contiguous:
+        raise _layout_error("memory is not contiguous")
+    code = view.format
+    if view.nbytes == 0:
+        data = np.empty(0, np.uint8)
+    elif view.c_contiguous:
+        data = np.frombuffer(view, np.uint8)
+    else:
+        data = np.asarray(view).T.reshape(-1).view(np.uint8)
+    return Memory(data, lambda: BYTE if code == "B" else datatype_of_code(code))
+
+
+def _of_dlpack(given: Any, writable: bool) -> Memory:
+    capsule = given.__dlpack__()
+    array = np.from_dlpack(_Given(given, capsule))
+    if not array.size:
+        return _of_array(array.copy(), writable)
+    if not array.flags.c_contiguous:
+        raise _layout_error("memory is not contiguous")
+    # NumPy before 2.1 takes all of DLPack's memory for read-only.
+    # The array ends before the capsule.
+    kind = ctypes.c_uint8 * array.nbytes
+    row = np.ctypeslib.as_array(kind.from_address(array.ctypes.data)).view(_Keeping)
+    row.owner = (capsule, array)
+    dtype = array.dtype
+    return Memory(row, lambda: datatype_of_dtype(dtype))
+
+
+class _Given:
+    """What has given a capsule already."""
+
+    def __init__(self, given: Any, capsule: Any) -> None:
+        self._device, self._capsule = given.__dlpack_device__(), capsule
+
+    def __dlpack_device__(self) -> Any:
+        return self._device
+
+    def __dlpack__(self, stream: Any = None) -> Any:
+        return self._capsule
+
+
+class _Keeping(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes whose memory belongs to something else, which they keep alive."""
+
+    owner: Any = None
+
+    def __array_finalize__(self, source: Any) -> None:
+        if source is not None:
+            self.owner = getattr(source, "owner", None)
+
+
+def _of_gpu(given: Any, typestr: str) -> Memory:
+    dtype = np.dtype(typestr or str(given.dtype).rpartition(".")[2])
+    return Memory(None, lambda: datatype_of_dtype(dtype), given)
+
+
+def datatype_of_dtype(dtype: np.dtype[Any]) -> Datatype:
+    """Return the datatype of a NumPy dtype."""
+    code = dtype.char if dtype.kind not in "SU" else dtype.str[1:]
+    return datatype_of_code(code)
+
+
+def _layout_error(text: str) -> MemoryLayoutError:
+    return MemoryLayoutError(ERROR_CLASSES["ERR_BUFFER"], f"message: {text}")
+
+
+class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
+    """Bytes with an address: what `Alloc_mem` and windows give; an array of uint8.
+
+    ``buffer(b)`` is a view of the bytes of `b`; without an argument it has none.
+    """
+
+    def __new__(cls, buf: Any = None) -> buffer:
+        if buf is None:
+            return np.empty(0, np.uint8).view(cls)
+        return cls.frombuffer(buf)
+
+    @staticmethod
+    def allocate(nbytes: int, clear: bool = False) -> buffer:
+        if nbytes < 0:
+            raise argument_error(f"expecting a size of 0 bytes or more, got {nbytes}")
+        return (np.zeros if clear else np.empty)(nbytes, np.uint8).view(buffer)
+
+    @staticmethod
+    def frombuffer(obj: Any, readonly: bool = False) -> buffer:
+        data = memory_of(obj, False).data
+        if data is None:
+            raise TypeError("the array lies on a GPU")
+        made = data.view(buffer)
+        if readonly:
+            made.flags.writeable = False
+        return made
+
+    @staticmethod
+    def fromaddress(address: int, nbytes: int, readonly: bool = False) -> buffer:
+        if nbytes < 0:
+            raise argument_error(f"expecting a size of 0 bytes or more, got {nbytes}")
+        if not nbytes:
+            return buffer()
+        kind = ctypes.c_uint8 * nbytes
+        return buffer.frombuffer(np.ctypeslib.as_array(kind.from_address(address)), readonly)
+
+    @property
+    def address(self) -> int:
+        return self.ctypes.data if self.size else 0
+
+    @property
+    def obj(self) -> Any:
+        return self.base if self.size else None
+
+    @property
+    def readonly(self) -> bool:
+        return not self.flags.writeable
+
+    @property
+    def format(self) -> str:
+        return "B"
+
+    def cast(self, format: str, shape: Any = None) -> memoryview:
+        view: Any = memoryview(self.view(np.ndarray).data)
+        cast: memoryview = view.cast(format) if shape is None else view.cast(format, shape)
+        return cast
+
+    def tobytes(self, order: Any = None) -> bytes:
+        return self.view(np.ndarray).tobytes()
+
+    def toreadonly(self) -> buffer:
+        return buffer.frombuffer(self, readonly=True)
+
+    def release(self) -> None:
+        """Let go of the memory, as far as NumPy can."""
+
+
+def Get_address(location: Any) -> int:
+    """Return the address of a buffer's memory."""
+    if location is BOTTOM:
+        return 0
+    data = memory_of(location, False).data
+    if data is None:
+        return int(location.__cuda_array_interface__["data"][0])
+    return int(data.ctypes.data)
+
+
+def Alloc_mem(size: int, info: Any = None) -> buffer:
+    """Return new memory of so many bytes."""
+    return buffer.allocate(size)
+
+
+def Free_mem(mem: buffer) -> None:
+    """Let go of memory that `Alloc_mem` has given: Python's own counting does it."""

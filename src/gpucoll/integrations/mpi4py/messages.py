@@ -1,0 +1,388 @@
+"""Messages of arrays between two ranks.
+
+All travel as bytes: MPI lets them be received as another datatype, and a probe tells bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+
+import gpucoll
+from gpucoll import GpucollError
+from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UPPER_BOUND
+from gpucoll.integrations.mpi4py.errors import Exception, argument_error, refused
+from gpucoll.integrations.mpi4py.matched import MESSAGE_NO_PROC, Message
+from gpucoll.integrations.mpi4py.requests import After, Finished, Prequest, Request, truncated
+from gpucoll.integrations.mpi4py.specifications import Finish, Simple
+from gpucoll.integrations.mpi4py.status import Status
+
+_array = np.ndarray
+_bytes = np.dtype(np.uint8)
+_NULL = After(is_null=True)
+
+
+def sent_bytes(buf: Any) -> Any:
+    """Return what a message is sent as: bytes, or an array on a GPU."""
+    row = Simple(buf, False).row()
+    return row.view(np.uint8) if isinstance(row, np.ndarray) else row
+
+
+def received_bytes(buf: Any) -> tuple[Any, Finish | None]:
+    """Return where a message goes, and what is done afterwards."""
+    row, finish = Simple(buf, True).target()
+    return (row.view(np.uint8) if isinstance(row, np.ndarray) else row), finish
+
+
+class Messages:
+    """What `Comm` does between two ranks with arrays."""
+
+    _state: Any
+    _failed: Callable[[GpucollError], Exception]
+    _send: Any
+    _recv: Any
+    _send_recv: Any
+
+    # --- blocking ---------------------------------------------------------------------------------
+
+    def Send(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send; returns when `buf` may be used again."""
+        if type(buf) is _array and buf.flags.c_contiguous and buf.ndim and buf.dtype.isnative:
+            try:
+                self._send(buf.view(_bytes), dest, tag)
+                return
+            except (TypeError, gpucoll.UsageError):  # what is wrong is said below
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+        self._start_send(buf, dest, tag)._conclude(None)
+
+    Rsend = Send
+
+    def Ssend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send; returns when it is received."""
+        self.Issend(buf, dest, tag).Wait()
+
+    def Bsend(self, buf: Any, dest: int, tag: int = 0) -> None:
+        """Send a copy; returns at once."""
+        self.Ibsend(buf, dest, tag)
+
+    def Recv(
+        self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> None:
+        """Receive."""
+        if (
+            status is None
+            and type(buf) is _array
+            and buf.flags.c_contiguous
+            and buf.ndim
+            and buf.dtype.isnative
+            and source != PROC_NULL
+        ):
+            try:
+                self._recv(buf.view(_bytes), source, tag)
+                return
+            except (TypeError, gpucoll.UsageError):
+                pass
+            except gpucoll.MismatchError as error:
+                raise truncated(error, self._recv, source, tag) from None
+            except GpucollError as error:
+                raise self._failed(error) from None
+        self.Irecv(buf, source, tag)._conclude(status)
+
+    def Sendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        """Send and receive at once."""
+        receive = self.Irecv(recvbuf, source, recvtag)
+        send = self._start_send(sendbuf, dest, sendtag)
+        receive._conclude(status)
+        send._conclude(None)
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> None:
+        """Send and receive at once, in one buffer."""
+        self.Isendrecv_replace(buf, dest, sendtag, source, recvtag)._conclude(status)
+
+    # --- started ----------------------------------------------------------------------------------
+
+    def Isend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send."""
+        if type(buf) is _array and buf.flags.c_contiguous and buf.ndim and buf.dtype.isnative:
+            try:
+                work = self._send(buf.view(_bytes), dest, tag, async_op=True)
+            except (TypeError, gpucoll.UsageError):
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+            else:
+                request = object.__new__(Request)
+                request._core = work
+                return request
+        return self._start_send(buf, dest, tag)
+
+    Irsend = Isend
+
+    def Issend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send; done when it is received."""
+        return self._start_send(buf, dest, tag, synchronous=True)
+
+    def Ibsend(self, buf: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send a copy; done at once."""
+        data = None if dest == PROC_NULL else sent_bytes(buf)
+        return self._send_copy(data if data is None else data.copy(), dest, tag)
+
+    def Irecv(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        """Start to receive."""
+        if (
+            type(buf) is _array
+            and buf.flags.c_contiguous
+            and buf.ndim
+            and buf.dtype.isnative
+            and source != PROC_NULL
+        ):
+            try:
+                work = self._recv(buf.view(_bytes), source, tag, async_op=True)
+            except (TypeError, gpucoll.UsageError):
+                pass
+            except GpucollError as error:
+                raise self._failed(error) from None
+            else:
+                request = object.__new__(Request)
+                request._core = work
+                request._takes = self._recv, source, tag
+                return request
+        if source == PROC_NULL:
+            return Request._started(Finished(), _NULL)  # type: ignore[no-any-return]
+        self._check(source, tag, may_be_any=True)
+        row, finish = received_bytes(buf)
+        certifies = not isinstance(row, np.ndarray)
+        return self._start_recv(row, source, tag, After(finish, certifies=certifies))
+
+    def Isendrecv(
+        self,
+        sendbuf: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+    ) -> Request:
+        """Start to send and receive; done when both are."""
+        receive = self.Irecv(recvbuf, source, recvtag)
+        return _Both.of(receive, self._start_send(sendbuf, dest, sendtag))
+
+    def Isendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+    ) -> Request:
+        """Start to send and receive in one buffer."""
+        data = None if dest == PROC_NULL else sent_bytes(buf).copy()
+        receive = self.Irecv(buf, source, recvtag)
+        return _Both.of(receive, self._start_send(data, dest, sendtag))
+
+    def _start_send(self, buf: Any, dest: int, tag: int, synchronous: bool = False) -> Request:
+        if dest == PROC_NULL:
+            return Request._started(Finished(), _NULL)  # type: ignore[no-any-return]
+        self._check(dest, tag)
+        row = sent_bytes(buf)
+        is_on_gpu = not isinstance(row, np.ndarray)
+        named = {"synchronous": True} if synchronous and not is_on_gpu else {}
+        try:
+            work = self._send(row, dest, tag, async_op=True, **named)
+        except GpucollError as error:
+            raise self._failed(error) from None
+        return Request._started(work, After(certifies=True) if is_on_gpu else None)  # type: ignore[no-any-return]
+
+    def _start_recv(self, row: Any, source: int, tag: int, after: After) -> Request:
+        try:
+            work = self._recv(row, source, tag, async_op=True)
+        except GpucollError as error:
+            raise self._failed(error) from None
+        request: Request = Request._started(work, after)
+        request._takes = self._recv, source, tag
+        return request
+
+    def _send_copy(self, data: Any, dest: int, tag: int) -> Request:
+        """Send bytes that nobody else has; they are kept until they are sent."""
+        request = self._start_send(data, dest, tag)
+        kept = self._state.buffered
+        kept[:] = [work for work in kept if not work.done()]
+        kept.append(request._core)
+        return Request._started(Finished(), _NULL if dest == PROC_NULL else None)  # type: ignore[no-any-return]
+
+    def _check(self, peer: int, tag: int, may_be_any: bool = False) -> None:
+        size = self._state.comm.world_size
+        if not 0 <= peer < size and not (may_be_any and peer == ANY_SOURCE):
+            raise argument_error(f"rank must be 0 to {size - 1}; got {peer}", "ERR_RANK")
+        if not 0 <= tag <= TAG_UPPER_BOUND and not (may_be_any and tag == ANY_TAG):
+            raise argument_error(f"tag must be 0 to {TAG_UPPER_BOUND}; got {tag}", "ERR_TAG")
+
+    # --- buffered sends ---------------------------------------------------------------------------
+
+    def Attach_buffer(self, buf: Any) -> None:
+        """Keep a buffer until it is detached: buffered sends make copies of their own."""
+        self._state.attached = buf
+
+    def Detach_buffer(self) -> Any:
+        """Wait until all buffered sends are done; return what was attached."""
+        self.Flush_buffer()
+        found, self._state.attached = self._state.attached, None
+        return found
+
+    def Flush_buffer(self) -> None:
+        """Wait until all buffered sends are done."""
+        kept = self._state.buffered
+        while kept:
+            try:
+                kept.pop().wait()
+            except GpucollError as error:
+                raise self._failed(error) from None
+
+    def Iflush_buffer(self) -> Request:
+        """Return a request that is done when all buffered sends are."""
+        works = [Request._started(work) for work in self._state.buffered]
+        return _Both.of(*works) if works else Request._started(Finished())
+
+    # --- again and again --------------------------------------------------------------------------
+
+    def Send_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """Prepare a send."""
+        return self._prepared(self.Isend, buf, dest, tag)
+
+    def Ssend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """Prepare a synchronous send."""
+        return self._prepared(self.Issend, buf, dest, tag)
+
+    def Bsend_init(self, buf: Any, dest: int, tag: int = 0) -> Prequest:
+        """Prepare a buffered send."""
+        return self._prepared(self.Ibsend, buf, dest, tag)
+
+    Rsend_init = Send_init
+
+    def Recv_init(self, buf: Any, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Prequest:
+        """Prepare a receive."""
+        return self._prepared(self.Irecv, buf, source, tag)
+
+    def _prepared(self, start: Callable[..., Request], *given: Any) -> Prequest:
+        return Prequest._of(lambda: start(*given))
+
+    def Psend_init(self, *_: Any, **__: Any) -> Prequest:
+        """Refuse partitioned communication."""
+        refused("partitioned communication", "send each part by a Send_init of its own")
+
+    Precv_init = Psend_init
+
+    # --- probing ----------------------------------------------------------------------------------
+
+    def Probe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> bool:
+        """Wait for a message; it stays."""
+        return self._probe(source, tag, status, True)
+
+    def Iprobe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> bool:
+        """Return whether there is a message; it stays."""
+        return self._probe(source, tag, status, False)
+
+    probe, iprobe = Probe, Iprobe
+
+    def _probe(self, source: int, tag: int, status: Status | None, waits: bool) -> bool:
+        if source == PROC_NULL:
+            if status is not None:
+                status.fill_null()
+            return True
+        self._check(source, tag, may_be_any=True)
+        try:
+            message = self._state.comm.probe(source, tag, wait=waits)
+        except GpucollError as error:
+            raise self._failed(error) from None
+        if message is None:
+            return False
+        if status is not None:
+            status.fill(message.source, message.tag, message.size_bytes)
+        return True
+
+    def Mprobe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Message:
+        """Wait for a message and take it, so that no other receive gets it."""
+        return cast(Message, self._taken(source, tag, status, True))
+
+    def Improbe(
+        self, source: int = ANY_SOURCE, tag: int = ANY_TAG, status: Status | None = None
+    ) -> Message | None:
+        """Take a message if there is one."""
+        return self._taken(source, tag, status, False)
+
+    mprobe, improbe = Mprobe, Improbe
+
+    def _taken(self, source: int, tag: int, status: Status | None, waits: bool) -> Message | None:
+        if source == PROC_NULL:
+            if status is not None:
+                status.fill_null()
+            return Message(MESSAGE_NO_PROC)
+        self._check(source, tag, may_be_any=True)
+        try:
+            message = self._state.comm.probe(source, tag, wait=waits)
+            if message is None:
+                return None
+            data = message.recv()
+        except GpucollError as error:
+            raise self._failed(error) from None
+        made = Message.holding(data, message.source, message.tag)
+        made._fill(status)
+        return cast(Message, made)
+
+
+class _Both:
+    """The work of several requests: done when all are."""
+
+    def __init__(self, requests: tuple[Any, ...]) -> None:
+        self._requests = requests
+        self._works = [request._core for request in requests]
+
+    @staticmethod
+    def of(*requests: Any) -> Request:
+        """Return the request of several; its status is the first one's."""
+        return cast(Request, Request._started(_Both(requests)))
+
+    @property
+    def message(self) -> Any:
+        """What the first has received."""
+        return getattr(self._works[0], "message", None)
+
+    def done(self) -> bool:
+        """Return whether all are done."""
+        return all([work.done() for work in self._works])  # noqa: C419  # each is asked
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Wait for all."""
+        for request in self._requests:
+            request._conclude(None)
+
+    def synchronize(self) -> None:
+        """Wait for all."""
+        self.wait()

@@ -1,0 +1,183 @@
+"""Messages and collectives of Python objects: the lower-case calls."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, cast
+
+from gpucoll import GpucollError, MismatchError
+from gpucoll.integrations.mpi4py import objects
+from gpucoll.integrations.mpi4py.calls import check_root
+from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
+from gpucoll.integrations.mpi4py.errors import Exception, argument_error
+from gpucoll.integrations.mpi4py.objects import dumped, loaded
+from gpucoll.integrations.mpi4py.operations import SUM, python_function
+from gpucoll.integrations.mpi4py.requests import After, Finished, Request
+from gpucoll.integrations.mpi4py.status import Status
+
+_NULL = After(loads=lambda _: None, is_null=True)
+_LOADS = After(loads=loaded)
+
+
+class ObjectCalls:
+    """What `Comm` does with objects; a message of one is an ordinary message of bytes."""
+
+    _state: Any
+    _failed: Callable[[GpucollError], Exception]
+    _send: Any
+    _recv: Any
+    _check: Any
+    _start_send: Any
+    _start_recv: Any
+    _send_copy: Any
+    rank: Any
+    size: Any
+
+    # --- messages ---------------------------------------------------------------------------------
+
+    def send(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object."""
+        if dest == PROC_NULL:
+            return
+        data = dumped(obj)
+        try:
+            self._send(data, dest, tag)
+        except GpucollError:
+            # Another thread is in a call, or an argument is wrong, which is said here.
+            self._start_send(data, dest, tag).Wait()
+
+    def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object; returns at once."""
+        self.ibsend(obj, dest, tag)
+
+    def ssend(self, obj: Any, dest: int, tag: int = 0) -> None:
+        """Send an object; returns when it is received."""
+        self.issend(obj, dest, tag).Wait()
+
+    def isend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send an object."""
+        data = None if dest == PROC_NULL else dumped(obj)
+        return cast(Request, self._start_send(data, dest, tag))
+
+    def issend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send an object; done when it is received."""
+        data = None if dest == PROC_NULL else dumped(obj)
+        return cast(Request, self._start_send(data, dest, tag, synchronous=True))
+
+    def ibsend(self, obj: Any, dest: int, tag: int = 0) -> Request:
+        """Start to send an object; done at once."""
+        return cast(Request, self._send_copy(None if dest == PROC_NULL else dumped(obj), dest, tag))
+
+    def recv(
+        self,
+        buf: Any = None,
+        source: int = ANY_SOURCE,
+        tag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        """Receive an object; `buf` is not needed."""
+        if buf is not None:
+            warnings.warn("recv: the buffer is not used", UserWarning, stacklevel=2)
+        if status is None and source != PROC_NULL:
+            try:
+                return loaded(self._recv(None, source, tag))
+            except MismatchError as error:
+                raise self._failed(error) from None
+            except GpucollError:
+                pass  # another thread is in a call, or an argument is wrong
+        return self.irecv(buf, source, tag).wait(status)
+
+    def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:
+        """Start to receive an object; `buf` is not needed."""
+        if source == PROC_NULL:
+            return cast(Request, Request._started(Finished(), _NULL))
+        self._check(source, tag, may_be_any=True)
+        return cast(Request, self._start_recv(None, source, tag, _LOADS))
+
+    def sendrecv(
+        self,
+        sendobj: Any,
+        dest: int,
+        sendtag: int = 0,
+        recvbuf: Any = None,
+        source: int = ANY_SOURCE,
+        recvtag: int = ANY_TAG,
+        status: Status | None = None,
+    ) -> Any:
+        """Send an object and receive one."""
+        receive = self.irecv(recvbuf, source, recvtag)
+        send = self.isend(sendobj, dest, sendtag)
+        value = receive.wait(status)
+        send.Wait()
+        return value
+
+    # --- collectives ------------------------------------------------------------------------------
+
+    def _of_objects(self, function: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return function(self._state.comm, *given)
+        except GpucollError as error:
+            raise self._failed(error) from None
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        """Return the root's object."""
+        check_root(self, root)
+        return self._of_objects(objects.bcast, obj, root)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        """Return all objects on the root, None elsewhere."""
+        check_root(self, root)
+        return cast("list[Any] | None", self._of_objects(objects.gather, sendobj, root))
+
+    def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
+        """Return this rank's of the root's objects."""
+        check_root(self, root)
+        return self._of_objects(objects.scatter, sendobj, root)
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        """Return all objects."""
+        return cast("list[Any]", self._of_objects(objects.allgather, sendobj))
+
+    def alltoall(self, sendobj: Sequence[Any]) -> list[Any]:
+        """Send one object to each rank; return those that came."""
+        return cast("list[Any]", self._of_objects(objects.alltoall, sendobj))
+
+    def reduce(self, sendobj: Any, op: Any = SUM, root: int = 0) -> Any:
+        """Return the operation over all objects on the root, None elsewhere."""
+        function = python_function(op)
+        values = self.gather(sendobj, root)
+        return None if values is None else objects.reduce_all(values, function)
+
+    def allreduce(self, sendobj: Any, op: Any = SUM) -> Any:
+        """Return the operation over all objects, from rank 0 on."""
+        function = python_function(op)
+        return objects.reduce_all(self.allgather(sendobj), function)
+
+    def scan(self, sendobj: Any, op: Any = SUM) -> Any:
+        """Return the operation over the objects of ranks 0 to this."""
+        function = python_function(op)
+        return objects.reduce_all(self.allgather(sendobj)[: self.rank + 1], function)
+
+    def exscan(self, sendobj: Any, op: Any = SUM) -> Any:
+        """Return the operation over the objects of the ranks before this; None on rank 0."""
+        function = python_function(op)
+        values = self.allgather(sendobj)[: self.rank]
+        return objects.reduce_all(values, function) if values else None
+
+
+def lock_table(comm: Any) -> dict[Hashable, Any]:
+    """Return a communicator's locks by their keys."""
+    if not comm:
+        raise argument_error("the communicator is null", "ERR_COMM")
+    found: dict[Hashable, Any] = comm._state.locks
+    return found
+
+
+def lock_of(comm: Any, key: Hashable | None = None) -> threading.Lock:
+    """Return a lock of a communicator, one for each key."""
+    if not comm:
+        raise argument_error("the communicator is null", "ERR_COMM")
+    found = comm._state.locks.setdefault(key, threading.Lock())
+    return cast(threading.Lock, found)

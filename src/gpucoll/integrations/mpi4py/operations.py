@@ -1,0 +1,221 @@
+"""Reduce operations: gpucoll's, pairs of value and index, and functions of the program."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.integrations.mpi4py.datatypes import Datatype
+from gpucoll.integrations.mpi4py.errors import argument_error, type_error
+from gpucoll.integrations.mpi4py.handles import Handle
+from gpucoll.integrations.mpi4py.specifications import Simple
+
+Row = npt.NDArray[Any]
+_NATIVE = set("?bhilqBHILQefdFD")
+"""dtypes that gpucoll reduces."""
+
+
+class Core:
+    """What an operation is."""
+
+    def __init__(
+        self,
+        name: str,
+        native: str | None,
+        function: Callable[[Any, Any], Any],
+        on_rows: Callable[[Row, Row], Row] | None = None,
+        user: Callable[..., Any] | None = None,
+        commute: bool = True,
+    ) -> None:
+        self.name, self.native, self.function = name, native, function
+        self.on_rows, self.user, self.commute = on_rows, user, commute
+
+
+class Op(Handle):
+    """An operation; called with two Python objects it gives their result."""
+
+    _native: str | None = None
+    """What gpucoll calls it; None where it must be done here."""
+
+    def __new__(cls, op: Any = None) -> Op:
+        self = super().__new__(cls, op)
+        self._native = op._native if op is not None else None
+        return self
+
+    @classmethod
+    def Create(cls, function: Callable[..., Any], commute: bool = False) -> Op:
+        """Make one of ``function(inbuf, inoutbuf, datatype)``, which writes into inoutbuf."""
+        if not callable(function):
+            raise TypeError(f"expecting a function, got {type(function).__name__}")
+        core = Core(
+            "user", None, lambda x, y: function(x, y, None), user=function, commute=bool(commute)
+        )
+        return cls._of(core)
+
+    def __call__(self, x: Any, y: Any) -> Any:
+        return self._live("ERR_OP").function(x, y)
+
+    def Free(self) -> None:
+        if self._live("ERR_OP").user is None:
+            raise argument_error(f"{self._core.name} is predefined: it stays", "ERR_OP")
+        self._core = self._native = None
+
+    def free(self) -> None:
+        """Free it if it is not predefined; any number of times."""
+        if self._core is not None and self._core.user is not None:
+            self.Free()
+        elif not any(self is item for item in OPERATIONS.values()):
+            self._core = None
+
+    def Is_commutative(self) -> bool:
+        return bool(self._live("ERR_OP").commute)
+
+    is_commutative = property(Is_commutative)
+
+    @property
+    def is_predefined(self) -> bool:
+        return self._core is None or self._core.user is None
+
+    def Reduce_local(self, inbuf: Any, inoutbuf: Any) -> None:
+        """Write ``inbuf op inoutbuf`` into inoutbuf, on this rank alone."""
+        left, right = Simple(inbuf, False), Simple(inoutbuf, True)
+        if left.datatype != right.datatype and left.map.dtype != right.map.dtype:
+            raise argument_error("mismatch in send and receive MPI datatypes", "ERR_TYPE")
+        if left.count != right.count:
+            raise argument_error(
+                f"mismatch in send count {left.count} and receive count {right.count}", "ERR_COUNT"
+            )
+        row, finish = right.target()
+        row[...] = combine(self, left.row(), row.copy(), right.datatype)
+        if finish is not None:
+            finish()
+
+    def __reduce__(self) -> Any:
+        if self._core is None:
+            return self._reduced("OP_NULL")
+        if self._core.user is None:
+            return self._reduced(self._core.name)
+        return type(self).Create, (self._core.user, self._core.commute)
+
+    def __repr__(self) -> str:
+        return f"<Op {self._core.name if self._core else 'OP_NULL'}>"
+
+
+def native_name(op: Any, dtype: Any) -> str | None:
+    """Return what gpucoll calls an operation; None: it does not have it for this dtype."""
+    op._live("ERR_OP")
+    name: str | None = op._native
+    if name is None or not isinstance(dtype, np.dtype):
+        return name
+    return name if dtype.char in _NATIVE or dtype.kind == "V" else None
+
+
+def check(op: Any, datatype: Datatype) -> None:
+    """Raise where an operation cannot be done on a datatype."""
+    if not isinstance(op, Op):
+        raise type_error(f"expecting Op, got {type(op).__name__}", "ERR_OP")
+    core = op._live("ERR_OP")
+    type_map = datatype._map()
+    if core.user is not None or core.name in ("REPLACE", "NO_OP"):
+        return
+    if (core.name in _PAIRED) != _is_pair(datatype):
+        raise argument_error(f"{core.name} is not defined for {datatype!r}", "ERR_OP")
+    kind = type_map.dtype.kind
+    refused = {"BAND": "fcSU", "BOR": "fcSU", "BXOR": "fcSU", "MAX": "cSU", "MIN": "cSU"}
+    if kind in refused.get(core.name, "SU") or (core.name.startswith("L") and kind == "c"):
+        raise argument_error(f"{core.name} is not defined for {type_map.dtype}", "ERR_OP")
+
+
+def combine(op: Any, left: Row, right: Row, datatype: Datatype) -> Row:
+    """Return ``left op right``; what is right may be written."""
+    core = op._live("ERR_OP")
+    if core.user is not None:
+        shown = np.ascontiguousarray(left).view(np.uint8)
+        written = np.ascontiguousarray(right)
+        core.user(shown.data, written.view(np.uint8).data, datatype)
+        return written
+    if _is_pair(datatype):
+        dtype = _packed_pair(datatype)
+        both = core.on_rows(left.view(np.uint8).view(dtype), right.view(np.uint8).view(dtype))
+        return both.view(np.uint8).view(left.dtype)  # type: ignore[no-any-return]
+    with np.errstate(all="ignore"):
+        return core.on_rows(left, right).astype(left.dtype)  # type: ignore[no-any-return]
+
+
+def fold(op: Any, rows: list[Row], datatype: Datatype) -> Row:
+    """Return the operation over several rows, from the first to the last."""
+    result = rows[0].copy()
+    for row in rows[1:]:
+        result = combine(op, result, row.copy(), datatype)
+    return result
+
+
+def python_function(op: Any) -> Callable[[Any, Any], Any]:
+    """Return what joins two objects: an operation, or a function of the program."""
+    if isinstance(op, Op):
+        return op._live("ERR_OP").function  # type: ignore[no-any-return]
+    if callable(op):
+        return op  # type: ignore[no-any-return]
+    raise TypeError(f"expecting an Op or a function, got {type(op).__name__}")
+
+
+def _is_pair(datatype: Datatype) -> bool:
+    return datatype._core is not None and "pair" in datatype._core.parameters
+
+
+def _packed_pair(datatype: Datatype) -> np.dtype[Any]:
+    fields = datatype._core.parameters["pair"].fields
+    return np.dtype([("value", fields["value"][0]), ("index", fields["index"][0])])
+
+
+def _located(beats: Callable[[Any, Any], Any]) -> Callable[[Row, Row], Row]:
+    def on_rows(left: Row, right: Row) -> Row:
+        a, b = left["value"], right["value"]
+        takes_right = beats(b, a) | ((a == b) & (right["index"] < left["index"]))
+        return np.where(takes_right, right, left)
+
+    return on_rows
+
+
+def _located_objects(beats: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def function(left: Any, right: Any) -> Any:
+        (u, i), (v, j) = left, right
+        if beats(u, v):
+            return u, i
+        return (v, j) if beats(v, u) or j < i else (u, i)
+
+    return function
+
+
+_PAIRED = ("MAXLOC", "MINLOC")
+_CORES = (
+    Core("MAX", "max", lambda x, y: y if y > x else x, np.maximum),
+    Core("MIN", "min", lambda x, y: y if y < x else x, np.minimum),
+    Core("SUM", "sum", operator.add, np.add),
+    Core("PROD", "prod", operator.mul, np.multiply),
+    Core("LAND", "land", lambda x, y: bool(x) & bool(y), np.logical_and),
+    Core("BAND", "band", operator.and_, np.bitwise_and),
+    Core("LOR", "lor", lambda x, y: bool(x) | bool(y), np.logical_or),
+    Core("BOR", "bor", operator.or_, np.bitwise_or),
+    Core("LXOR", "lxor", lambda x, y: bool(x) ^ bool(y), np.logical_xor),
+    Core("BXOR", "bxor", operator.xor, np.bitwise_xor),
+    Core("MAXLOC", None, _located_objects(operator.gt), _located(operator.gt)),
+    Core("MINLOC", None, _located_objects(operator.lt), _located(operator.lt)),
+    Core("REPLACE", None, lambda x, y: y, lambda x, y: y, commute=False),
+    Core("NO_OP", None, lambda x, y: x, lambda x, y: x, commute=False),
+)
+
+
+def _predefined(core: Core) -> Op:
+    op = Op._of(core)
+    op._native = core.native
+    return op
+
+
+OPERATIONS: dict[str, Op] = {core.name: _predefined(core) for core in _CORES}
+OPERATIONS["OP_NULL"] = Op()
+SUM = OPERATIONS["SUM"]

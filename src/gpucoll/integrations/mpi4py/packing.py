@@ -1,0 +1,92 @@
+"""Datatypes' Pack and Unpack, and arithmetic of addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucoll.integrations.mpi4py.datatypes import Datatype
+from gpucoll.integrations.mpi4py.errors import argument_error
+from gpucoll.integrations.mpi4py.memory import memory_of
+
+
+def _data(given: Any, writable: bool) -> Any:
+    data = memory_of(given, writable).data
+    if data is None:
+        raise argument_error("arrays on a GPU are packed by their own library", "ERR_BUFFER")
+    return data
+
+
+def _count(self: Datatype, data: Any) -> int:
+    extent = self._map().extent
+    return len(data) // extent if extent > 0 else 0
+
+
+def Pack(self: Datatype, inbuf: Any, outbuf: Any, position: int, comm: Any = None) -> int:
+    """Write the items in one buffer into another, without gaps; return where they end."""
+    source, into = _data(inbuf, False), _data(outbuf, True)
+    packed = self._map().pack(source, 0, _count(self, source))
+    row = np.ascontiguousarray(packed).view(np.uint8)
+    end = position + len(row)
+    if position < 0 or end > len(into):
+        raise argument_error(f"{end} bytes do not fit into {len(into)}", "ERR_TRUNCATE")
+    into[position:end] = row
+    return end
+
+
+def Unpack(self: Datatype, inbuf: Any, position: int, outbuf: Any, comm: Any = None) -> int:
+    """Read items that `Pack` has written; return where they end."""
+    source, into = _data(inbuf, False), _data(outbuf, True)
+    end = position + _count(self, into) * self._map().size
+    if position < 0 or end > len(source):
+        raise argument_error(f"{end} bytes are asked for, {len(source)} are there", "ERR_TRUNCATE")
+    self._map().unpack(source[position:end], into, 0)
+    return end
+
+
+def Pack_size(self: Datatype, count: int, comm: Any = None) -> int:
+    """Return how many bytes so many items take when they are packed."""
+    return count * self._map().size
+
+
+def _swapped(self: Datatype, row: Any, count: int) -> Any:
+    dtype = self._map().element
+    if dtype is None:
+        raise argument_error("external32 is there for datatypes of one kind", "ERR_TYPE")
+    return row.view(dtype).byteswap().view(np.uint8) if np.little_endian else row
+
+
+def Pack_external(self: Datatype, datarep: str, inbuf: Any, outbuf: Any, position: int) -> int:
+    """Write items in the byte order of external32; return where they end."""
+    end = Pack(self, inbuf, outbuf, position)
+    into = _data(outbuf, True)
+    into[position:end] = _swapped(self, into[position:end].copy(), 0)
+    return end
+
+
+def Unpack_external(self: Datatype, datarep: str, inbuf: Any, position: int, outbuf: Any) -> int:
+    """Read items in the byte order of external32; return where they end."""
+    into, source = _data(outbuf, True), _data(inbuf, False)
+    end = position + _count(self, into) * self._map().size
+    row = _swapped(self, source[position:end].copy(), 0)
+    return position + Unpack(self, row, 0, outbuf)
+
+
+def Pack_external_size(self: Datatype, datarep: str, count: int) -> int:
+    """Return how many bytes so many items take."""
+    return Pack_size(self, count)
+
+
+for _function in (Pack, Unpack, Pack_size, Pack_external, Unpack_external, Pack_external_size):
+    setattr(Datatype, _function.__name__, _function)
+
+
+def Aint_add(base: int, disp: int) -> int:
+    """Return an address and a distance added."""
+    return base + disp
+
+
+def Aint_diff(addr1: int, addr2: int) -> int:
+    """Return the distance of two addresses."""
+    return addr1 - addr2

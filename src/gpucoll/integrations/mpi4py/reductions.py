@@ -1,0 +1,187 @@
+"""What a reduction of MPI is of gpucoll: its own, or rows that are gathered and reduced here.
+
+The second is for what gpucoll has no kernel for: functions of the program, pairs of value and
+index, long doubles. Rows are reduced in the order of the ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from gpucoll.integrations.mpi4py import operations
+from gpucoll.integrations.mpi4py.calls import Call, block_counts, check_root, in_place, together
+from gpucoll.integrations.mpi4py.errors import argument_error
+from gpucoll.integrations.mpi4py.operations import SUM, Op
+from gpucoll.integrations.mpi4py.specifications import Finish, Simple
+
+Row = npt.NDArray[Any]
+
+
+def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Call:
+    check_root(comm, root)
+    if comm.rank == root:
+        x, out, finish, datatype = _both(sendbuf, recvbuf, op)
+    else:
+        sent = Simple(sendbuf, False)
+        operations.check(op, sent.datatype)
+        x, out, finish, datatype = sent.row(), None, None, sent.datatype
+    name = operations.native_name(op, getattr(x, "dtype", None))
+    if name is not None:
+        return Call("reduce", (x, name, root), {} if out is None else {"out": out}, finish)
+    if out is None:
+        return Call("gather", (_bytes(x), root), {})
+    rows, made = _gathered_rows(comm, x)
+
+    def fold() -> None:
+        out[...] = operations.fold(op, rows, datatype)
+
+    return Call("gather", (_bytes(x), root), {"out": made}, together(fold, finish))
+
+
+def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+    x, out, finish, datatype = _both(sendbuf, recvbuf, op)
+    name = operations.native_name(op, getattr(x, "dtype", None))
+    if name is not None:
+        return Call("all_reduce", (x, name), {"out": out}, finish)
+    return _folded(comm, x, out, finish, datatype, op, range(comm.size))
+
+
+def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+    x, out, finish, datatype = _both(sendbuf, recvbuf, op)
+    name = operations.native_name(op, getattr(x, "dtype", None))
+    if name is not None:
+        return Call("scan", (x, name), {"out": out}, finish)
+    return _folded(comm, x, out, finish, datatype, op, range(comm.rank + 1))
+
+
+def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+    x, out, finish, datatype = _both(sendbuf, recvbuf, op)
+    name = operations.native_name(op, getattr(x, "dtype", None))
+    if name is not None and comm.rank == 0:  # whose buffer stays as it is
+        return Call("exclusive_scan", (x, name), {})
+    if name is not None:
+        return Call("exclusive_scan", (x, name), {"out": out}, finish)
+    return _folded(comm, x, out, finish, datatype, op, range(comm.rank))
+
+
+def reduce_scatter_block(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
+    if in_place(sendbuf):
+        whole = Simple(recvbuf, True, comm.size)
+        share = whole.count * whole.map.n_elements
+    else:
+        received, whole = Simple(recvbuf, True), Simple(sendbuf, False, comm.size)
+        _check_alike(whole, received)
+        share = received.count * received.map.n_elements
+    return _scattered(comm, sendbuf, recvbuf, op, [share] * comm.size, whole.row(comm.size))
+
+
+def reduce_scatter(
+    comm: Any, sendbuf: Any, recvbuf: Any, recvcounts: Any = None, op: Op = SUM
+) -> Call:
+    whole = Simple(recvbuf if in_place(sendbuf) else sendbuf, in_place(sendbuf))
+    if recvcounts is None:
+        if in_place(sendbuf):
+            raise argument_error("Reduce_scatter in place needs recvcounts", "ERR_COUNT")
+        mine = Simple(recvbuf, True).count
+        counts = [int(count) for count in comm._state.comm.all_gather(np.array([mine]))]
+    else:
+        counts = block_counts(recvcounts, comm)
+    if sum(counts) != whole.count:
+        raise argument_error(
+            f"mismatch in send count {whole.count} and sum(counts) {sum(counts)}", "ERR_COUNT"
+        )
+    if not in_place(sendbuf):
+        received = Simple(recvbuf, True)
+        if received.count != counts[comm.rank]:
+            raise argument_error(
+                f"mismatch in receive count {received.count} and counts[{comm.rank}] "
+                f"{counts[comm.rank]}",
+                "ERR_COUNT",
+            )
+    elements = [count * whole.map.n_elements for count in counts]
+    return _scattered(comm, sendbuf, recvbuf, op, elements, whole.row())
+
+
+def _scattered(comm: Any, sendbuf: Any, recvbuf: Any, op: Op, counts: list[int], x: Any) -> Call:
+    received = Simple(recvbuf, True)
+    operations.check(op, received.datatype)
+    mine, finish = counts[comm.rank], None
+    if in_place(sendbuf):
+        target, unpack = received.target()
+        part = np.empty(mine, x.dtype)
+
+        def put() -> None:
+            target[:mine] = part
+
+        finish = together(put, unpack)
+    else:
+        part, finish = received.target()
+    name = operations.native_name(op, getattr(x, "dtype", None))
+    if name is not None:
+        return Call("reduce_scatter", (x, name), {"counts": counts, "out": part}, finish)
+    made = np.empty(mine * comm.size, x.dtype)
+
+    def fold() -> None:
+        rows = [made[n * mine : (n + 1) * mine] for n in range(comm.size)]
+        part[...] = operations.fold(op, rows, received.datatype)
+
+    size = x.dtype.itemsize
+    named = {
+        "send_counts": [count * size for count in counts],
+        "recv_counts": [mine * size] * comm.size,
+        "out": made.view(np.uint8),
+    }
+    return Call("all_to_all", (_bytes(x),), named, together(fold, finish))
+
+
+def _both(sendbuf: Any, recvbuf: Any, op: Op) -> tuple[Any, Any, Finish | None, Any]:
+    """Return what is sent, where the result goes, what is done then, and the datatype."""
+    received = Simple(recvbuf, True)
+    operations.check(op, received.datatype)
+    out, finish = received.target()
+    if in_place(sendbuf):
+        return out, out, finish, received.datatype
+    sent = Simple(sendbuf, False)
+    _check_alike(sent, received)
+    return sent.row(), out, finish, received.datatype
+
+
+def _check_alike(sent: Simple, received: Simple) -> None:
+    one, other = sent.map, received.map
+    if sent.datatype != received.datatype and (one.dtype, one.size) != (other.dtype, other.size):
+        raise argument_error(
+            f"mismatch in send and receive MPI datatypes: {sent.datatype!r} and "
+            f"{received.datatype!r}",
+            "ERR_TYPE",
+        )
+    if sent.count != received.count:
+        raise argument_error(
+            f"mismatch in send count {sent.count} and receive count {received.count}", "ERR_COUNT"
+        )
+
+
+def _bytes(row: Row) -> Row:
+    return np.ascontiguousarray(row).view(np.uint8)
+
+
+def _gathered_rows(comm: Any, x: Row) -> tuple[list[Row], Row]:
+    """Return a row for each rank's, and the bytes that they are written into."""
+    made = np.empty(len(x) * comm.size, x.dtype)
+    rows = [made[n * len(x) : (n + 1) * len(x)] for n in range(comm.size)]
+    return rows, made.view(np.uint8)
+
+
+def _folded(
+    comm: Any, x: Row, out: Row, finish: Finish | None, datatype: Any, op: Op, ranks: range
+) -> Call:
+    """Gather all rows on all ranks, and reduce those of some ranks here."""
+    rows, made = _gathered_rows(comm, x)
+
+    def fold() -> None:
+        if len(ranks):
+            out[...] = operations.fold(op, [rows[rank] for rank in ranks], datatype)
+
+    return Call("all_gather", (_bytes(x),), {"out": made}, together(fold, finish))

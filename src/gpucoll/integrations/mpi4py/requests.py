@@ -1,0 +1,419 @@
+"""Requests: what calls that return at once give, and waiting for one, any, some or all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gpucoll
+from gpucoll import GpucollError
+from gpucoll.integrations.mpi4py.constants import ERROR_CLASSES, UNDEFINED
+from gpucoll.integrations.mpi4py.errors import Exception, MismatchError, as_mpis, refused
+from gpucoll.integrations.mpi4py.handles import Handle
+from gpucoll.integrations.mpi4py.status import Status
+
+Requests = Sequence[Any]
+
+
+class Finished:
+    """The work of what has nothing to do."""
+
+    message = None
+
+    def wait(self, timeout_s: float | None = None) -> None:
+        """Return at once."""
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+class After:
+    """What is to be done when a work has ended.
+
+    Parameters
+    ----------
+    finish : function, optional
+        Called when it went well: unpacks what came.
+    loads : function, optional
+        Makes the object that `wait` returns out of the work's result.
+    is_null : bool
+        Whether the other end was PROC_NULL.
+    certifies : bool
+        Whether the arrays lie on a GPU, and success must be asked for.
+    """
+
+    __slots__ = ("certifies", "finish", "is_null", "loads")
+
+    def __init__(
+        self,
+        finish: Callable[[], None] | None = None,
+        loads: Callable[[Any], Any] | None = None,
+        is_null: bool = False,
+        certifies: bool = False,
+    ) -> None:
+        self.finish, self.loads, self.is_null = finish, loads, is_null
+        self.certifies = certifies
+
+
+class Request(Handle):
+    """What was started; its `_core` is gpucoll's Work."""
+
+    _after: After | None = None
+    _takes: tuple[Any, int, int] | None = None
+    """Of a receive: the method, source and tag by which what was too large is taken away."""
+
+    def __new__(cls, request: Any = None) -> Any:
+        self = super().__new__(cls, request)
+        if request is not None:
+            self._after, self._takes = request._after, request._takes
+        return self
+
+    @classmethod
+    def _started(cls, work: Any, after: After | None = None) -> Any:
+        self = object.__new__(cls)
+        self._core, self._after = work, after
+        return self
+
+    # --- what waiting is made of ------------------------------------------------------------------
+
+    def _waitable(self) -> Any:
+        """Return the work to wait for; None: there is nothing to wait for."""
+        return self._core
+
+    def _conclude(self, status: Status | None) -> Any:
+        """Wait, finish, fill the status; return the object of a lower-case receive."""
+        work, after = self._core, self._after
+        if work is None:
+            if status is not None:
+                status.clear()
+            return None
+        try:
+            result = work.wait()
+            if after is not None and after.certifies:
+                work.synchronize()
+        except GpucollError as error:
+            self._core = None
+            raise self._failed(error, status) from None
+        self._core = None
+        self._fill(status, work)
+        if after is None:
+            return None
+        if after.finish is not None:
+            after.finish()
+        return None if after.loads is None else after.loads(result)
+
+    def _fill(self, status: Status | None, work: Any) -> None:
+        if status is None:
+            return
+        message = getattr(work, "message", None)
+        if message is not None:
+            status.fill(message.source, message.tag, message.size_bytes)
+        elif self._after is not None and self._after.is_null:
+            status.fill_null()
+        else:
+            status.clear()
+
+    def _failed(self, error: GpucollError, status: Status | None) -> Exception:
+        if isinstance(error, gpucoll.MismatchError) and self._takes is not None:
+            return truncated(error, *self._takes, status)
+        return as_mpis(error)
+
+    # --- one --------------------------------------------------------------------------------------
+
+    def Wait(self, status: Status | None = None) -> bool:
+        """Wait until it is done."""
+        work = self._core
+        if status is None and self._after is None and work is not None:
+            try:
+                work.wait()
+            except GpucollError as error:
+                self._core = None
+                raise self._failed(error, None) from None
+            self._core = None
+            return True
+        self._conclude(status)
+        return True
+
+    def Test(self, status: Status | None = None) -> bool:
+        """Return whether it is done."""
+        return self._test(status)[0]
+
+    def wait(self, status: Status | None = None) -> Any:
+        """Wait until it is done; return what an `irecv` received."""
+        return self._conclude(status)
+
+    def test(self, status: Status | None = None) -> tuple[bool, Any]:
+        """Return whether it is done, and what an `irecv` received."""
+        return self._test(status)
+
+    def _test(self, status: Status | None) -> tuple[bool, Any]:
+        work = self._waitable()
+        if work is not None and not work.done():
+            return False, None
+        return True, self._conclude(status)
+
+    def Get_status(self, status: Status | None = None) -> bool:
+        """Return whether it is done; it stays."""
+        work = self._waitable()
+        if work is None:
+            if status is not None:
+                status.clear()
+            return True
+        if not work.done():
+            return False
+        self._fill(status, work)
+        return True
+
+    get_status = Get_status
+
+    def Cancel(self) -> None:
+        """Refuse, but where it is done already: what was posted cannot be taken back."""
+        self._live("ERR_REQUEST")
+        work = self._waitable()
+        if work is not None and not work.done():
+            refused("Request.Cancel of what is not done", "send a last message that is received")
+
+    cancel = Cancel
+
+    def Free(self) -> None:
+        """Let go of it; what was started goes on."""
+        self._live("ERR_REQUEST")
+        self._core = None
+
+    def free(self) -> None:
+        """Let go of it, if there is something."""
+        self._core = None
+
+    def __reduce__(self) -> Any:
+        if self._core is None:
+            return self._reduced("REQUEST_NULL")
+        raise ValueError("a request cannot be pickled")
+
+    # --- several ----------------------------------------------------------------------------------
+
+    @classmethod
+    def Waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
+        """Wait until all are done."""
+        Request.waitall(requests, statuses)
+        return True
+
+    @classmethod
+    def waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> list[Any]:
+        """Wait until all are done; return what each has received."""
+        _resize(statuses, len(requests))
+        results, failure = [], None
+        for place, request in enumerate(requests):
+            try:
+                results.append(request._conclude(_at(statuses, place)))
+            except GpucollError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return results
+
+    @classmethod
+    def Waitany(cls, requests: Requests, status: Status | None = None) -> int:
+        """Wait until one is done; return its place, UNDEFINED where there is none."""
+        return Request.waitany(requests, status)[0]
+
+    @classmethod
+    def waitany(cls, requests: Requests, status: Status | None = None) -> tuple[int, Any]:
+        """Wait until one is done; return its place, and what it has received."""
+        places = _active(requests)
+        if not places:
+            _clear(status)
+            return UNDEFINED, None
+        first = gpucoll.wait_any([requests[place]._waitable() for place in places])
+        return places[first], requests[places[first]]._conclude(status)
+
+    @classmethod
+    def Waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+        """Wait until one or more are done; return their places, None where there is none."""
+        return Request.waitsome(requests, statuses)[0]
+
+    @classmethod
+    def waitsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+        """Wait until one or more are done; return their places, and what they have received."""
+        places = _active(requests)
+        if places:
+            gpucoll.wait_any([requests[place]._waitable() for place in places])
+        return Request.testsome(requests, statuses)
+
+    @classmethod
+    def Testall(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
+        """Return whether all are done."""
+        return bool(Request.testall(requests, statuses)[0])
+
+    @classmethod
+    def testall(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+        """Return whether all are done, and then what each has received."""
+        if not all([requests[place]._waitable().done() for place in _active(requests)]):  # noqa: C419  # each is asked
+            return False, None
+        return True, Request.waitall(requests, statuses)
+
+    @classmethod
+    def Testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
+        """Return the place of one that is done, and whether there is one."""
+        return Request.testany(requests, status)[:2]
+
+    @classmethod
+    def testany(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool, Any]:
+        """Return the place of one that is done, whether there is one, and what it has received."""
+        places = _active(requests)
+        if not places:
+            _clear(status)
+            return UNDEFINED, True, None
+        for place in places:
+            if requests[place]._waitable().done():
+                return place, True, requests[place]._conclude(status)
+        _clear(status)
+        return UNDEFINED, False, None
+
+    @classmethod
+    def Testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+        """Return the places of those that are done; None where there is nothing to wait for."""
+        return Request.testsome(requests, statuses)[0]
+
+    @classmethod
+    def testsome(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+        """Return the places of those that are done, and what they have received."""
+        places = _active(requests)
+        if not places:
+            return None, None
+        done = [place for place in places if requests[place]._waitable().done()]
+        _resize(statuses, len(done))
+        results = [requests[place]._conclude(_at(statuses, n)) for n, place in enumerate(done)]
+        return done, results
+
+    @classmethod
+    def Get_status_all(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
+        """Return whether all are done; they stay."""
+        _resize(statuses, len(requests))
+        if not all([request.Get_status() for request in requests]):  # noqa: C419  # each is asked
+            return False
+        for place, request in enumerate(requests):
+            request.Get_status(_at(statuses, place))
+        return True
+
+    @classmethod
+    def Get_status_any(cls, requests: Requests, status: Status | None = None) -> tuple[int, bool]:
+        """Return the place of one that is done, and whether there is one; it stays."""
+        places = _active(requests)
+        if not places:
+            _clear(status)
+            return UNDEFINED, True
+        for place in places:
+            if requests[place].Get_status(status):
+                return place, True
+        return UNDEFINED, False
+
+    @classmethod
+    def Get_status_some(cls, requests: Requests, statuses: list[Status] | None = None) -> Any:
+        """Return the places of those that are done; they stay."""
+        places = _active(requests)
+        if not places:
+            return None
+        done = [place for place in places if requests[place].Get_status()]
+        _resize(statuses, len(done))
+        for n, place in enumerate(done):
+            requests[place].Get_status(_at(statuses, n))
+        return done
+
+    get_status_all = Get_status_all
+    get_status_any = Get_status_any
+    get_status_some = Get_status_some
+
+
+class Prequest(Request):
+    """A call that is made again and again: its `_core` starts it."""
+
+    _running: Request | None = None
+
+    def __new__(cls, request: Any = None) -> Any:
+        self = super().__new__(cls, request)
+        self._running = getattr(request, "_running", None)
+        return self
+
+    def Start(self) -> None:
+        """Make the call."""
+        start = self._live("ERR_REQUEST")
+        if self._running is not None and self._running._core is not None:
+            raise as_mpis(gpucoll.StateError("Start: the request is active; wait for it first"))
+        self._running = start()
+
+    @classmethod
+    def Startall(cls, requests: Requests) -> None:
+        """Make several calls."""
+        for request in requests:
+            request.Start()
+
+    def _waitable(self) -> Any:
+        return None if self._running is None else self._running._core
+
+    def _conclude(self, status: Status | None) -> Any:
+        running, self._running = self._running, None
+        if running is not None:
+            return running._conclude(status)
+        _clear(status)
+        return None
+
+    def _fill(self, status: Status | None, work: Any) -> None:
+        if self._running is not None:
+            self._running._fill(status, work)
+
+    def Wait(self, status: Status | None = None) -> bool:
+        """Wait until the call that was started last is done."""
+        self._conclude(status)
+        return True
+
+    def Pready(self, *_: Any) -> None:
+        """Refuse: see `Psend_init`."""
+        refused("partitioned communication", "send each part by a Send_init of its own")
+
+    Pready_range = Pready_list = Parrived = Pready
+
+
+def truncated(
+    error: GpucollError, receive: Any, source: int, tag: int, status: Status | None = None
+) -> Exception:
+    """Take away the message that a receive had no room for; return the error to raise."""
+    if "shape" not in str(error):
+        return as_mpis(error)
+    _, message = receive(source=source, tag=tag, info=True)
+    if status is not None:
+        status.fill(message.source, message.tag, message.size_bytes)
+        status.error = ERROR_CLASSES["ERR_TRUNCATE"]
+    return MismatchError(
+        ERROR_CLASSES["ERR_TRUNCATE"],
+        f"the message of {message.size_bytes} bytes from rank {message.source} with tag "
+        f"{message.tag} is larger than the buffer; it is lost ({error})",
+    )
+
+
+def _active(requests: Requests) -> list[int]:
+    return [place for place, request in enumerate(requests) if request._waitable() is not None]
+
+
+def _clear(status: Status | None) -> None:
+    if status is not None:
+        status.clear()
+
+
+def _resize(statuses: Any, length: int) -> None:
+    """Make a list of statuses as long as needed, as mpi4py does."""
+    if statuses is not None:
+        missing = [Status() for _ in range(length - len(statuses))]
+        if missing and hasattr(statuses, "extend"):
+            statuses.extend(missing)
+
+
+def _at(statuses: Any, place: int) -> Status | None:
+    """Return the status to fill; a tuple may be shorter than what is waited for."""
+    return statuses[place] if statuses is not None and place < len(statuses) else None
+
+
+REQUEST_NULL = Request()

@@ -1,0 +1,170 @@
+"""Grids and graphs of ranks, as numbers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from gpucoll.integrations.mpi4py.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL, WEIGHTS_EMPTY
+from gpucoll.integrations.mpi4py.errors import argument_error
+
+
+class Topology(Protocol):
+    """Who is whose neighbour."""
+
+    number: int
+    kind: str
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        """Return from whom a rank receives, and to whom it sends, by edges."""
+
+
+class Cart:
+    """A grid, in the order of C; periodic dimensions are circles.
+
+    Parameters
+    ----------
+    dims : sequence of int
+        Ranks along each dimension.
+    periods : sequence of bool, or bool
+        Which are circles.
+    """
+
+    number, kind = CART, "cart"
+
+    def __init__(self, dims: Sequence[int], periods: Any = None) -> None:
+        self.dims = tuple(int(n) for n in ([dims] if isinstance(dims, int) else dims))
+        if min(self.dims, default=1) < 1:
+            raise argument_error(f"a grid of {list(self.dims)} has no places", "ERR_DIMS")
+        given = [False] * len(self.dims) if periods is None else periods
+        if isinstance(given, int):
+            given = [given] * len(self.dims)
+        self.periods = tuple(bool(item) for item in given)
+        if len(self.periods) != len(self.dims):
+            raise ValueError(f"expecting {len(self.dims)} items, got {len(self.periods)}")
+        self.size = math.prod(self.dims)
+
+    def coords(self, rank: int) -> list[int]:
+        """Return where a rank is."""
+        if not 0 <= rank < self.size:
+            raise argument_error(f"rank must be 0 to {self.size - 1}; got {rank}", "ERR_RANK")
+        found: list[int] = []
+        for n in reversed(self.dims):
+            rank, place = divmod(rank, n)
+            found.insert(0, place)
+        return found
+
+    def rank_at(self, coords: Sequence[int]) -> int:
+        """Return who is at a place; PROC_NULL beyond an edge."""
+        rank = 0
+        for place, n, is_circle in zip(coords, self.dims, self.periods, strict=True):
+            if is_circle:
+                place %= n
+            elif not 0 <= place < n:
+                return PROC_NULL
+            rank = rank * n + place
+        return rank
+
+    def shifted(self, rank: int, direction: int, step: int) -> tuple[int, int]:
+        """Return from whom and to whom a shift goes."""
+        if not 0 <= direction < len(self.dims):
+            raise argument_error(
+                f"direction must be 0 to {len(self.dims) - 1}; got {direction}", "ERR_DIMS"
+            )
+        ends = []
+        for move in (-step, step):
+            coords = self.coords(rank)
+            coords[direction] += move
+            ends.append(self.rank_at(coords))
+        return ends[0], ends[1]
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        """Return both neighbours along each dimension, the lower one first."""
+        both = [end for axis in range(len(self.dims)) for end in self.shifted(rank, axis, 1)]
+        return both, list(both)
+
+
+class Graph:
+    """Neighbours of all ranks: those of rank r end at ``index[r]`` in `edges`."""
+
+    number, kind = GRAPH, "graph"
+
+    def __init__(self, index: Sequence[int], edges: Sequence[int]) -> None:
+        self.index, self.edges = [int(n) for n in index], [int(n) for n in edges]
+        if len(self.index) > 1 and self.index[0] == 0 and self.index[-1] == len(self.edges):
+            del self.index[0]  # begins as well as ends, as mpi4py lets them be given
+        self.size = len(self.index)
+        if self.index and self.index[-1] != len(self.edges):
+            raise argument_error(
+                f"index ends at {self.index[-1]}, but {len(edges)} edges are there"
+            )
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        """Return a rank's neighbours."""
+        begin = self.index[rank - 1] if rank else 0
+        found = self.edges[begin : self.index[rank]]
+        return found, list(found)
+
+
+class DistGraph:
+    """Neighbours of this rank alone."""
+
+    number, kind = DIST_GRAPH, "dist_graph"
+
+    def __init__(self, sources: Any, destinations: Any, incoming: Any, outgoing: Any) -> None:
+        self.sources, self.destinations = list(sources or []), list(destinations or [])
+        for given, edges in ((incoming, self.sources), (outgoing, self.destinations)):
+            n_weights = 0 if given == WEIGHTS_EMPTY else len(given) if _is_list(given) else None
+            if n_weights is not None and n_weights != len(edges):
+                raise ValueError(f"expecting {len(edges)} weights, got {n_weights}")
+        self.is_weighted = any(
+            _is_list(given) or given == WEIGHTS_EMPTY for given in (incoming, outgoing)
+        )
+        self.weights = (
+            list(incoming) if _is_list(incoming) else [1] * len(self.sources),
+            list(outgoing) if _is_list(outgoing) else [1] * len(self.destinations),
+        )
+
+    def neighbours(self, rank: int) -> tuple[list[int], list[int]]:
+        """Return this rank's neighbours."""
+        return self.sources, self.destinations
+
+
+def _is_list(given: Any) -> bool:
+    return isinstance(given, list | tuple)
+
+
+def dimensions(dims: Any) -> list[int]:
+    """Return numbers of dimensions: an int says how many are asked for."""
+    return [0] * dims if isinstance(dims, int) else [int(n) for n in dims]
+
+
+def compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
+    """Return a grid of so many ranks, as square as can be; numbers that are not 0 are kept."""
+    found = dimensions(dims)
+    if min(found, default=0) < 0:
+        raise argument_error(f"negative dimension in {found}", "ERR_DIMS")
+    fixed = math.prod(n for n in found if n)
+    free = [axis for axis, n in enumerate(found) if n == 0]
+    if nnodes < 1 or nnodes % fixed or (not free and fixed != nnodes):
+        raise argument_error(f"{nnodes} ranks do not make a grid of {found}", "ERR_DIMS")
+    for axis, n in zip(free, _square(nnodes // fixed, len(free)), strict=True):
+        found[axis] = n
+    return found
+
+
+def _square(size: int, n_factors: int) -> list[int]:
+    """Return factors of a number, the largest first, whose largest is as small as can be."""
+    if n_factors < 2:
+        return [size] * n_factors
+    best: list[int] | None = None
+    for first in range(1, size + 1):
+        if size % first or first**n_factors < size:
+            continue
+        rest = _square(size // first, n_factors - 1)
+        if rest[0] <= first:
+            best = [first, *rest]
+            break
+    assert best is not None
+    return best

@@ -1,0 +1,89 @@
+"""What a communicator of MPI is here: one of gpucoll's, and what MPI keeps beside it."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import gpucoll
+from gpucoll import GpucollError
+from gpucoll.integrations.mpi4py.errors import as_mpis
+from gpucoll.integrations.mpi4py.infos import ERRORS_RETURN
+
+_open: weakref.WeakSet[State] = weakref.WeakSet()
+
+
+class State:
+    """A communicator, which all handles of it share.
+
+    Parameters
+    ----------
+    make : function
+        Returns gpucoll's communicator when it is first needed.
+    ranks : sequence of int
+        Its members, by their ranks in COMM_WORLD.
+    rank : int
+        This process's rank in it.
+    context : str
+        What tells it from all others, the same on all members.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], ranks: Sequence[int], rank: int, context: str
+    ) -> None:
+        self._make = make
+        self._comm: Any = None
+        self.ranks, self.rank, self.size = tuple(ranks), rank, len(ranks)
+        self.context = context
+        self.name = ""
+        self.attributes: dict[int, Any] = {}
+        self.info: dict[str, str] = {}
+        self.errhandler: Any = ERRORS_RETURN._core
+        self.topology: Any = None
+        self.n_children = 0
+        self.locks: dict[Any, Any] = {}
+        self.buffered: list[Any] = []
+        self.attached: Any = None
+        self.is_predefined = False
+        _open.add(self)
+
+    @property
+    def comm(self) -> Any:
+        """Gpucoll's communicator."""
+        if self._comm is None:
+            try:
+                self._comm = self._make()
+            except GpucollError as error:
+                raise as_mpis(error) from None
+        return self._comm
+
+    def next_context(self, kind: str) -> str:
+        """Return the context of a communicator that all members make of this one."""
+        self.n_children += 1
+        return f"{self.context}/{kind}{self.n_children}"
+
+    def close(self) -> None:
+        """Let go of it; messages that nobody has received are a warning."""
+        comm, self._comm = self._comm, None
+        self._make = _closed
+        _open.discard(self)
+        if comm is None or comm.is_closed:
+            return
+        try:
+            comm.close()
+        except gpucoll.MismatchError as error:
+            warnings.warn(f"{self.name or 'a communicator'} was freed: {error}", stacklevel=3)
+
+
+def close_all() -> None:
+    """Let go of all communicators that were not freed."""
+    for state in list(_open):
+        with contextlib.suppress(GpucollError):
+            state.close()
+
+
+def _closed() -> Any:
+    raise gpucoll.StateError("this communicator was freed, or MPI was finalized")

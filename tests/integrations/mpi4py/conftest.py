@@ -1,0 +1,39 @@
+"""Programs of mpi4py on ranks, as users start them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+TIMEOUT_S = 60
+
+
+@pytest.fixture
+def run_program(tmp_path: Path) -> Run:
+    """Return a function that runs a program: a file, or its text."""
+
+    def run(
+        program: Path | str,
+        n_ranks: int,
+        *arguments: str,
+        environment: dict[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        if isinstance(program, str):
+            path = tmp_path / "program.py"
+            path.write_text(program, encoding="utf-8")
+        else:
+            path = program
+        command = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", str(n_ranks)]
+        command += ["-m", "gpucoll.integrations.mpi4py", str(path), *arguments]
+        variables = {**os.environ, "GPUCOLL_TIMEOUT_S": "20", **(environment or {})}
+        return subprocess.run(
+            command, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
+
+    return run

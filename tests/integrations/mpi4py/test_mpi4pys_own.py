@@ -1,0 +1,72 @@
+"""mpi4py's own tests on the front; what is left out, and why, is in `suite/left_out.py`."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SUITE = Path(__file__).with_name("suite")
+VERSION = "4.1.2"
+_ON_TWO = (
+    *("test_cco_buf", "test_cco_vec", "test_cco_obj", "test_cco_nb_vec", "test_cco_ngh_buf"),
+    *("test_p2p_obj", "test_p2p_buf_matched", "test_request", "test_group", "test_comm_topo"),
+)
+_ON_THREE = ("test_cco_vec", "test_cco_obj", "test_cco_ngh_buf", "test_comm_topo")
+_TIMEOUT_S = 240
+
+
+def _packages():
+    spec = importlib.util.spec_from_file_location("packages", SUITE.with_name("packages.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def own_tests(tmp_path_factory) -> Path:
+    """Return mpi4py's tests, out of its source distribution."""
+    folder = tmp_path_factory.mktemp("mpi4py")
+    return _packages().source_of(f"mpi4py=={VERSION}", folder) / "test"
+
+
+@pytest.mark.parametrize(("n_ranks", "files"), [(1, ()), (2, _ON_TWO), (3, _ON_THREE)])
+def test_mpi4pys_own(n_ranks, files, own_tests):
+    command = [sys.executable, "-m", "gpucoll", "run", "--no-prefix", "-n", str(n_ranks)]
+    command += [str(SUITE / "__main__.py"), str(own_tests), *files]
+    done = subprocess.run(
+        command,
+        env={**os.environ, "GPUCOLL_TIMEOUT_S": "30"},
+        capture_output=True,
+        text=True,
+        timeout=_TIMEOUT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    assert done.stdout.count("failed 0") == n_ranks
+
+
+def test_programs_of_others(tmp_path, run_program):
+    """schwimmbad's pool, unchanged."""
+    folder = _packages().fetched(tmp_path / "packages", "schwimmbad", "multiprocess", "dill")
+    text = """
+import sys
+from schwimmbad import MPIPool
+def square(x): return x * x
+with MPIPool() as pool:
+    if not pool.is_master():
+        pool.wait()
+        sys.exit(0)
+    assert pool.map(square, range(20)) == [x * x for x in range(20)]
+    print("squared", flush=True)
+"""
+    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
+    done = run_program(text, 3, environment={"PYTHONPATH": path})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["squared"]
