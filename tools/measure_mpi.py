@@ -3,8 +3,8 @@ r"""Time backend="mpi" beside mpi4py itself, in turns, over the same MPI.
     mpiexec -n 2 python tools/measure_mpi.py
     mpiexec -n 2 python tools/measure_mpi.py --sizes 8 65536 --calls all_reduce
 
-A round times each side once, so many calls one after the other that it takes 10 ms or so; of each the
-slowest rank counts. Printed are the medians over the rounds, in microseconds for one call, what
+A round times each side once, so many calls one after the other that it takes 10 ms or so; of each
+the slowest rank counts. Printed are the medians over the rounds, in microseconds for one call, what
 gpucoll takes more, and the ratio; then what `Communicator.from_mpi` takes, in milliseconds.
 """
 

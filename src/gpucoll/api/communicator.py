@@ -21,6 +21,7 @@ from gpucoll.api.memory import Memory
 from gpucoll.api.messages import Messages
 from gpucoll.api.names_elsewhere import SaysNamesElsewhere
 from gpucoll.api.objects import Objects
+from gpucoll.api.parameters import parse
 from gpucoll.api.plans import Plans
 from gpucoll.arrays import torch_compiler
 from gpucoll.backends.choice import GPU_BACKENDS, MPI, Choice, Seen, Wish, choose
@@ -260,18 +261,13 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         >>> from mpi4py import MPI
         >>> comm = gpucoll.Communicator.from_mpi(MPI.COMM_WORLD)
         """
-        from gpucoll.api.over_mpi import from_mpi
+        from gpucoll.api.over_mpi import from_communicator
 
-        return from_mpi(
-            communicator,
-            backend=backend,
-            device=device,
-            mixed=mixed,
-            timeout_s=timeout_s,
-            on_async_error=on_async_error,
-            deterministic=deterministic,
-            bind=bind,
-        )
+        asked = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
+        made: Communicator = from_communicator(communicator, *asked, create)
+        if bind:
+            made._group.bind_cpus()
+        return made
 
     # --- after losses -----------------------------------------------------------------------------
 

@@ -6,10 +6,9 @@ import contextlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from gpucoll import config
-from gpucoll.backends import BACKENDS
-from gpucoll.backends.choice import DIRECT, GPU_BACKENDS, HOST_DEVICE, MPI, VENDOR_BACKENDS, Wish
-from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
+from gpucoll.api.parameters import parse
+from gpucoll.backends.choice import MPI
+from gpucoll.errors import ArgumentError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import Job, find_job, spread_by_mpi
 
@@ -119,9 +118,10 @@ def init(
     """
     limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
     if is_over_mpi(backend, rank, world_size, meet, name):
+        from gpucoll.api.communicator import create
         from gpucoll.api.over_mpi import from_world
 
-        made = from_world(limit, exits, wish)
+        made: Communicator = from_world(limit, exits, wish, create)
     else:
         job = find_job(rank, world_size, meet, name)
         wish = wish._replace(exits=job.is_launched if exits is None else exits)
@@ -136,28 +136,6 @@ def init(
     if bind:
         made._group.bind_cpus()
     return made
-
-
-def parse(
-    backend: str,
-    device: Any,
-    mixed: bool,
-    timeout_s: float | None,
-    on_async_error: str | None,
-    deterministic: str | None,
-) -> tuple[float, bool | None, Wish]:
-    """Return what was asked for, checked: a deadline, whether failures end the process, a wish."""
-    _check_mixed(mixed, backend)
-    _check_backend(backend, mixed)
-    config.check_timeout_s(timeout_s)
-    limit = config.timeout_s() if timeout_s is None else timeout_s
-    if on_async_error not in (None, "raise", "exit"):
-        raise ArgumentError(f'on_async_error must be "raise" or "exit"; got {on_async_error!r}')
-    if deterministic not in (None, "order"):
-        raise ArgumentError(f'deterministic must be None or "order"; got {deterministic!r}')
-    number = None if device is None else _device_number(device)
-    exits = None if on_async_error is None else on_async_error == "exit"
-    return limit, exits, Wish(backend, number, bool(exits), deterministic == "order", mixed)
 
 
 def is_over_mpi(
@@ -187,39 +165,3 @@ def _next_meeting(job: Job, timeout_s: float) -> contextlib.AbstractContextManag
 
             return introduced(job, timeout_s)
     return contextlib.nullcontext(job.next_meeting())
-
-
-def _check_mixed(mixed: object, backend: object) -> None:
-    if not isinstance(mixed, bool):
-        raise ArgumentTypeError(f"mixed must be True or False; got {mixed!r}")
-    if mixed and backend not in ("auto", DIRECT):
-        raise ArgumentError(
-            f"mixed=True goes with backend='auto' or 'direct', not with {backend!r}, which moves "
-            "arrays of one kind only: leave backend= out"
-        )
-
-
-def _check_backend(backend: object, mixed: bool) -> None:
-    if backend in GPU_BACKENDS and config.cpu_only() and not mixed:
-        raise BackendUnavailableError(
-            f"backend {backend!r} cannot be had: {config.CPU_ONLY} keeps this process on the CPU"
-        )
-    if backend != "auto" and backend not in BACKENDS:
-        known = ", ".join(["auto", *BACKENDS])
-        raise ArgumentError(f"backend must be one of {known}; got {backend!r}")
-
-
-def _device_number(device: Any) -> int:
-    """Return a GPU's number."""
-    if isinstance(device, str):
-        kind, _, text = device.partition(":")
-        if kind in (*VENDOR_BACKENDS, HOST_DEVICE, "hip") and text.isdecimal():
-            return int(text)
-    for name in ("index", "id"):  # of PyTorch's devices, and CuPy's
-        if not isinstance(device, int | str) and isinstance(getattr(device, name, None), int):
-            return int(getattr(device, name))
-    if isinstance(device, bool) or not isinstance(device, int) or device < 0:
-        raise ArgumentError(
-            f'device must be a GPU\'s number, "cuda:1", or a device of a library; got {device!r}'
-        )
-    return device

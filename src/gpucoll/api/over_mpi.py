@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from gpucoll import config
-from gpucoll.api.initialise import parse
 from gpucoll.backends.choice import MPI, Wish
 from gpucoll.backends.mpi import library
 from gpucoll.backends.mpi.ranks import MpiRanks
@@ -13,30 +13,19 @@ from gpucoll.errors import BackendUnavailableError, RendezvousError
 from gpucoll.rendezvous.job import started_ranks
 from gpucoll.rendezvous.told import told_job
 
-if TYPE_CHECKING:
-    from gpucoll.api.communicator import Communicator
+Create = Callable[..., Any]
+"""`gpucoll.api.communicator.create`, which stands above this."""
 
 
-def from_mpi(
-    communicator: Any,
-    *,
-    backend: str,
-    device: Any,
-    mixed: bool,
-    timeout_s: float | None,
-    on_async_error: str | None,
-    deterministic: str | None,
-    bind: bool,
-) -> Communicator:
+def from_communicator(
+    communicator: Any, limit: float, exits: bool | None, wish: Wish, create: Create
+) -> Any:
     """Return what `gpucoll.Communicator.from_mpi` does."""
-    limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
-    made = _made(communicator, library.import_mpi(), limit, exits, wish, "Communicator.from_mpi")
-    if bind:
-        made._group.bind_cpus()
-    return made
+    mpi = library.import_mpi()
+    return _made(communicator, mpi, limit, exits, wish, "Communicator.from_mpi", create)
 
 
-def from_world(limit: float, exits: bool | None, wish: Wish) -> Communicator:
+def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> Any:
     """Return the communicator of all ranks that the launcher has started.
 
     Raises
@@ -58,12 +47,18 @@ def from_world(limit: float, exits: bool | None, wish: Wish) -> Communicator:
             "them with the mpiexec of that MPI, or install mpi4py with the library of this one; or "
             f"meet without MPI: set {config.MEET} and a secret, backend 'auto' or 'cpu'"
         )
-    return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init")
+    return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init", create)
 
 
 def _made(
-    communicator: Any, mpi: Any, limit: float, exits: bool | None, wish: Wish, call: str
-) -> Communicator:
+    communicator: Any,
+    mpi: Any,
+    limit: float,
+    exits: bool | None,
+    wish: Wish,
+    call: str,
+    create: Create,
+) -> Any:
     from gpucoll.backends import precompile
 
     ranks = MpiRanks.of(communicator, mpi, limit, call)
@@ -73,8 +68,6 @@ def _made(
         job = told_job(ranks.rank, ranks.world_size, lambda data: ranks.tell(data, limit), "mpi")
         wish = wish._replace(exits=job.is_launched if exits is None else exits)
         precompile.load()
-        from gpucoll.api.communicator import create
-
         may_take = wish.backend == MPI or (wish.backend == "auto" and not wish.mixed)
         made = create(
             job.next_meeting(), limit, limit, wish, over_mpi=(lambda: ranks) if may_take else None
