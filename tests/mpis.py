@@ -26,6 +26,10 @@ class Mpi:
 
     name: str
     folder: Path
+    before: tuple[str, ...] = ()
+    """What its mpiexec is started by."""
+    options: tuple[str, ...] = ()
+    """Of its mpiexec."""
 
     @property
     def packages(self) -> Path:
@@ -35,11 +39,12 @@ class Mpi:
 
     def command(self, n_ranks: int, *arguments: str) -> list[str]:
         """Return what starts ranks of a Python program."""
-        options = []
+        options = list(self.options)
         if self.name == "openmpi":
-            options = ["--oversubscribe", "--allow-run-as-root"]
+            options += ["--oversubscribe", "--allow-run-as-root"]
         mpiexec = str(self.folder / "bin" / "mpiexec")
-        return [mpiexec, *options, "-n", str(n_ranks), sys.executable, *arguments]
+        ranks = [sys.executable, *arguments]
+        return [*self.before, mpiexec, *options, "-n", str(n_ranks), *ranks]
 
     def environment(self, **given: str) -> dict[str, str]:
         """Return an environment in which its ranks find everything."""

@@ -69,6 +69,18 @@ def cases() -> None:
         run_cases(comm, [*large, Case("float32", 1_500_000, op="max", collective="scan")])
 
 
+def met_by_init() -> None:
+    """Ranks on several hosts, told of neither a meeting point nor a secret."""
+    with gpucoll.init(timeout_s=60.0) as comm:
+        facts = comm.describe().facts
+        assert (
+            facts["host arrays"] == "backend mpi: chosen by auto: made from MPI, on several hosts"
+        )
+        assert comm.all_reduce(np.ones(100_000))[-1] == comm.world_size == WORLD.size
+    with gpucoll.Communicator.from_mpi(WORLD, backend="cpu") as comm:
+        assert comm.all_reduce(np.ones(100_000))[-1] == WORLD.size
+
+
 def pieces() -> None:
     """The same where no message may have more than a thousand bytes, as if they were 2^31."""
     blocks.MOST_BYTES = 1000
