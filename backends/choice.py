@@ -140,7 +140,7 @@ def choose(
             host = Pick(MPI, "chosen by auto: made from MPI, on several hosts")
         return Choice(host, _for_gpus(seen, served))
     if wish == MPI:
-        return Choice(Pick(MPI, "asked for"), _for_gpus(seen, served))
+        return Choice(Pick(MPI, "asked for"), _staged_for_mpi(seen))
     host = Pick(
         "", f"backend={wish!r} was asked for, which moves GPU arrays only: use backend='auto'"
     )
@@ -149,6 +149,15 @@ def choose(
     if refusal := _without_gpu(seen):
         return Choice(host, Pick("", refusal))
     return Choice(host, Pick(wish, "asked for", tuple(item.kind for item in seen)))
+
+
+def _staged_for_mpi(seen: Sequence[Seen]) -> Pick:
+    """Return what moves GPU arrays where MPI was asked for: direct, whose host's part it does."""
+    if refusal := _without_gpu(seen):
+        return Pick("", refusal)
+    kinds = tuple(item.kind for item in seen)
+    reason = "backend='mpi' was asked for: staged through page-locked memory, then MPI"
+    return Pick(DIRECT, reason, kinds)
 
 
 def _for_both(seen: Sequence[Seen]) -> Choice:

@@ -242,6 +242,9 @@ def backend_over(
 def share_memory(backend: DirectBackend, timeout_s: float) -> None:
     """Let the ranks' GPUs share memory, where they can; every rank calls it."""
     group, channel = backend.inner.group, backend.inner.channel
+    if group.over_mpi is not None:
+        backend.why_staged = "none: arrays go through MPI"
+        return
     if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
         backend.why_staged = "none: the ranks are on several hosts"
         return

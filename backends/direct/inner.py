@@ -1,5 +1,7 @@
 """The ranks once more, as a group of the CPU backend of its own: for the host's part of GPU calls.
 
+Of MPI's, where the communicator's host arrays go through that.
+
 So the user's own calls on host arrays, and their order, have nothing to do with it.
 """
 
@@ -10,7 +12,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpucoll import backends
-from gpucoll.backends.protocol import HostBackend, HostBackends
+from gpucoll.backends.choice import MPI
+from gpucoll.backends.protocol import HostBackend
 from gpucoll.errors import BackendError, GpucollError
 from gpucoll.group.division import Division
 from gpucoll.group.joining import Policy, join
@@ -79,8 +82,13 @@ def meet(
         met = join(job, policy, limit_s, NEVER_S, {}, said, division)
         try:
             met.group.keeps_order = group.keeps_order
-            module: HostBackends = backends.load("cpu", spans_hosts=met.spans_hosts)
-            return Inner(met.group, met.channel, module.create(met.group))
+            whole = group.over_mpi
+            name, given = "cpu", []
+            if whole is not None:
+                name, given = MPI, [lambda: whole.part(ranks, limit_s)]
+            module = backends.load(name, spans_hosts=met.spans_hosts)
+            made: HostBackend = module.create(met.group, *given)
+            return Inner(met.group, met.channel, made)
         except BaseException:
             met.group.close()
             raise

@@ -148,7 +148,6 @@ class MpiBackend:
 
     def __init__(self, group: HostGroup, ranks: MpiRanks) -> None:
         self.group = group
-        self.ranks = ranks
         self.last_status = group.last_status
         self._host = CpuBackend(group)
         self.messages: HostMessages = self._host.messages
@@ -243,4 +242,5 @@ def brought_together(over_mpi: Callable[[], MpiRanks] | None) -> MpiRanks:
 
 def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:
     """Return this backend for the ranks of one host."""
-    return MpiBackend(group, brought_together(over_mpi))
+    group.over_mpi = brought_together(over_mpi)
+    return MpiBackend(group, group.over_mpi)

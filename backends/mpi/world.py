@@ -57,7 +57,6 @@ class WorldMpiBackend(WorldCpuBackend):
 
     def __init__(self, group: WorldGroup, ranks: MpiRanks) -> None:
         super().__init__(group)
-        self.ranks = ranks
         self._memory = Memory(group.host, ranks, rank_of(group.rank, group.world_size))
         self._mpi_blocks = MpiBlockMaker(group, self._memory.words)
 
@@ -79,4 +78,5 @@ class WorldMpiBackend(WorldCpuBackend):
 
 def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:
     """Return this backend for the ranks of several hosts."""
-    return WorldMpiBackend(group, brought_together(over_mpi))
+    group.over_mpi = brought_together(over_mpi)
+    return WorldMpiBackend(group, group.over_mpi)

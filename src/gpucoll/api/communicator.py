@@ -189,9 +189,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         division.has_begun = True  # the others wait for this rank from here on
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         wish = self._wish._replace(device=None)  # what is connected is handed on
-        over_mpi = (
-            self._over_mpi(division.ranks, limit) if self._choice.host.backend == MPI else None
-        )
+        over_mpi = self._over_mpi(division.ranks, limit)
         timeout = self._group.timeout_s
         try:
             made = create(job, limit, timeout, wish, division, connects=False, over_mpi=over_mpi)
@@ -203,10 +201,10 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         made.epoch = self.epoch
         return made
 
-    def _over_mpi(self, ranks: list[int], timeout_s: float) -> Callable[[], Any]:
-        """Return what makes some of these ranks one of MPI's communicators."""
-        backend: Any = self._backend
-        return lambda: backend.ranks.part(ranks, timeout_s)
+    def _over_mpi(self, ranks: list[int], timeout_s: float) -> Callable[[], Any] | None:
+        """Return what makes some of these ranks one of MPI's communicators, where they go so."""
+        whole = self._group.over_mpi
+        return None if whole is None else lambda: whole.part(ranks, timeout_s)
 
     @staticmethod
     def from_mpi(
@@ -529,7 +527,7 @@ def _meet(
         if backends.BACKENDS[backend].enqueues:  # mixed=True: host arrays go as GPU arrays do
             backend = "cpu"
         module = backends.load(backend, spans_hosts=met.spans_hosts)
-        given = (over_mpi,) if backend == MPI else ()
+        given = (over_mpi,) if backend == MPI else ()  # which notes them in the group
         host: HostBackend = module.create(met.group, *given)
         return Communicator(met.group, met.channel, host, choice, wish)
     except BaseException:

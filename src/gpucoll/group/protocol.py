@@ -145,6 +145,8 @@ class Group(Protocol):
         Whether that was raised to somebody.
     is_in_use : bool
         Whether a thread that cannot be ended may still look at what is shared.
+    over_mpi : MpiRanks or None
+        The ranks as MPI knows them, where arrays go through it (`gpucoll.backends.mpi.ranks`).
     """
 
     rank: int
@@ -153,6 +155,7 @@ class Group(Protocol):
     keeps_order: bool
     was_told: bool
     is_in_use: bool
+    over_mpi: Any
 
     @property
     def local_rank(self) -> int:

@@ -112,6 +112,26 @@ def calls() -> None:
         comm.barrier()
 
 
+def gpu_arrays() -> None:
+    """Arrays of Host devices, which play GPUs: staged, and moved by MPI."""
+    from gpucoll.testing import device_arrays
+
+    with made() as comm:
+        facts = comm.describe().facts
+        assert "staged through page-locked memory, then MPI" in facts["GPU arrays"], facts
+        for count in (3, 300_000):
+            mine = device_arrays.asarray(np.full(count, comm.rank, np.float32))
+            total = comm.all_reduce(mine)
+            gathered = comm.all_gather(mine)
+            with comm.split(0, -comm.rank) as turned:
+                again = turned.broadcast(mine, 0)
+                turned.check()
+                assert again.get()[-1] == comm.world_size - 1
+            comm.check()
+            assert total.get()[-1] == sum(range(comm.world_size))
+            assert gathered.get()[::count][-1] == comm.world_size - 1
+
+
 def beside() -> None:
     """MPI and several communicators of its ranks, in turn."""
     backwards = WORLD.Split(0, -WORLD.rank)

@@ -31,6 +31,11 @@ def test_between_hosts(mpi):
     run(mpi, 3, "cases", "calls", "mismatch", "beside", GPUCOLL_TEST_HOSTS="aba")
 
 
+@pytest.mark.parametrize("hosts", ["aaa", "aba"])
+def test_arrays_of_gpus(mpi, hosts):
+    run(mpi, 3, "gpu_arrays", GPUCOLL_TEST_HOSTS=hosts, GPUCOLL_DEVICE="host")
+
+
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
 def test_a_late_rank(mpi, hosts):
     run(mpi, 3, "late", GPUCOLL_TEST_HOSTS=hosts)

@@ -61,6 +61,7 @@ class HostGroup:
         self.world_size = members.world_size
         self.timeout_s = timeout_s
         self.keeps_order = False
+        self.over_mpi: Any = None
         self.failure: GpucollError | None = None
         self.was_told = False
         """Whether that was raised to somebody."""

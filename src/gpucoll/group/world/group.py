@@ -13,6 +13,7 @@ import os
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from gpucoll.errors import (
     DeadlineError,
@@ -108,6 +109,7 @@ class WorldGroup(WorldCalls):
         self.here = hosts.host_of(self.rank)
         """This host's number."""
         self.keeps_order = False
+        self.over_mpi: Any = None
         self.channel = ControlChannel(host)
         """Between the ranks of this host."""
         self._board = board
