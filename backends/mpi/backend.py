@@ -16,7 +16,7 @@ from gpucoll.backends.cpu.host.entry_tables import EntryTable
 from gpucoll.backends.cpu.world.phases import input_of, output_of, put_into
 from gpucoll.backends.mpi.blocks import CommunicatorWords, MpiBlockMaker
 from gpucoll.backends.mpi.library import library
-from gpucoll.backends.mpi.ranks import MpiRanks
+from gpucoll.backends.mpi.ranks import MpiRanks, keep_for_ever
 from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
 from gpucoll.errors import BackendUnavailableError, StateError
 from gpucoll.group.host.group import HostGroup
@@ -95,7 +95,7 @@ class MpiCall:
 
 
 class Memory:
-    """What one communicator of MPI's may still use: kept where MPI was left with requests.
+    """What calls through one communicator of MPI's use: kept where MPI was left with requests.
 
     Parameters
     ----------
@@ -112,14 +112,13 @@ class Memory:
         self._group = group
         self._ranks = ranks
         self._who = who
-        self._kept: list[Any] = []
         ranks.at_end = self._note_end
         group.at_close(self._close)
 
     def keep_given_up(self, held: Any) -> None:
         """Keep something for ever that MPI was left with, if it was."""
         if self.words.is_given_up:
-            self._kept.append(held)
+            keep_for_ever(held)
 
     def _note_end(self) -> None:
         """MPI is being finalised: no call can run any more."""
@@ -132,7 +131,12 @@ class Memory:
             )
 
     def _close(self) -> None:
-        self._ranks.free(keep=self.words.is_given_up)
+        is_given_up = self.words.is_given_up
+        self._ranks.free(keep=is_given_up)
+        if is_given_up:
+            keep_for_ever(self.words)
+        else:
+            self.words.release()
 
 
 class MpiBackend:

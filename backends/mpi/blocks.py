@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ _NATIVE = (
 )
 """A reduce_scatter never is: its ranks may differ in whether it is in place."""
 _AVERAGED = (Collective.ALL_REDUCE, Collective.ALL_REDUCE_LIST, Collective.REDUCE)
+_free = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(("free", ctypes.CDLL(None)))
 MOST_BYTES = 1 << 30
 """Of one message, and of what a function without large counts may span; a test sets it lower."""
 
@@ -63,6 +65,11 @@ class CommunicatorWords:
         for word, table in tables.items():
             words[word] = table.ctypes.data
         self._keep = tables
+
+    def release(self) -> None:
+        """Free the loop's scratch memory: no call will run any more."""
+        _free(int(self.words[Word.SCRATCH]))
+        self.words[Word.SCRATCH] = self.words[Word.SCRATCH_BYTES] = 0
 
     @property
     def is_given_up(self) -> bool:

@@ -20,7 +20,7 @@ from gpucoll.wording import rank_of
 
 _LEAST_SLEEP_S, _MOST_SLEEP_S = 0.00002, 0.001
 _left_behind: list[Any] = []
-"""Requests that have not ended, with their memory: MPI may still use it."""
+"""See `keep_for_ever`."""
 _open: weakref.WeakSet[MpiRanks] = weakref.WeakSet()
 
 
@@ -130,7 +130,7 @@ class MpiRanks:
             return
         self.is_usable = False
         if keep:
-            _left_behind.append(self.communicator)
+            keep_for_ever(self.communicator)
         elif not self.mpi.Is_finalized():
             self.communicator.Free()
 
@@ -163,7 +163,7 @@ def _await(request: Any, keep: Any, timeout_s: float, text: str) -> None:
             time.sleep(sleep_s)
             sleep_s = min(1.5 * sleep_s, _MOST_SLEEP_S)
     except BaseException:
-        _left_behind.append((request, keep))
+        keep_for_ever((request, keep))
         raise
 
 
@@ -184,7 +184,7 @@ def _in_thread(make: Callable[[], Any], timeout_s: float, text: str) -> Any:
     if failed:
         raise failed[0]
     if not made:
-        _left_behind.append((thread, make))
+        keep_for_ever((thread, make))
         raise RendezvousDeadlineError(text)
     return made[0]
 
@@ -206,6 +206,6 @@ def _watch_end(mpi: Any) -> None:
     _watched.append(keyval)
 
 
-def has_left_behind() -> bool:
-    """Return whether something is left that MPI has not ended: its finalisation may wait for it."""
-    return bool(_left_behind)
+def keep_for_ever(held: Any) -> None:
+    """Keep alive, until the process ends, what MPI was left with and may still read or write."""
+    _left_behind.append(held)

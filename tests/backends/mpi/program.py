@@ -5,6 +5,7 @@ The ranks of a host of their own: ``GPUCOLL_TEST_HOSTS=aab`` says by rank who is
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -28,7 +29,10 @@ from tests.collective_cases import COLLECTIVES, COUNTED, REDUCTIONS, Case, draw,
 from tests.dtypes import covering
 
 import gpucoll
+from gpucoll.arrays.operands import prepare
 from gpucoll.backends.mpi import blocks
+from gpucoll.backends.protocol import Request
+from gpucoll.types import Collective
 
 WORLD = MPI.COMM_WORLD
 OPERATIONS = covering()
@@ -176,6 +180,28 @@ def late() -> None:
         while not comm._group.is_aborted:
             time.sleep(0.01)
     comm._give_up()
+
+
+def given_up() -> None:
+    """MPI does not end what it has begun: the call does, in time, and its memory is kept."""
+    comm = made(timeout_s=1.0)
+    backend, x = comm._backend, np.ones(3)
+    if comm.rank:  # all agree on the call, but this rank never makes it through MPI
+        both = prepare(x, x)
+        op = gpucoll.ReduceOp.parse("sum")
+        request = Request(Collective.ALL_REDUCE, both.source, both.destination, op)
+        backend._host.prepare(request).run()
+    else:
+        with pytest.raises(gpucoll.DeadlineError, match="all_reduce"):
+            comm.all_reduce(x, out=x)
+        assert backend.memory.words.is_given_up
+        comm._give_up()
+        del comm, backend
+        gc.collect()
+        assert sys.getrefcount(x) > 2, "nobody keeps what MPI may still write"
+    WORLD.Barrier()
+    print("as expected", flush=True)
+    os._exit(0)  # MPI's end would wait for it
 
 
 def killed() -> None:

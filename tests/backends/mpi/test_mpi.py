@@ -47,6 +47,12 @@ def test_bad_input(mpi):
     assert output.count("as expected") == 2, output
 
 
+def test_what_mpi_does_not_end(mpi):
+    _, output = mpi.run(2, PROGRAM, "given_up")
+
+    assert output.count("as expected") == 2, output
+
+
 def test_too_few_threads(mpi):
     run(mpi, 2, "threads", GPUCOLL_TEST_THREADS="funneled")
 
