@@ -31,7 +31,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    passed = os.environ.get(PASSED)
+    passed = os.environ.pop(PASSED, None)  # or a test that starts pytest would write over it
     if passed and not hasattr(config, "workerinput"):  # xdist's workers tell their controller
         config.pluginmanager.register(Recorder(Path(passed)))
     # Whoever runs the tests inside a job (a batch system, torchrun) must not make `init()` join it.

@@ -29,6 +29,8 @@ def test_what_passed_is_left_out(tmp_path):
     assert names
     assert all(name.startswith(f"{file}::") for name in names)
 
+    assert PASSED not in os.environ  # it would be told to whatever is started here
+
     path.write_text("".join(f"{name}\n" for name in names[1:]))
     code, text = run_pytest(file, f"--without-passed={path}", "--collect-only")
     assert code == 0, text
