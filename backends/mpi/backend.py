@@ -27,8 +27,8 @@ from gpucoll.types import NO_ROOT, Collective, ReduceOp
 from gpucoll.wording import rank_of
 
 PROMISES = {
-    "same bits on every rank": "not promised by MPI, where it reduces itself; else yes",
-    "same bits run after run": "not promised by MPI, where it reduces itself; else yes",
+    "same bits on every rank": "yes up to 8 ranks, but for scans; else not promised by MPI",
+    "same bits run after run": "yes up to 8 ranks, but for scans; else not promised by MPI",
     "same bits whatever size, chunks and placement": "no",
     "half types": "reduced by our kernels: accumulated in float32, rounded once",
 }

@@ -92,6 +92,13 @@ def pieces() -> None:
         run_cases(comm, drawn_cases(comm.world_size, (0, 3, 700, 2500), 60))
 
 
+def as_among_many() -> None:
+    """The same where MPI reduces all that it can, as among many ranks; and that in pieces, too."""
+    blocks.FEW_RANKS = 0
+    cases()
+    pieces()
+
+
 def calls() -> None:
     """What is no collective on one array."""
     with made() as comm:

@@ -17,8 +17,8 @@ def run(mpi, n_ranks, *names, **given):
 ON_ONE_HOST = {
     1: ("cases", "calls"),
     2: ("cases", "mismatch", "beside"),
-    3: ("cases", "pieces", "calls", "mismatch"),
-    4: ("cases",),
+    3: ("cases", "pieces", "calls", "mismatch", "as_among_many"),
+    4: ("as_among_many",),
 }
 
 
