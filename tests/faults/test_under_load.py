@@ -17,6 +17,10 @@ from gpucoll.errors import DeadlineError, PeerLostError
 BUSY = 20
 TIMES = 7
 
+# A dozen runnable processes a CPU, 4 ms each: who is woken waits about 50 ms for its turn, more where
+# other tests run beside these. Ten such turns are a fortieth of the deadline that a wait would last.
+SOON_S = 0.5
+
 
 @pytest.fixture
 def busy_machine():
@@ -58,7 +62,7 @@ def run_out_of_time(comm):
 
 def test_a_deadline(ranks, busy_machine):
     late, _ = ranks.call(2, run_out_of_time)
-    assert median(late) < 0.02
+    assert median(late) < SOON_S
 
 
 def interrupt(sent, comm):
@@ -88,7 +92,7 @@ def be_interrupted(comm):
 
 def test_ctrl_c(ranks, busy_machine):
     took, _ = ranks.call(2, be_interrupted)
-    assert max(took) < 0.5
+    assert max(took) < SOON_S
 
 
 def call_for_ever(comm):
@@ -120,4 +124,4 @@ def test_a_kill(rank_server, busy_machine, is_calling, tmp_path):
             reply, _ = pool.collect()
         assert reply.error is None, reply
         took.append(reply.result - float(path.read_text()))
-    assert median(took) < 0.1
+    assert median(took) < SOON_S

@@ -185,6 +185,7 @@ def give_up_with_held_streams(rank):
     with rank.held():
         for _ in range(3 if is_first else 1):
             comm.all_reduce(x)
+        beside.barrier()  # a rank that comes late would be refused its call
         if is_first:
             comm.abort()
         with pytest.raises(AbortedError):
