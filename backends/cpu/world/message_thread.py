@@ -42,6 +42,8 @@ _Words = npt.NDArray[np.int64]
 _BUSY_S, _PENDING_S, _IDLE_S = 0.005, 0.02, 0.5
 """How long it sleeps at most: beside who waits awake, while something is pending, and else."""
 _AGAIN_S = 0.001
+_CARRIED_SLICE_NS = 100_000
+"""A wait sleeps so long at most where carriers bring what it waits for: nothing wakes it."""
 _TELLING_S = 1.0
 """How long, after a connection has ended, whoever knows why has for saying it."""
 _LOST_S = 0.05
@@ -129,6 +131,7 @@ class MessageThread:
         step, post = loop.wires_step.address, loop.wires_post.address
         if self._carriers is not None:
             wires[Wires.CARRY_AWAY], wires[Wires.CARRY_HERE] = self._carriers.functions
+            words[TransferTable.LONGEST_SLICE_NS] = _CARRIED_SLICE_NS
         wires[Wires.HOST_STEP] = message_step.message_step.address
         wires[Wires.HOST_POST] = message_step.message_post.address
         self.post = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(post)
