@@ -55,11 +55,10 @@ _NATIVE = _native_dtypes()
 class Rows:
     """Memory of some rows: not NumPy's, which may be shared with a forked child."""
 
-    __slots__ = ("_memory", "address", "words")
+    __slots__ = ("_memory", "words")
 
     def __init__(self, count: int) -> None:
         self._memory = bytearray(8 * _WORDS * count)
-        self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.words = memoryview(self._memory).cast("q")
 
     @classmethod
@@ -67,9 +66,13 @@ class Rows:
         """Return the row that a compiled entry has made."""
         rows = cls.__new__(cls)
         rows._memory = memory
-        rows.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         rows.words = memoryview(memory)[: 8 * _WORDS].cast("q")
         return rows
+
+    @property
+    def address(self) -> int:
+        """Where they lie."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def request(self) -> MessageRequest:
         """Return what the first row was asked for, as a request without its buffer."""

@@ -45,6 +45,7 @@ from gpucoll.wording import another_thread
 
 _Words = npt.NDArray[np.int64]
 _ROWS_OF_A_CALL = 2
+_RECEIVES = 1  # which of the entries receives at once
 _AT_ONCE = 1
 _ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
@@ -116,6 +117,8 @@ class MessageTable:
         self.take, self._fetch, self.find = self._row_entries(
             blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
         )
+        self._entries[_RECEIVES].wait_by(CallBlock(Collective.SEND, message_loop.address))
+        self.receive_row = self._entries[_RECEIVES].entry_of(entry.receive_entry)
         status = memoryview(self._blocking.context.data)
         self.last_status: Callable[[], int] = lambda: status[Context.STATUS]
         group.context[Context.MESSAGE_STEP] = message_step.message_step.address
@@ -157,8 +160,7 @@ class MessageTable:
     def _row_entries(self, context: _Words, *codes: Any) -> list[Callable[..., Any]]:
         """Return entries that wait for one row each."""
         entries = MessageEntries(self._group, codes[0], context, sends=False)
-        block = CallBlock(Collective.SEND, message_loop.address)
-        entries.learn(None, None, None, lambda: block)
+        entries.wait_by(CallBlock(Collective.SEND, message_loop.address))
         self._row_tables.append(entries)
         return [entries.entry_of(code) for code in codes]
 
@@ -246,7 +248,7 @@ class MessageTable:
                 waiter.set_rows(rows, 1, is_started=True)
                 waiter.words[Call.LEAVES] = 0
                 self._run_blocking(waiter, rows, 1)
-            elif status != _OK:
+            elif status not in (_OK, _MISFIT):
                 self._whole.raise_for(status)
         finally:  # it is over, or the table is
             self.let_go_begun(row)

@@ -120,6 +120,7 @@ class WorldMessages(MessageTable):
         self.begin_send = self._sending(self.begin_send)
         self.receive = self._receiving(self.receive)
         self.begin_receive = self._receiving(self.begin_receive)
+        self.receive_row = self._receiving(self.receive_row)
         self.take, self.find = self._taking(self.take), self._taking(self.find)
 
     def _sending(self, entry: Callable[..., Any]) -> Callable[..., Any]:

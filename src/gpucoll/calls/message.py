@@ -129,7 +129,7 @@ def array_message(
     shape: tuple[int, ...],
     size_bytes: int,
     place: int,
-    receive: Callable[..., Any],
+    receive: Callable[..., Any] | None,
 ) -> Message:
     """Return what an array is that was found; of a dtype that has a number."""
     count = math.prod(shape)
