@@ -251,8 +251,8 @@ def test_ranks_that_count_differently_are_told(comm):
         comm.all_to_all(np.ones(2, FLOAT), send_counts=[1, 1], recv_counts=[1, 1])
     with pytest.raises(MismatchError, match="counts"):
         comm.all_gather(x, counts=[3, 3 + rank] if rank == 0 else [2, 3])
+    sent = [1, 1] if rank == 0 else [0, 2]
     with pytest.raises(MismatchError, match="all_to_all"):
-        sent = [1, 1] if rank == 0 else [0, 2]
         comm.all_to_all(np.ones(2, FLOAT), send_counts=sent, recv_counts=[1, 1])
     assert comm.all_gather(x, counts=[3, 3]).tolist() == [1] * 6
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpucoll.backends.cpu.host import left_messages, message_step
 from gpucoll.backends.cpu.host.entry_tables import MessageEntries
 from gpucoll.backends.cpu.host.message_loop import message_loop
-from gpucoll.backends.cpu.host.message_rows import Rows, address_of
+from gpucoll.backends.cpu.host.message_rows import Rows, address_of, plain_array
 from gpucoll.backends.cpu.host.message_waiter import Waiter
 from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.protocol import MessageRequest
@@ -220,7 +220,7 @@ class MessageTable:
 
         None where it is no array of a dtype that has a number, or not found yet.
         """
-        return self._rows_of(row).plain_array()
+        return plain_array(row)
 
     def origin(self, row: bytearray) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what was received."""

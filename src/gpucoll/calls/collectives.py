@@ -350,6 +350,17 @@ class Collectives:
 
             self.runner.run(collective.spelled, ask, timeout_s=timeout_s)
             return self._run_now(collective, x, {**given, **known}, async_op, timeout_s, stream)
+        if not async_op and self.runner.grouped is None:
+            known = {}
+            self.runner.run(
+                collective.spelled,
+                lambda limit_s: known.update(
+                    exchanged_counts.exchange(channel, collective, mine, rank, limit_s)
+                ),
+                timeout_s=timeout_s,
+            )
+            named = exchanged_counts.as_given(collective, {**given, **known})
+            return self._call_again(collective.spelled, x, **named, timeout_s=timeout_s)
         finishing: list[Callable[[], Any]] = []
 
         def task(timeout_s: float | None) -> None:

@@ -74,4 +74,4 @@ def _is_of(datatype: Any, dtype: np.dtype[Any]) -> bool:
     if not isinstance(datatype, Datatype) or datatype._core is None:
         return False
     core = datatype._core
-    return core.combiner == "NAMED" and core.map.is_dense and core.map.element == dtype
+    return bool(core.combiner == "NAMED" and core.map.is_dense and core.map.element == dtype)
