@@ -33,6 +33,7 @@ def measure(mpi: Any) -> dict[str, float]:
         y, whole = np.empty_like(x), np.empty(x.size * size)
         blocks = np.ones(max(n_bytes // 8 // size, 1) * size)
         others = np.empty_like(blocks)
+        sent, parts = [x.size] * size, [blocks.size // size] * size
         right, left = (rank + 1) % size, (rank - 1) % size
 
         def exchange(x: Any = x, y: Any = y, right: int = right, left: int = left) -> None:
@@ -47,6 +48,8 @@ def measure(mpi: Any) -> dict[str, float]:
             "Allgather": lambda x=x, w=whole: comm.Allgather(x, w),
             "Alltoall": lambda b=blocks, o=others: comm.Alltoall(b, o),
             "Isend/Irecv": exchange,
+            "Allgatherv": lambda x=x, w=whole, c=sent: comm.Allgatherv(x, [w, c]),
+            "Alltoallv": lambda b=blocks, o=others, c=parts: comm.Alltoallv([b, c], [o, c]),
         }
         n_calls = {8: 3000, 64 << 10: 500, 16 << 20: 5}[n_bytes]
         for name, call in calls.items():

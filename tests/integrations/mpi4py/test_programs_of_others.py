@@ -67,8 +67,8 @@ with MPIPool() as pool:
     initial = np.random.randn(16, 3)
     chains = []
     for used in (pool, None):
+        np.random.seed(7)  # the sampler begins with this state
         sampler = emcee.EnsembleSampler(16, 3, log_prob, pool=used)
-        np.random.seed(7)
         sampler.run_mcmc(initial, 20)
         chains.append(sampler.get_chain())
     assert np.array_equal(*chains)

@@ -63,8 +63,8 @@ def matrices(left, right, datatype):
 product = MPI.Op.Create(matrices, commute=False)
 mine = np.array([[1.0, rank], [0.0, 2.0]])
 out = np.empty((2, 2))
-comm.Allreduce([mine, 1, MPI.DOUBLE.Create_contiguous(4).Commit()],
-               [out, 1, MPI.DOUBLE.Create_contiguous(4).Commit()], product)  # fmt: skip
+four = MPI.DOUBLE.Create_contiguous(4).Commit()  # mpi4py itself compares handles
+comm.Allreduce([mine, 1, four], [out, 1, four], product)
 want = np.eye(2)
 for n in range(size):
     want = want @ np.array([[1.0, n], [0.0, 2.0]])
