@@ -112,3 +112,19 @@ sys.exit(0 if pytest.main({[*options, str(file)]!r}) == 1 else 3)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("1 failed, 1 passed") == 2, done.stdout
     assert "Parallel assertion failed on ranks: [1]" in done.stdout
+
+
+def test_dask_mpi_starts_a_cluster(run_program, with_packages):
+    """Rank 0 becomes the scheduler, rank 1 the program, the others workers."""
+    pytest.importorskip("distributed", reason="dask.distributed is not installed")
+    text = """
+from dask_mpi import initialize
+initialize(interface="lo", nthreads=1, dashboard=False)
+from dask.distributed import Client
+with Client() as client:
+    client.wait_for_workers(1)
+    print(client.gather(client.map(lambda x: x * x, range(5))), flush=True)
+"""
+    done = run_program(text, 3, environment=with_packages("dask-mpi"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[0, 1, 4, 9, 16]" in done.stdout, done.stdout + done.stderr
