@@ -2,8 +2,8 @@
 
     gpucoll-run -n 2 tools/measure_blocks.py
 
-Each call of 8 bytes a rank is made 50 times in a row, 300 times over, the cases in turn; the best is
-told, in microseconds on rank 0. Short rows find a moment in which nothing else runs.
+Each call of 8 bytes a rank is made 50 times in a row, 300 times over, the cases in turn; the best
+is told, in microseconds on rank 0. Short rows find a moment in which nothing else runs.
 """
 
 from __future__ import annotations
@@ -57,15 +57,18 @@ def round_trips(comm: gpucoll.Communicator) -> dict[str, Callable[[], Any]]:
         "probe, recv": probed,
     }
 
-    def trip(receive: Callable[[], Any]) -> None:
-        if comm.rank % 2:
-            receive()
-            comm.send(x, other)
-        else:
-            comm.send(x, other)
-            receive()
+    def trip(receive: Callable[[], Any]) -> Callable[[], Any]:
+        def there_and_back() -> None:
+            if comm.rank % 2:
+                receive()
+                comm.send(x, other)
+            else:
+                comm.send(x, other)
+                receive()
 
-    return {f"send, {name}, and back": lambda r=r: trip(r) for name, r in ways.items()}
+        return there_and_back
+
+    return {f"send, {name}, and back": trip(receive) for name, receive in ways.items()}
 
 
 def main() -> None:

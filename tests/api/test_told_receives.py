@@ -1,4 +1,4 @@
-"""``recv(info=True)`` into an array of a dtype that compiled code knows: what came is told with it."""
+"""``recv(info=True)`` into an array of a dtype that compiled code knows: it tells what came."""
 
 from __future__ import annotations
 
