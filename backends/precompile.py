@@ -25,6 +25,7 @@ MODULES = (
     "gpucoll.group.host.channel",
     "gpucoll.entries.collectives",
     "gpucoll.entries.collective_entry",
+    "gpucoll.entries.block_entry",
     "gpucoll.entries.lists",
     "gpucoll.entries.pending",
     "gpucoll.entries.starting",

@@ -250,6 +250,9 @@ class HostMessages(Protocol):
     """``(row,)``: returns a `Status`: 0 where it has ended well."""
     let_go_begun: Callable[[bytearray], None]
     """``(row,)`` of one that is over, or whose communicator is."""
+    receive_row: Callable[..., bytearray | None]
+    """``(x, source, tag)``: receives into x; returns the row, of which `plain_array` and
+    `finish_take` tell more; None: not that way."""
     take: Callable[..., bytearray | None]
     """``(source, tag)``: takes a message, whatever it is; returns its row; None: not that way."""
 
@@ -337,10 +340,12 @@ class HostBackend(Protocol):
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective. ArgumentTypeError where the dtype lacks the op."""
 
-    def entry(self, collective: Collective) -> Callable[..., Any]:
+    def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the compiled entry: ``(x, out, op, root, timeout_s)`` -> `out`; None: not so.
 
-        For ALL_REDUCE_LIST it is ``(xs, outs, op, timeout_s)`` of lists.
+        For ALL_REDUCE_LIST it is ``(xs, outs, op, timeout_s)`` of lists. One `of_blocks` serves the
+        same collective with counts and with lists of blocks, and takes two arguments more:
+        ``counts, receive_counts``.
         """
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
@@ -349,7 +354,15 @@ class HostBackend(Protocol):
         In the group's queue of started calls; None: not that way.
         """
 
-    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+    def learn(
+        self,
+        collective: Collective,
+        kind: ArrayKind,
+        op: Any,
+        root: Any,
+        *,
+        of_blocks: bool = False,
+    ) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:

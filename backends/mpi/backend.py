@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.backends.cpu.host.backend import CpuBackend
-from gpucoll.backends.cpu.host.entry_tables import EntryTable
+from gpucoll.backends.cpu.host.entry_tables import BlockEntryTable, EntryTable
 from gpucoll.backends.cpu.world.phases import input_of, output_of, put_into
 from gpucoll.backends.mpi.blocks import CommunicatorWords, MpiBlockMaker
 from gpucoll.backends.mpi.library import library
@@ -163,26 +163,25 @@ class MpiBackend:
         self.messages: HostMessages = self._host.messages
         self.memory = Memory(group, ranks, rank_of(group.rank, group.world_size))
         self._blocks = MpiBlockMaker(group, self.memory.words)
-        self._tables: dict[Collective, EntryTable] = {}
+        self._tables: dict[tuple[Collective, bool], EntryTable] = {}
         self._knows_nothing = EntryTable(group)
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
         return MpiCall(self.group, self.memory, self._blocks.of(request), request)
 
-    def entry(self, collective: Collective) -> Callable[..., Any]:
+    def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the entry of a collective."""
         if collective == Collective.ALL_REDUCE_LIST:
             return self._serve_nothing  # MPI reads no lists: they are packed
-        if collective not in self._tables:
-            self._tables[collective] = EntryTable(self.group)
-        call, keep, words = (
-            self._tables[collective].call,
-            self.memory.keep_given_up,
-            self.memory.words,
-        )
+        key = collective, of_blocks
+        if key not in self._tables:
+            self._tables[key] = (BlockEntryTable if of_blocks else EntryTable)(self.group)
+        call, keep, words = self._tables[key].call, self.memory.keep_given_up, self.memory.words
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
+            if of_blocks and (type(x) is list or type(out) is list):  # lists are packed
+                return self._serve_nothing()
             result = call(x, out, *given)
             if result is None and words.is_given_up:
                 keep((x, out))
@@ -198,9 +197,17 @@ class MpiBackend:
         """Leave a call to Python: nothing went wrong."""
         self._knows_nothing.call(None, None, None, None, None)  # which says so, too
 
-    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+    def learn(
+        self,
+        collective: Collective,
+        kind: ArrayKind,
+        op: Any,
+        root: Any,
+        *,
+        of_blocks: bool = False,
+    ) -> None:
         """Make the entry serve arrays of this kind with these arguments from now on."""
-        table = self._tables.get(collective)
+        table = self._tables.get((collective, of_blocks))
         if table is None:
             return
 

@@ -10,7 +10,7 @@ from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.numpy_arrays import check_dtype, dtype_of
 from gpucoll.backends.cpu.host.blocks import BlockMaker
-from gpucoll.backends.cpu.host.entry_tables import EntryTable, ListEntryTable
+from gpucoll.backends.cpu.host.entry_tables import BlockEntryTable, EntryTable, ListEntryTable
 from gpucoll.backends.cpu.host.message_table import MessageTable
 from gpucoll.backends.protocol import HostBackend, Request
 from gpucoll.errors import ArgumentError
@@ -77,25 +77,34 @@ class CpuBackend:
         self._group = group
         self.last_status = group.last_status
         self._blocks = BlockMaker(group.rank, group.world_size)
-        self._entries: dict[Collective, EntryTable] = {}
+        self._entries: dict[tuple[Collective, bool], EntryTable] = {}
         self.messages = messages or MessageTable(group)
 
     def prepare(self, request: Request) -> CpuCall:
         """Prepare a collective."""
         return CpuCall(self._group, self._blocks.of(request), request)
 
-    def entry(self, collective: Collective) -> Callable[..., Any]:
+    def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
         kind = ListEntryTable if collective == Collective.ALL_REDUCE_LIST else EntryTable
-        if collective not in self._entries:
-            self._entries[collective] = kind(self._group)
-        return self._entries[collective].call
+        key = collective, of_blocks
+        if key not in self._entries:
+            self._entries[key] = (BlockEntryTable if of_blocks else kind)(self._group)
+        return self._entries[key].call
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
         """Return the entry that starts a collective."""
-        return self._entries[collective].starter()
+        return self._entries[collective, False].starter()
 
-    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+    def learn(
+        self,
+        collective: Collective,
+        kind: ArrayKind,
+        op: Any,
+        root: Any,
+        *,
+        of_blocks: bool = False,
+    ) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""
 
         def make() -> CallBlock:
@@ -103,7 +112,7 @@ class CpuBackend:
             place = NO_ROOT if root is None else root
             return self._blocks.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
 
-        self._entries[collective].learn(
+        self._entries[collective, of_blocks].learn(
             kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table
         )
 

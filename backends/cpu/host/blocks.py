@@ -20,6 +20,7 @@ from gpucoll.kernels.cpu.addresses import (
 )
 from gpucoll.kernels.cpu.identities import exact_identity, identity_of
 from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.layout import UNKNOWN_BYTES
 from gpucoll.transport.shared.words import Call, Flow
 from gpucoll.types import NO_ROOT, Collective, ReduceOp
 
@@ -45,8 +46,6 @@ MOVEMENTS = {
     Collective.ALL_TO_ALL: Movement(Flow.ALL, True, True),
     Collective.REDUCE_SCATTER: Movement(Flow.ALL, True, False),
 }
-UNKNOWN_BYTES = 1 << 62
-"""Instead of the largest input, where no rank knows the others': not small."""
 SCANS = (Collective.SCAN, Collective.EXCLUSIVE_SCAN)
 
 

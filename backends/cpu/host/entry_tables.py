@@ -14,7 +14,14 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.arrays import numpy_struct
-from gpucoll.entries import collective_entry, collectives, lists, starting
+from gpucoll.entries import (
+    block_arguments,
+    block_entry,
+    collective_entry,
+    collectives,
+    lists,
+    starting,
+)
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
@@ -68,6 +75,7 @@ class EntryTable:
         self._table[collectives.TABLE_SENDS] = sends
         self._table[collectives.TABLE_LIST_TYPE] = id(list)
         self._table[collectives.TABLE_FLOAT_TYPE] = id(float)
+        self._table[collectives.TABLE_TUPLE_TYPE] = id(tuple)
         self._entries: list[Entry] = []
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
@@ -137,6 +145,18 @@ class ListEntryTable(EntryTable):
         self._table[collectives.TABLE_SEEN] = self._seen.ctypes.data
 
 
+class BlockEntryTable(EntryTable):
+    """The table of one collective with counts or lists of blocks.
+
+    Its entry is ``(x, out, op, root, timeout_s, counts, receive_counts)`` -> `out`, or None.
+    """
+
+    def __init__(self, group: HostGroup) -> None:
+        super().__init__(group, block_entry.block_entry)
+        self._blocks = np.zeros(block_arguments.TABLES * (group.world_size + 1), np.int64)
+        self._table[collectives.TABLE_BLOCKS] = self._blocks.ctypes.data
+
+
 class MessageEntries(EntryTable):
     """The compiled entries of sends or receives."""
 
@@ -146,3 +166,10 @@ class MessageEntries(EntryTable):
         super().__init__(group, code, sends=sends)
         self._table[collectives.TABLE_CONTEXT] = context.ctypes.data
         self.context = context
+        self._waits: CallBlock | None = None
+
+    def wait_by(self, block: CallBlock) -> None:
+        """Have entries of this table wait for one message by this call block."""
+        self._group.bind(block)
+        self._table[collectives.TABLE_WAITS] = block.words.ctypes.data
+        self._waits = block

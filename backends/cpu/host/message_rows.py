@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from gpucoll.types import DTYPES, dtype_code
 
 # Plain ints: an enumeration's members cost each use of them as an index twice.
 _WORDS, _SHOWN = TRANSFER_WORDS, layout.MESSAGE_DIMENSIONS
+_ROW = struct.Struct(f"={_WORDS}q")
 _KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
 _ADDRESS, _SIZE_BYTES, _DTYPE = (
     int(Transfer.ADDRESS),
@@ -55,11 +57,10 @@ _NATIVE = _native_dtypes()
 class Rows:
     """Memory of some rows: not NumPy's, which may be shared with a forked child."""
 
-    __slots__ = ("_memory", "address", "words")
+    __slots__ = ("_memory", "words")
 
     def __init__(self, count: int) -> None:
         self._memory = bytearray(8 * _WORDS * count)
-        self.address: int = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
         self.words = memoryview(self._memory).cast("q")
 
     @classmethod
@@ -67,9 +68,13 @@ class Rows:
         """Return the row that a compiled entry has made."""
         rows = cls.__new__(cls)
         rows._memory = memory
-        rows.address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         rows.words = memoryview(memory)[: 8 * _WORDS].cast("q")
         return rows
+
+    @property
+    def address(self) -> int:
+        """Where they lie."""
+        return ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
 
     def request(self) -> MessageRequest:
         """Return what the first row was asked for, as a request without its buffer."""
@@ -86,16 +91,6 @@ class Rows:
         if words[_STATE] != _DONE or dtype is None or not 0 <= n_dimensions <= _SHOWN:
             return None
         return np.empty(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions].tolist(), dtype)
-
-    def plain_array(self) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
-        """Return what the first row has found: see `MessageTable.plain_array`."""
-        words = self.words
-        code, n_dimensions = words[_FOUND_DTYPE], words[_DIMENSIONS]
-        if words[_STATE] != _DONE or code >= len(DTYPES) or not 0 <= n_dimensions <= _SHOWN:
-            return None
-        shape = tuple(words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions])
-        place, size_bytes = words[_FOUND_NUMBER], words[_FOUND_BYTES]
-        return words[_FOUND_PEER], words[_FOUND_TAG], code, shape, size_bytes, place
 
     def origin(self) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what the first row has found."""
@@ -173,6 +168,17 @@ class Rows:
         if request.kind == _TAKE:
             request.held = words[_HELD]
             request.found_description = held_description(request.held)
+
+
+def plain_array(memory: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+    """Return what a row has found: see `MessageTable.plain_array`."""
+    words = _ROW.unpack_from(memory)
+    code, n_dimensions = words[_FOUND_DTYPE], words[_DIMENSIONS]
+    if words[_STATE] != _DONE or code >= len(DTYPES) or not 0 <= n_dimensions <= _SHOWN:
+        return None
+    shape = words[_DIMENSIONS + 1 : _DIMENSIONS + 1 + n_dimensions]
+    place, size_bytes = words[_FOUND_NUMBER], words[_FOUND_BYTES]
+    return words[_FOUND_PEER], words[_FOUND_TAG], code, shape, size_bytes, place
 
 
 def _fill_buffer(words: memoryview, request: MessageRequest) -> None:

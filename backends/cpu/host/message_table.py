@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gpucoll.backends.cpu.host import left_messages, message_step
 from gpucoll.backends.cpu.host.entry_tables import MessageEntries
 from gpucoll.backends.cpu.host.message_loop import message_loop
-from gpucoll.backends.cpu.host.message_rows import Rows, address_of
+from gpucoll.backends.cpu.host.message_rows import Rows, address_of, plain_array
 from gpucoll.backends.cpu.host.message_waiter import Waiter
 from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.protocol import MessageRequest
@@ -46,12 +46,13 @@ from gpucoll.wording import another_thread
 _Words = npt.NDArray[np.int64]
 _ROWS_OF_A_CALL = 2
 _LONGEST_SLICE_NS = 20_000_000
+_RECEIVES = 1  # which of the entries receives at once
 _AT_ONCE = 1
+"""As the time until which to wait: only take everything a step further."""
 _ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
 _UNTIL_NS, _STATE, _PENDING = int(Call.UNTIL_NS), int(Context.STATE), int(Context.PENDING)
 _OK, _MISFIT, _IDLE = int(Status.OK), int(Status.MISFIT), int(State.IDLE)
-"""As the time until which to wait: only take everything a step further."""
 
 
 def _function(code: Any, n_arguments: int) -> Callable[..., int]:
@@ -117,6 +118,8 @@ class MessageTable:
         self.take, self._fetch, self.find = self._row_entries(
             blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
         )
+        self._entries[_RECEIVES].wait_by(CallBlock(Collective.SEND, message_loop.address))
+        self.receive_row = self._entries[_RECEIVES].entry_of(entry.receive_entry)
         status = memoryview(self._blocking.context.data)
         self.last_status: Callable[[], int] = lambda: status[Context.STATUS]
         group.context[Context.MESSAGE_STEP] = message_step.message_step.address
@@ -159,8 +162,7 @@ class MessageTable:
     def _row_entries(self, context: _Words, *codes: Any) -> list[Callable[..., Any]]:
         """Return entries that wait for one row each."""
         entries = MessageEntries(self._group, codes[0], context, sends=False)
-        block = CallBlock(Collective.SEND, message_loop.address)
-        entries.learn(None, None, None, lambda: block)
+        entries.wait_by(CallBlock(Collective.SEND, message_loop.address))
         self._row_tables.append(entries)
         return [entries.entry_of(code) for code in codes]
 
@@ -220,7 +222,7 @@ class MessageTable:
 
         None where it is no array of a dtype that has a number, or not found yet.
         """
-        return self._rows_of(row).plain_array()
+        return plain_array(row)
 
     def origin(self, row: bytearray) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what was received."""
@@ -248,7 +250,7 @@ class MessageTable:
                 waiter.set_rows(rows, 1, is_started=True)
                 waiter.words[Call.LEAVES] = 0
                 self._run_blocking(waiter, rows, 1)
-            elif status != _OK:
+            elif status not in (_OK, _MISFIT):
                 self._whole.raise_for(status)
         finally:  # it is over, or the table is
             self.let_go_begun(row)

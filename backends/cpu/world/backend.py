@@ -160,17 +160,27 @@ class WorldCpuBackend:
         n_here = len(self._group.hosts.ranks[self._group.here])
         return Signature(self._blocks.of(request), request, self._host, n_here)
 
-    def entry(self, collective: Collective) -> Callable[..., Any]:
+    def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
         """Return the compiled entry of a collective."""
-        return _serve_nothing if self._entries is None else self._entries.entry(collective)
+        if self._entries is None:
+            return _serve_nothing
+        return self._entries.serve_nothing if of_blocks else self._entries.entry(collective)
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
         """Return one that starts nothing."""
         return _serve_nothing if self._entries is None else self._entries.serve_nothing
 
-    def learn(self, collective: Collective, kind: ArrayKind, op: Any, root: Any) -> None:
+    def learn(
+        self,
+        collective: Collective,
+        kind: ArrayKind,
+        op: Any,
+        root: Any,
+        *,
+        of_blocks: bool = False,
+    ) -> None:
         """Make the compiled entry serve arrays of this kind with these arguments from now on."""
-        if self._entries is not None:
+        if self._entries is not None and not of_blocks:
             self._entries.learn(collective, kind, op, root)
 
     def empty(self, shape: tuple[int, ...], dtype: Any) -> Any:

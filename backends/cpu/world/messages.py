@@ -64,11 +64,6 @@ class WorldRows(Rows):
         request.peer = self._shown(request.peer)
         return request
 
-    def plain_array(self) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
-        """Return what the first row has found: see `MessageTable.plain_array`."""
-        found = super().plain_array()
-        return None if found is None else (self._shown(found[0]), *found[1:])
-
     def origin(self) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what the first row has found."""
         end, tag, size_bytes = super().origin()
@@ -138,6 +133,7 @@ class WorldMessages(MessageTable):
         self.begin_send = self._sending(self.begin_send)
         self.receive = self._receiving(self.receive)
         self.begin_receive = self._receiving(self.begin_receive)
+        self.receive_row = self._receiving(self.receive_row)
         self.take, self.find = self._taking(self.take), self._taking(self.find)
 
     def _sending(self, entry: Callable[..., Any]) -> Callable[..., Any]:
@@ -197,6 +193,11 @@ class WorldMessages(MessageTable):
         rows = WorldRows.of(row)
         assert isinstance(rows, WorldRows)
         return rows.translate(self._ranks, self._end_of)
+
+    def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
+        """Return what was found: see `MessageTable.plain_array`."""
+        found = super().plain_array(row)
+        return None if found is None else (self._ranks[found[0]], *found[1:])
 
     def start(
         self, requests: Sequence[MessageRequest], timeout_s: float | None

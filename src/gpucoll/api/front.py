@@ -52,12 +52,18 @@ class Front:
     _quick_gather: Callable[..., Any]
     _quick_scatter: Callable[..., Any]
     _quick_all_to_all: Callable[..., Any]
+    _quick_reduce_scatter_blocks: Callable[..., Any]
+    _quick_all_gather_blocks: Callable[..., Any]
+    _quick_gather_blocks: Callable[..., Any]
+    _quick_scatter_blocks: Callable[..., Any]
+    _quick_all_to_all_blocks: Callable[..., Any]
     _quick_send: Callable[[Any, int, int], Any]
     _quick_recv: Callable[[Any, int, int], Any]
     _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
     _begin_send: Callable[[Any, int, int], Any]
     _begin_recv: Callable[[Any, int, int], Any]
     _quick_take: Callable[[int, int], Any]
+    _quick_recv_row: Callable[[Any, int, int], Any]
 
     def _bind(self, collectives: Collectives) -> None:
         """Look the compiled entries up, once."""
@@ -74,11 +80,16 @@ class Front:
         self._quick_gather = entry(Collective.GATHER)
         self._quick_scatter = entry(Collective.SCATTER)
         self._quick_all_to_all = entry(Collective.ALL_TO_ALL)
+        self._quick_reduce_scatter_blocks = entry(Collective.REDUCE_SCATTER, of_blocks=True)
+        self._quick_all_gather_blocks = entry(Collective.ALL_GATHER, of_blocks=True)
+        self._quick_gather_blocks = entry(Collective.GATHER, of_blocks=True)
+        self._quick_scatter_blocks = entry(Collective.SCATTER, of_blocks=True)
+        self._quick_all_to_all_blocks = entry(Collective.ALL_TO_ALL, of_blocks=True)
         messages = self._backend.messages
         self._quick_send = messages.send
         self._quick_recv = self._quick_send_recv = messages.receive
         self._begin_send, self._begin_recv = messages.begin_send, messages.begin_receive
-        self._quick_take = messages.take
+        self._quick_take, self._quick_recv_row = messages.take, messages.receive_row
         dispatch = collectives.dispatch
         if dispatch.refuses_host or dispatch.enqueues_host:  # Python says so, in every call
             for name in [name for name in vars(self) if name.startswith("_quick_")]:
@@ -103,6 +114,25 @@ class Front:
         shape = x.shape
         return np.empty((shape[0] // self.world_size, *shape[1:]), x.dtype)
 
+    def _rows_like(self, x: Any, rows: Any) -> Any:
+        """Return a new array of so many rows, a count or counts; None for what Python looks at."""
+        if type(x) is not np.ndarray or x.ndim == 0:
+            return None
+        try:
+            count = rows if type(rows) is int else sum(rows)
+            return np.empty((count, *x.shape[1:]), x.dtype)
+        except (TypeError, ValueError, OverflowError, MemoryError):
+            return None
+
+    def _block_of(self, x: Any, rows: Any) -> Any:
+        """Return a new array for this rank's block of x, which is counted, or a list of blocks."""
+        if type(x) is list:
+            block = x[self.rank] if len(x) == self.world_size else None
+            return np.empty_like(block) if type(block) is np.ndarray else None
+        if type(rows) not in (list, tuple) or len(rows) != self.world_size:
+            return None
+        return self._rows_like(x, rows[self.rank])
+
     def _list_like(self, xs: list[Any]) -> Any:
         """Return new arrays for the results of a list; None where entries do not read it."""
         if all(type(x) is np.ndarray for x in xs):
@@ -125,6 +155,11 @@ class Front:
             and x.shape[0] % self.world_size == 0
             and x.size == out.size * self.world_size
         )
+
+
+def as_entries_read(counts: Any) -> Any:
+    """Return a user's counts as compiled entries read them: an array's as a list."""
+    return counts.tolist() if type(counts) is np.ndarray else counts
 
 
 def _leave_to_python(*_: Any) -> None:

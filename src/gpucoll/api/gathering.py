@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, overload
 
-from gpucoll.api.front import Front
+from gpucoll.api.front import Front, as_entries_read
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -96,6 +96,13 @@ class Gathering(Front):
             if result is not None:
                 return result
             self._raise_left()
+        if not async_op and (counts is not None or type(out) is list):
+            rows = as_entries_read(counts)
+            target = self._rows_like(x, rows) if out is None else out
+            result = self._quick_all_gather_blocks(x, target, None, None, timeout_s, rows, None)
+            if result is not None:
+                return result
+            self._raise_left()
         return self._call(
             Collective.ALL_GATHER, x, async_op, timeout_s, stream, counts=counts, out=out
         )
@@ -183,6 +190,15 @@ class Gathering(Front):
             if target is None:
                 target = self._whole_like(x)
             result = self._quick_gather(x, target, None, root, timeout_s)
+            if result is not None:
+                return result if is_root else None
+            self._raise_left()
+        if not async_op and (counts is not None or type(out) is list):
+            is_root, rows = self.rank == root, as_entries_read(counts)
+            target = out if is_root else x
+            if target is None:
+                target = self._rows_like(x, rows)
+            result = self._quick_gather_blocks(x, target, None, root, timeout_s, rows, None)
             if result is not None:
                 return result if is_root else None
             self._raise_left()

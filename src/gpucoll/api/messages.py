@@ -253,6 +253,10 @@ class Messages(Front):
                 received = self._recv_into_tensor(out, shown, source, tag, async_op, timeout_s)
                 if received is not None:
                     return received
+        elif out is not None and stream is None and not async_op:
+            row = self._quick(self._quick_recv_row, timeout_s, out, source, tag)
+            if row is not None:
+                return self._point_to_point.receive_informed(row, out)
         elif like is shape is dtype is stream is None and not async_op and not info:
             row = self._quick(self._quick_take, timeout_s, source, tag)
             if row is not None:

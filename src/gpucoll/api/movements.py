@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from gpucoll.api.front import Front
+from gpucoll.api.front import Front, as_entries_read
 from gpucoll.types import Collective
 
 if TYPE_CHECKING:
@@ -179,6 +179,14 @@ class Movements(Front):
             if result is not None:
                 return result
             self._raise_left()
+        if not async_op and (counts is not None or type(x) is list):
+            rows = as_entries_read(counts)
+            target = self._block_of(x, rows) if out is None else out
+            mine = x if is_root else target if x is None else None
+            result = self._quick_scatter_blocks(mine, target, None, root, timeout_s, rows, None)
+            if result is not None:
+                return result
+            self._raise_left()
         return self._call(
             Collective.SCATTER, x, async_op, timeout_s, stream, root=root, counts=counts, out=out
         )
@@ -306,6 +314,13 @@ class Movements(Front):
         if plain and not async_op:
             target = np.empty_like(x) if out is None and type(x) is np.ndarray else out
             result = self._quick_all_to_all(x, target, None, None, timeout_s)
+            if result is not None:
+                return result
+            self._raise_left()
+        if not async_op and (not plain or type(x) is list or type(out) is list):
+            sent, received = as_entries_read(send_counts), as_entries_read(recv_counts)
+            target = self._rows_like(x, received) if out is None else out
+            result = self._quick_all_to_all_blocks(x, target, None, None, timeout_s, sent, received)
             if result is not None:
                 return result
             self._raise_left()

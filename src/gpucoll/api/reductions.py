@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from gpucoll.api.front import Front
+from gpucoll.api.front import Front, as_entries_read
 from gpucoll.compression import compressed
 from gpucoll.types import Collective
 
@@ -253,6 +253,13 @@ class Reductions(Front):
         if counts is None and not async_op:
             target = self._block_like(x) if out is None else out
             result = self._quick_reduce_scatter(x, target, op, None, timeout_s)
+            if result is not None:
+                return result
+            self._raise_left()
+        if not async_op and (counts is not None or type(x) is list):
+            rows = as_entries_read(counts)
+            target = self._block_of(x, rows) if out is None else out
+            result = self._quick_reduce_scatter_blocks(x, target, op, None, timeout_s, rows, None)
             if result is not None:
                 return result
             self._raise_left()

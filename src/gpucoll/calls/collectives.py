@@ -148,8 +148,10 @@ class Collectives:
             self.gpu.learn(collective, x, given, prepared)
             return result
         call = self.host.prepare(prepared.request)
-        if arguments.counts is None:
-            shown = x if x is not None else arguments.out
+        shown = x if x is not None else arguments.out
+        if arguments.counts is not None or has_blocks(collective, x, arguments.out):
+            self._learn_blocks(collective, shown, prepared.template, given)
+        else:
             self._learn(collective, shown, prepared.template, given)
             if async_op and (shown := numpy_view(shown)) is not None:
                 self._learn(collective, shown, prepared.template, given)  # see `Starting`
@@ -241,6 +243,15 @@ class Collectives:
         kind = kind_of_array(x, template)
         if kind is not None:
             self.host.learn(collective, kind, given.get("op"), given.get("root"))
+
+    def _learn_blocks(
+        self, collective: Collective, x: Any, template: Template, given: dict[str, Any]
+    ) -> None:
+        """Do the same for calls with counts or lists of blocks, of NumPy arrays."""
+        kind = kind_of_array(x[0] if isinstance(x, list | tuple) else x, template)
+        if kind is not None and not kind.tensor_table:
+            op, root = given.get("op"), given.get("root")
+            self.host.learn(collective, kind, op, root, of_blocks=True)
 
     def _number_task(
         self, collective: Collective, item: Operands, arguments: Arguments, gets: bool
@@ -339,6 +350,17 @@ class Collectives:
 
             self.runner.run(collective.spelled, ask, timeout_s=timeout_s)
             return self._run_now(collective, x, {**given, **known}, async_op, timeout_s, stream)
+        if not async_op and self.runner.grouped is None:
+            known = {}
+            self.runner.run(
+                collective.spelled,
+                lambda limit_s: known.update(
+                    exchanged_counts.exchange(channel, collective, mine, rank, limit_s)
+                ),
+                timeout_s=timeout_s,
+            )
+            named = exchanged_counts.as_given(collective, {**given, **known})
+            return self._call_again(collective.spelled, x, **named, timeout_s=timeout_s)
         finishing: list[Callable[[], Any]] = []
 
         def task(timeout_s: float | None) -> None:

@@ -42,6 +42,14 @@ def exchange(
     return {"counts": [row[0] for row in rows]}
 
 
+def as_given(collective: Collective, known: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call under the names by which its user gives them."""
+    if collective != Collective.ALL_TO_ALL:
+        return known
+    counts = {"send_counts": known["counts"], "recv_counts": known["receive_counts"]}
+    return {**counts, "out": known.get("out")}
+
+
 def check_alone(
     collective: Collective, x: Any, given: dict[str, Any], arguments: Arguments, world_size: int
 ) -> Template | None:

@@ -235,6 +235,16 @@ class PointToPoint:
         self.queue.keep_begun(work)
         return work
 
+    def receive_informed(self, row: bytearray, out: Any) -> tuple[Any, Message]:
+        """Return `out` and what a compiled entry has received, or was to receive, into it."""
+        plain = self._messages.plain_array(row)
+        if plain is not None:
+            return out, array_message(*plain, None)
+        request = self._messages.finish_take(row)
+        request.buffer = source_of(out, "out").buffer
+        self._check(request)
+        return out, received_message(request)
+
     def receive_taken(self, row: bytearray) -> Any:
         """Receive what a compiled entry has taken, or was to take, into a new array."""
         out = self._messages.receive_taken(row)

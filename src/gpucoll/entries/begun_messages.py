@@ -12,8 +12,8 @@ from gpucoll.entries.collectives import (
     TABLE_CONTEXT,
     TABLE_NONE,
     TABLE_SENDS,
+    TABLE_WAITS,
     capsule_pointer,
-    find_call,
     new_integer,
     new_reference,
     run,
@@ -145,11 +145,10 @@ def _wait(table, row, leaves):
 
     With `leaves` a signal ends only the wait; else the communicator is given up.
     """
-    state, context, none = row_state(row), get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
+    state, context, call = row_state(row), get(table, TABLE_CONTEXT), get(table, TABLE_WAITS)
     if state >= _DONE:
         return _OK if state == _DONE else _MISFIT
-    call = find_call(table, none, none, none)
-    if call == 0 or get(context, _STATE) != _IDLE:
+    if get(context, _STATE) != _IDLE:
         return _NOT_RUN  # another thread waits so; or the communicator is over
     put(call, _ROWS, row)
     put(call, _N_ROWS, 1)
@@ -202,6 +201,15 @@ def let_go_entry(self, arguments, n_arguments):
 
 
 @inline
+def _row_or_none(table, memory, status):
+    """Return the memory of a row that was run; None where it was not; 0 where a signal ended it."""
+    if status == _SIGNAL or status == _NOT_BEGUN:
+        _release(memory)
+        return 0 if status == _SIGNAL else new_reference(get(table, TABLE_NONE))
+    return memory
+
+
+@inline
 def _find(self, arguments, n_arguments, kind, room_bytes):
     """Wait for a message of this source and tag; return the memory of a row, None, or 0."""
     table = capsule_pointer(self, 0)
@@ -220,11 +228,28 @@ def _find(self, arguments, n_arguments, kind, room_bytes):
     put(row, _PEER, peer)
     put(row, _TAG, tag)
     put(row, _DESCRIPTION, row + 8 * TRANSFER_WORDS if room_bytes else 0)
-    status = _run_row(table, row, memory, none)
-    if status == _SIGNAL or status == _NOT_BEGUN:
+    return _row_or_none(table, memory, _run_row(table, row, memory, none))
+
+
+@compiled(_i64(_i64, _i64, _i64))
+def receive_entry(self, arguments, n_arguments):
+    """Built-in of ``(x, source, tag)``: receives into x; returns as `take_entry`.
+
+    A blocking receive, of which more is asked for than x.
+    """
+    table, x = capsule_pointer(self, 0), get(arguments, 0)
+    context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
+    put(context, _STATUS, _NOT_RUN)
+    if n_arguments != 3 or not _is_open(context):
+        return new_reference(none)
+    memory = _new_bytes(0, 8 * TRANSFER_WORDS)
+    if memory == 0:
+        return 0
+    row = _new_row(memory)
+    if prepare_message(table, row, x, get(arguments, 1), get(arguments, 2), 0) == 0:
         _release(memory)
-        return 0 if status == _SIGNAL else new_reference(none)
-    return memory
+        return new_reference(none)
+    return _row_or_none(table, memory, _run_row(table, row, memory, x))
 
 
 @compiled(_i64(_i64, _i64, _i64))

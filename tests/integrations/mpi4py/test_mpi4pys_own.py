@@ -50,23 +50,3 @@ def test_mpi4pys_own(n_ranks, files, own_tests):
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
     assert done.stdout.count("failed 0") == n_ranks
-
-
-def test_programs_of_others(tmp_path, run_program):
-    """schwimmbad's pool, unchanged."""
-    folder = _packages().fetched(tmp_path / "packages", "schwimmbad", "multiprocess", "dill")
-    text = """
-import sys
-from schwimmbad import MPIPool
-def square(x): return x * x
-with MPIPool() as pool:
-    if not pool.is_master():
-        pool.wait()
-        sys.exit(0)
-    assert pool.map(square, range(20)) == [x * x for x in range(20)]
-    print("squared", flush=True)
-"""
-    path = os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])
-    done = run_program(text, 3, environment={"PYTHONPATH": path})
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.split() == ["squared"]

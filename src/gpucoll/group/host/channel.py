@@ -38,6 +38,7 @@ from gpucoll.types import NO_ROOT, Collective
 
 _LENGTH_BYTES = 8
 _FIRST_PIECE_BYTES = 1024
+_MOST_KEPT = 64
 _COPY_PLAIN, _ONE_SHOT = int(Context.COPY_PLAIN), int(Path.ONE_SHOT)
 
 
@@ -74,6 +75,7 @@ class ControlChannel:
     def __init__(self, group: HostGroup) -> None:
         self._group = group
         self._piece_bytes = group.members.tuning.one_shot_bytes
+        self._exchanges: dict[tuple[Collective, int, int], _Exchange] = {}
         self._barrier = CallBlock(Collective.BARRIER, exchange_loop.address)
         self._barrier.set_arrays((0,), 0, 0)
         self.run_barrier = group.prepare(self._barrier)
@@ -113,9 +115,41 @@ class ControlChannel:
     def _exchange(
         self, piece: bytes, collective: Collective, root: int, timeout_s: float | None
     ) -> list[bytes]:
-        source = np.frombuffer(piece, np.uint8)
-        gathered = np.empty((self._group.world_size, len(piece)), np.uint8)
-        call = CallBlock(collective, exchange_loop.address, root=root, keep=(source, gathered))
-        call.set_arrays((len(piece),), source.ctypes.data, gathered.ctypes.data)
-        self._group.run(call, timeout_s)
-        return [row.tobytes() for row in gathered]
+        key = collective, root, len(piece)
+        # Taken out while it is used: a call of another thread makes one of its own.
+        exchange = self._exchanges.pop(key, None) or _Exchange(self._group, *key)
+        parts = exchange.run(piece, timeout_s)
+        if len(piece) <= _FIRST_PIECE_BYTES and len(self._exchanges) < _MOST_KEPT:
+            self._exchanges[key] = exchange
+        return parts
+
+
+class _Exchange:
+    """A prepared exchange of so many bytes.
+
+    Parameters
+    ----------
+    group : HostGroup
+        The ranks.
+    collective, root
+        What ranks compare.
+    size_bytes : int
+        Of each rank's piece.
+    """
+
+    def __init__(
+        self, group: HostGroup, collective: Collective, root: int, size_bytes: int
+    ) -> None:
+        self._group = group
+        self._source = np.empty(size_bytes, np.uint8)
+        self._gathered = np.empty((group.world_size, size_bytes), np.uint8)
+        self._call = CallBlock(collective, exchange_loop.address, root=root)
+        addresses = self._source.ctypes.data, self._gathered.ctypes.data
+        self._call.set_arrays((size_bytes,), *addresses)
+        self._run = group.prepare(self._call, queued=True)
+
+    def run(self, piece: bytes, timeout_s: float | None) -> list[bytes]:
+        """Return every rank's piece, by rank."""
+        self._source[:] = np.frombuffer(piece, np.uint8)
+        self._group.run_prepared(self._run, timeout_s)
+        return [row.tobytes() for row in self._gathered]

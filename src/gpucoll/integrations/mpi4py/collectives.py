@@ -15,6 +15,7 @@ from gpucoll.integrations.mpi4py.constants import IN_PLACE
 from gpucoll.integrations.mpi4py.errors import Exception
 from gpucoll.integrations.mpi4py.operations import SUM
 from gpucoll.integrations.mpi4py.requests import After, Prequest, Request
+from gpucoll.integrations.mpi4py.vectors import flat, is_plain, plain_vector
 
 _array = np.ndarray
 
@@ -167,6 +168,50 @@ class Collectives:
             except GpucollError as error:
                 raise self._failed(error) from None
         self._run(reductions.reduce(self, sendbuf, recvbuf, op, root))
+
+    def Gather(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Gather to the root."""
+        if is_plain(sendbuf) and (self.rank != root or is_plain(recvbuf)):
+            out = None if self.rank != root else flat(recvbuf)
+            if self._goes(self._gather, flat(sendbuf), root, out=out):
+                return
+        self._run(calls.gather(self, sendbuf, recvbuf, root))
+
+    def Scatter(self, sendbuf: Any, recvbuf: Any, root: int = 0) -> None:
+        """Send a block of the root's to each rank."""
+        if is_plain(recvbuf) and (self.rank != root or is_plain(sendbuf)):
+            x = None if self.rank != root else flat(sendbuf)
+            if self._goes(self._scatter, x, root, out=flat(recvbuf)):
+                return
+        self._run(calls.scatter(self, sendbuf, recvbuf, root))
+
+    def Allgatherv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Gather blocks of different sizes to all ranks."""
+        if is_plain(sendbuf) and (vector := plain_vector(recvbuf)) is not None:
+            out, counts = vector
+            if self._goes(self._all_gather, flat(sendbuf), counts=counts, out=out):
+                return
+        self._run(calls.allgatherv(self, sendbuf, recvbuf))
+
+    def Alltoallv(self, sendbuf: Any, recvbuf: Any) -> None:
+        """Send a block of its own size to each rank."""
+        sent, received = plain_vector(sendbuf), plain_vector(recvbuf)
+        if sent is not None and received is not None:
+            x, counts = sent
+            named = {"send_counts": counts, "recv_counts": received[1], "out": received[0]}
+            if self._goes(self._all_to_all, x, **named):
+                return
+        self._run(calls.alltoallv(self, sendbuf, recvbuf))
+
+    def _goes(self, call: Any, *given: Any, **named: Any) -> bool:
+        """Make a call of gpucoll's; return whether it took these arguments."""
+        try:
+            call(*given, **named)
+        except UsageError:
+            return False
+        except GpucollError as error:
+            raise self._failed(error) from None
+        return True
 
     def Ibarrier(self) -> Request:
         """Start a barrier."""

@@ -74,20 +74,23 @@ class Messages:
     ) -> None:
         """Receive."""
         if (
-            status is None
-            and type(buf) is _array
+            type(buf) is _array
             and buf.flags.c_contiguous
             and buf.ndim
             and buf.dtype.isnative
             and source != PROC_NULL
         ):
             try:
-                self._recv(buf.view(_bytes), source, tag)
+                if status is None:
+                    self._recv(buf.view(_bytes), source, tag)
+                else:
+                    _, message = self._recv(buf.view(_bytes), source, tag, info=True)
+                    status.fill(message.source, message.tag, message.size_bytes)
                 return
             except (TypeError, gpucoll.UsageError):
                 pass
             except gpucoll.MismatchError as error:
-                raise truncated(error, self._recv, source, tag) from None
+                raise truncated(error, self._recv, source, tag, status) from None
             except GpucollError as error:
                 raise self._failed(error) from None
         self.Irecv(buf, source, tag)._conclude(status)

@@ -198,7 +198,17 @@ class Request(Handle):
     @classmethod
     def Waitall(cls, requests: Requests, statuses: list[Status] | None = None) -> bool:
         """Wait until all are done."""
-        Request.waitall(requests, statuses)
+        if statuses is not None:
+            Request.waitall(requests, statuses)
+            return True
+        failure = None
+        for request in requests:
+            try:
+                request.Wait()
+            except GpucollError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
         return True
 
     @classmethod

@@ -198,6 +198,8 @@ class Way(IntEnum):
 
 NEVER = 1 << 62
 """In place of a threshold in bytes: a size that nothing reaches."""
+UNKNOWN_BYTES = 1 << 62
+"""Instead of the largest input, where no rank knows the others': not small."""
 NOT_SHARED = -1
 """The offset of a buffer that is not in its rank's arena."""
 

@@ -63,8 +63,8 @@ def matrices(left, right, datatype):
 product = MPI.Op.Create(matrices, commute=False)
 mine = np.array([[1.0, rank], [0.0, 2.0]])
 out = np.empty((2, 2))
-comm.Allreduce([mine, 1, MPI.DOUBLE.Create_contiguous(4).Commit()],
-               [out, 1, MPI.DOUBLE.Create_contiguous(4).Commit()], product)  # fmt: skip
+four = MPI.DOUBLE.Create_contiguous(4).Commit()  # mpi4py itself compares handles
+comm.Allreduce([mine, 1, four], [out, 1, four], product)
 want = np.eye(2)
 for n in range(size):
     want = want @ np.array([[1.0, n], [0.0, 2.0]])
@@ -96,6 +96,41 @@ sent = np.arange(2 * size) + 100 * rank
 got = np.full(3 * size, -1)
 comm.Alltoallv([sent, [2] * size], [got, [2] * size, [3 * n for n in range(size)], MPI.LONG])
 same(got, np.concatenate([[100 * n + 2 * rank, 100 * n + 2 * rank + 1, -1] for n in range(size)]))
+for turn in range(3):  # blocks that follow one another, counted in every way that there is
+    counts = [(n + turn) % 3 for n in range(size)]
+    places = [sum(counts[:n]) for n in range(size)]
+    mine = np.full(counts[rank], rank + 0.5)
+    expected = np.concatenate([np.full(count, n + 0.5) for n, count in enumerate(counts)])
+    for spec in (
+        (counts,),
+        (tuple(counts), places, MPI.DOUBLE),
+        (np.array(counts), MPI.DOUBLE),
+        ((counts, places),),
+        ((tuple(counts), np.array(places)), MPI.DOUBLE),
+        (counts, None, MPI.DOUBLE),
+    ):
+        room = np.full(sum(counts) + 2, -1.0)
+        comm.Allgatherv(mine, [room, *spec])
+        same(room, [*expected, -1, -1])
+        if rank == root:
+            room[:] = -1
+            comm.Gatherv(mine, [room, *spec], root)
+            same(room, [*expected, -1, -1])
+            comm.Scatterv([room, *spec], mine, root)
+        else:
+            comm.Gatherv(mine, None, root)
+            comm.Scatterv(None, mine, root)
+        same(mine, np.full(counts[rank], rank + 0.5))
+        sent, got = np.repeat(mine[:1], size) if counts[rank] else np.zeros(size), np.zeros(size)
+        comm.Alltoallv([sent, [1] * size], [got, [1] * size, list(range(size)), MPI.DOUBLE])
+        same(got, [n + 0.5 if counts[n] else 0 for n in range(size)])
+got = np.zeros((size, 2))
+comm.Gather(np.array([rank, 1.0]), got if rank == root else None, root)
+if rank == root:
+    same(got, [[n, 1] for n in range(size)])
+own = np.zeros(2)
+comm.Scatter(got if rank == root else None, own, root)
+same(own, [rank, 1])
 letters = bytearray(b"-" * size)
 comm.Allgather([bytes([65 + rank]), MPI.CHAR], [letters, MPI.CHAR])
 assert letters == bytes(range(65, 65 + size))

@@ -1,0 +1,195 @@
+"""Counts, and lists of blocks, as compiled code reads them from Python's objects.
+
+What is read goes into tables of one word for each rank, which an entry's table names. The
+interpreter is held, and nothing here runs code of the user's: lists, tuples, ints and arrays are
+exact ones.
+"""
+
+from __future__ import annotations
+
+from gpucoll.arrays.numpy_struct import (
+    ARRAY_DATA,
+    ARRAY_DESCRIPTION,
+    ARRAY_DIMENSIONS,
+    ARRAY_FLAGS,
+    ARRAY_N_DIMENSIONS,
+    C_CONTIGUOUS,
+    OBJECT_TYPE,
+    WRITEABLE,
+)
+from gpucoll.entries.collectives import (
+    TABLE_ARRAY_TYPE,
+    TABLE_BLOCKS,
+    TABLE_CONTEXT,
+    TABLE_INT_TYPE,
+    TABLE_LIST_TYPE,
+    TABLE_TUPLE_TYPE,
+    count_elements,
+)
+from gpucoll.kernels.cpu.jit import inline, types
+from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
+from gpucoll.transport.shared.steps import WORLD_SIZE
+
+SENT, RECEIVED, OFFSETS, INPUTS_TABLE, LANDINGS_TABLE, PIECES_TABLE = 0, 1, 2, 3, 4, 5
+TABLES = 7  # that of pieces is two
+MOST = 1 << 40
+"""Of a count, of the elements of a row and of its bytes: sums and products cannot overflow."""
+_i64 = types.int64
+_list_size = types.ExternalFunction("PyList_Size", _i64(_i64))
+_list_item = types.ExternalFunction("PyList_GetItem", _i64(_i64, _i64))
+_tuple_size = types.ExternalFunction("PyTuple_Size", _i64(_i64))
+_tuple_item = types.ExternalFunction("PyTuple_GetItem", _i64(_i64, _i64))
+_as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
+_clear_error = types.ExternalFunction("PyErr_Clear", types.void())
+
+
+@inline
+def table_of(table, which):
+    """Return the address of a table, of one word for each rank and one more."""
+    world_size = get(get(table, TABLE_CONTEXT), WORLD_SIZE)
+    return get(table, TABLE_BLOCKS) + 8 * which * (world_size + 1)
+
+
+@inline
+def is_list(table, x):
+    """Return whether this is a list."""
+    return load64(x + OBJECT_TYPE) == get(table, TABLE_LIST_TYPE)
+
+
+@inline
+def is_array(table, x, dtype, needed):
+    """Return whether this is an array with rows, of a dtype object, with these flags."""
+    if load64(x + OBJECT_TYPE) != get(table, TABLE_ARRAY_TYPE):
+        return False
+    if load64(x + ARRAY_DESCRIPTION) != dtype or load32_acquire(x + ARRAY_N_DIMENSIONS) == 0:
+        return False
+    return load32_acquire(x + ARRAY_FLAGS) & needed == needed
+
+
+@inline
+def first_array(table, x):
+    """Return x, or of a list its first block; 0: that is no array."""
+    if is_list(table, x):
+        if _list_size(x) == 0:
+            return 0
+        x = _list_item(x, 0)
+    return x if load64(x + OBJECT_TYPE) == get(table, TABLE_ARRAY_TYPE) else 0
+
+
+@inline
+def rows_of(x):
+    """Return how many rows an array with rows has."""
+    return load64(load64(x + ARRAY_DIMENSIONS))
+
+
+@inline
+def row_count_of(x):
+    """Return how many elements a row of an array has, 0 to `MOST`; -1: more."""
+    count, dimensions = 1, load64(x + ARRAY_DIMENSIONS)
+    for place in range(1, load32_acquire(x + ARRAY_N_DIMENSIONS)):
+        length = load64(dimensions + 8 * place)
+        if length != 0 and count > MOST // length:
+            return -1
+        count *= length
+    return count
+
+
+@inline
+def read_counts(table, given, which, world_size):
+    """Copy what a user counts, ints in a list or tuple; return their sum, or -1."""
+    counts, is_listed = table_of(table, which), is_list(table, given)
+    if not is_listed and load64(given + OBJECT_TYPE) != get(table, TABLE_TUPLE_TYPE):
+        return -1
+    if (_list_size(given) if is_listed else _tuple_size(given)) != world_size:
+        return -1
+    total = 0
+    for rank in range(world_size):
+        item = _list_item(given, rank) if is_listed else _tuple_item(given, rank)
+        if load64(item + OBJECT_TYPE) != get(table, TABLE_INT_TYPE):
+            return -1
+        number = _as_integer(item)
+        if number < 0 or number > MOST:
+            _clear_error()
+            return -1
+        put(counts, rank, number)
+        total += number
+    return total
+
+
+@inline
+def _have_same_rows(x, other):
+    """Return whether two arrays have rows of one shape."""
+    n_dimensions = load32_acquire(x + ARRAY_N_DIMENSIONS)
+    if n_dimensions != load32_acquire(other + ARRAY_N_DIMENSIONS):
+        return False
+    dimensions, others = load64(x + ARRAY_DIMENSIONS), load64(other + ARRAY_DIMENSIONS)
+    for place in range(1, n_dimensions):
+        if load64(dimensions + 8 * place) != load64(others + 8 * place):
+            return False
+    return True
+
+
+@inline
+def _note_rows(counts, rank, rows, is_given):
+    """Note how many rows a block has; return whether that is what the user counted, if at all."""
+    if is_given:
+        return get(counts, rank) == rows
+    put(counts, rank, rows)
+    return rows <= MOST
+
+
+@inline
+def read_inputs(table, xs, dtype, is_given, world_size):
+    """Note where the blocks of an input lie, and their rows; return the sum of those, or -1."""
+    inputs, counts, total = table_of(table, INPUTS_TABLE), table_of(table, SENT), 0
+    if _list_size(xs) != world_size:
+        return -1
+    first = _list_item(xs, 0)
+    for rank in range(world_size):
+        x = _list_item(xs, rank)
+        if not is_array(table, x, dtype, C_CONTIGUOUS) or not _have_same_rows(x, first):
+            return -1
+        if not _note_rows(counts, rank, rows_of(x), is_given):
+            return -1
+        put(inputs, rank, load64(x + ARRAY_DATA))
+        total += rows_of(x)
+    return total
+
+
+@inline
+def read_outputs(table, outs, dtype, row_count, which, is_given, world_size):
+    """Note where the blocks of an output lie, and their rows; return the sum of those, or -1."""
+    landings, counts, total = table_of(table, LANDINGS_TABLE), table_of(table, which), 0
+    if _list_size(outs) != world_size:
+        return -1
+    for rank in range(world_size):
+        out = _list_item(outs, rank)
+        if not is_array(table, out, dtype, C_CONTIGUOUS | WRITEABLE):
+            return -1
+        count = count_elements(out)
+        rows = count // row_count
+        if rows * row_count != count or not _note_rows(counts, rank, rows, is_given):
+            return -1
+        put(landings, rank, load64(out + ARRAY_DATA))
+        total += rows
+    return total
+
+
+@inline
+def are_equal(table, which, other, world_size):
+    """Return whether two tables of counts are the same."""
+    one, two = table_of(table, which), table_of(table, other)
+    for rank in range(world_size):  # noqa: SIM110
+        if get(one, rank) != get(two, rank):
+            return False
+    return True
+
+
+@inline
+def are_all(table, which, rows, world_size):
+    """Return whether all counts of a table are this one."""
+    counts = table_of(table, which)
+    for rank in range(world_size):  # noqa: SIM110
+        if get(counts, rank) != rows:
+            return False
+    return True

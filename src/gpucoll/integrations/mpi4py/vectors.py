@@ -1,0 +1,77 @@
+"""Vectors that gpucoll's calls take as they are: NumPy arrays whose blocks follow one another.
+
+What programs give most; everything else is read as a specification (`specifications.Vector`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from gpucoll.integrations.mpi4py.datatypes import Datatype
+
+_array = np.ndarray
+
+
+def is_plain(x: Any) -> bool:
+    """Return whether x is an exact array of this byte order that lies without gaps."""
+    return type(x) is _array and x.flags.c_contiguous and x.dtype.isnative
+
+
+def flat(x: Any) -> Any:
+    """Return an array as one row: a view."""
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
+def plain_vector(message: Any) -> tuple[Any, list[int]] | None:
+    """Return the row of all blocks and their counts; None where that takes more looking."""
+    if type(message) not in (list, tuple) or not 2 <= len(message) <= 4:
+        return None
+    x, counts, displacements = message[0], message[1], None
+    if not is_plain(x):
+        return None
+    if len(message) == 4:
+        displacements = message[2]
+    elif type(counts) is tuple:
+        if len(counts) != 2:
+            return None
+        counts, displacements = counts
+    if len(message) > 2 and not _is_of(message[-1], x.dtype):
+        return None
+    counts = _numbers(counts)
+    if counts is None or (displacements is not None and not _follow(counts, displacements)):
+        return None
+    try:
+        total = sum(counts)
+    except TypeError:
+        return None
+    row = flat(x)
+    return (row if row.size == total else row[:total]), counts
+
+
+def _numbers(given: Any) -> Any:
+    """Return what is a list or an array of numbers as a list; None: it is neither."""
+    if type(given) is _array and given.ndim == 1:
+        return given.tolist()
+    return given if type(given) in (list, tuple) else None
+
+
+def _follow(counts: Any, displacements: Any) -> bool:
+    """Return whether blocks lie one after the other, from the first element on."""
+    places, end = _numbers(displacements), 0
+    if places is None or len(places) != len(counts):
+        return False
+    for count, place in zip(counts, places, strict=True):
+        if count and place != end:
+            return False
+        end += count
+    return True
+
+
+def _is_of(datatype: Any, dtype: np.dtype[Any]) -> bool:
+    """Return whether a predefined datatype is what an array is made of."""
+    if not isinstance(datatype, Datatype) or datatype._core is None:
+        return False
+    core = datatype._core
+    return bool(core.combiner == "NAMED" and core.map.is_dense and core.map.element == dtype)
