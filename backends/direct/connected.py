@@ -244,6 +244,7 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
     group, channel = backend.inner.group, backend.inner.channel
     if group.over_mpi is not None:
         backend.why_staged = "none: arrays go through MPI"
+        go_through_mpi(backend, timeout_s)
         return
     if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
         backend.why_staged = "none: the ranks are on several hosts"
@@ -253,6 +254,19 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
         backend.peer = PeerPath(peer_memory.connect(*place, tell(channel, timeout_s)))
     except BackendUnavailableError as error:
         backend.why_staged = f"none: {error}"
+
+
+def go_through_mpi(backend: DirectBackend, timeout_s: float) -> None:
+    """Have MPI read and write GPU memory, where it can; every rank calls it."""
+    from gpucoll.backends.direct.through_mpi import slots_on_gpus  # of those alone who have an MPI
+
+    inner = backend.inner
+
+    def say(mine: list[Any]) -> list[Any]:
+        return exchange(inner.channel, mine, timeout_s)
+
+    found = slots_on_gpus(backend.device, inner, timeout_s, say)
+    backend.slots_for_mpi, backend.by_mpi = found
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:

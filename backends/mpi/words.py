@@ -49,9 +49,11 @@ class Word(IntEnum):
     SCATTER_COUNTS = 33
     ALL_TO_ALL = 34
     ALL_TO_ALL_COUNTS = 35
+    # Whose memory.
+    IS_ON_GPU = 36  # whether arrays lie where no instruction of the host reaches, but MPI does
 
 
-WORDS = 36
+WORDS = 37
 FUNCTIONS = {
     Word.TEST: "MPI_Test",
     Word.TEST_ALL: "MPI_Testall",

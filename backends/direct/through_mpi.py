@@ -1,0 +1,69 @@
+"""GPU arrays through MPI: whether it takes addresses of the ranks' GPUs, alike on all of them.
+
+It does where every rank's MPI says so, and a trial on each host has shown it. Else, and for what
+our kernels reduce, arrays are staged through host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from gpucoll import config
+from gpucoll.backends.choice import HOST_DEVICE
+from gpucoll.backends.direct.inner import Inner
+from gpucoll.backends.direct.piece_slots import GPU_SLOT_BYTES, PieceSlots, allocated_on_gpu
+from gpucoll.backends.direct.pieces import slot_bytes_for
+from gpucoll.backends.mpi import gpu_aware, gpu_trial
+from gpucoll.devices import Device
+from gpucoll.errors import ArgumentError, GpucollError
+
+STAGED = "staged through page-locked host memory"
+
+
+def slots_on_gpus(
+    device: Device, inner: Inner, timeout_s: float, tell: Callable[[list[Any]], list[Any]]
+) -> tuple[PieceSlots | None, str]:
+    """Return where MPI is to find pieces on this rank's GPU, or None; and why.
+
+    Every rank calls it.
+
+    Parameters
+    ----------
+    device : Device
+        This rank's GPU.
+    inner : Inner
+        Whose arrays go through MPI.
+    timeout_s : float
+        How long a trial may take.
+    tell : callable
+        Gives every rank what this one says, and returns what all say, by rank.
+    """
+    group, mpi = inner.group, inner.group.over_mpi.mpi
+    try:
+        answer = gpu_aware.asked(mpi, device.kind)
+    except ArgumentError as error:
+        answer = gpu_aware.Answer(False, str(error))
+    everyone = tell([group.here, answer.may_serve, answer.why])
+    for rank, (_, may_serve, why) in enumerate(everyone):
+        if not may_serve:
+            return None, f"{STAGED}: MPI of rank {rank}: {why}"
+    needs_trial = device.kind != HOST_DEVICE and config.mpi_gpu_arrays() != "trusted"
+    first = [here for here, _, _ in everyone].index(group.here) == group.rank
+    problem = ""
+    if needs_trial and first:
+        try:
+            problem = gpu_trial.tried(mpi, device, timeout_s)
+        except (GpucollError, OSError, ValueError) as error:
+            problem = f"it could not be tried: {error}"
+    slots = None
+    if not problem:
+        slot_bytes = max(GPU_SLOT_BYTES, slot_bytes_for(group.world_size))
+        slots, problem = allocated_on_gpu(device, inner, slot_bytes)
+    for rank, (text,) in enumerate(tell([problem])):
+        if text:
+            if slots is not None:
+                slots.close()
+            return None, f"{STAGED}: MPI of rank {rank} says that it takes GPU arrays, but {text}"
+    shown = f"{answer.why}, and a trial has shown it" if needs_trial else answer.why
+    return slots, f"movements by MPI's messages between the GPUs ({shown}); what is reduced: staged"

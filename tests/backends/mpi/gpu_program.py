@@ -1,0 +1,150 @@
+"""What ranks under an MPI's mpiexec do with GPU arrays: ``gpu_program.py NAME...``, as `program`.
+
+The GPUs are Host devices, whose memory is the host's: so real MPIs can be given its addresses.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+from tests.backends.mpi.program import WORLD, made
+from tests.calls.gpu.cases import run_cases
+from tests.calls.gpu.kits import HostDeviceKit
+from tests.calls.gpu.test_direct import cases_of, large
+from tests.collective_cases import MOVEMENTS, REDUCTIONS
+
+import gpucoll
+from gpucoll.backends.direct import backend as direct_backend
+from gpucoll.backends.direct import through_mpi
+from gpucoll.backends.direct.pieces import SLOT_BYTES
+from gpucoll.backends.mpi import gpu_trial
+from gpucoll.testing import device_arrays, host_device
+
+
+def kit_of(comm) -> HostDeviceKit:
+    kit = HostDeviceKit(device_arrays)
+    kit.use(comm.rank)
+    return kit
+
+
+def connected(comm):
+    """Return the direct backend of a communicator that has made a call."""
+    return comm._gpu._connected.backend
+
+
+def array(kit, values):
+    values = np.asarray(values, np.int32)
+    return kit.seen_as(kit.bytes_of(values.view(np.uint8)), values.shape, values.dtype)
+
+
+def cases() -> None:
+    """The common body of cases: what moves by MPI between the devices, what is reduced staged."""
+    with made() as comm:
+        kit = kit_of(comm)
+        size = comm.world_size
+        run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, size, 24)])
+        run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, size, 4)])
+        facts, backend = comm.describe().facts, connected(comm)
+        assert "through MPI" in facts["GPU arrays"], facts
+        assert "MPI's messages between the GPUs" in facts["GPU path through MPI"], facts
+        address = backend.slots_for_mpi.for_host(0)[0]
+        assert backend.device.device_of(address) == backend.device.number
+
+
+def pieces() -> None:
+    """Arrays of several pieces, the copies of which are late."""
+    through_mpi.GPU_SLOT_BYTES = SLOT_BYTES
+    with made() as comm:
+        kit = kit_of(comm)
+        with host_device.delayed("copy", 0.005, comm.rank):
+            large(comm, kit)
+
+
+def streams() -> None:
+    """A call only enqueues; MPI waits for the stream, and what comes behind it for MPI."""
+    count = 70_000
+    with made() as comm:
+        kit, root = kit_of(comm), comm.world_size - 1
+        x, y = array(kit, np.zeros(count)), array(kit, np.full(count, -1))
+        comm.broadcast(x, root, out=y)
+        comm.check()
+        stream = kit.stream()
+        with stream, host_device.held(kit.handle(stream), comm.rank):
+            x.set(np.full(count, comm.rank + 7, np.int32))
+            comm.broadcast(x, root, out=y)
+            x.set(np.zeros(count, np.int32))
+            work = comm.broadcast(x, root, out=x, async_op=True)
+            z = y.copy()
+            assert not work.done()
+        stream.synchronize()
+        assert (kit.read(z) == root + 7).all()
+        work.synchronize()
+        assert (kit.read(x) == 0).all()
+        comm.check()
+        stream.close()
+
+
+def staged() -> None:
+    """What the environment of one rank keeps from MPI, on all."""
+    if WORLD.rank == 1:
+        os.environ["GPUCOLL_MPI_GPU_ARRAYS"] = "staged"
+    with made() as comm:
+        kit = kit_of(comm)
+        run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, 2, 4)])
+        how = comm.describe().facts["GPU path through MPI"]
+        assert how.startswith("staged through page-locked host memory: MPI of rank 1"), how
+        assert "GPUCOLL_MPI_GPU_ARRAYS=staged" in how, how
+        assert connected(comm).slots_for_mpi is None
+
+
+def left_with_requests() -> None:
+    """MPI does not end what it has begun: the memory that it may still write is kept."""
+    comm = made(timeout_s=1.0)
+    kit = kit_of(comm)
+    x = array(kit, [comm.rank] * 3)
+    comm.all_gather(x)
+    comm.check()
+    backend = connected(comm)
+    if comm.rank:  # all agree on the call, but this rank never makes it through MPI
+        backend.inner.backend.prepare = backend.inner.backend._host.prepare
+    with pytest.raises(gpucoll.GpucollError) as raised:
+        comm.all_gather(x)
+        comm.check()
+        assert comm.rank, "rank 1 did not take part"
+        raise gpucoll.GpucollError("rank 1 is through")
+    if comm.rank == 0:
+        assert isinstance(raised.value, gpucoll.DeadlineError), raised.value
+    comm._give_up()
+    if comm.rank == 0:
+        assert backend.inner.is_given_up
+        assert backend.slots_for_mpi.for_host(0)[0], "given back, and MPI may still write it"
+        assert backend in direct_backend._left_in_use
+    WORLD.Barrier()
+    print("as expected", flush=True)
+    os._exit(0)  # MPI's end would wait for it
+
+
+def trial() -> None:
+    """A trial of each rank's, in a process that is no rank, whatever job this one belongs to."""
+    device = host_device.device(WORLD.rank)
+    assert gpu_trial.tried(MPI, device, 60.0) == ""
+    kept = gpu_trial._path(MPI, device)
+    assert kept.exists()
+    program, gpu_trial.PROGRAM = gpu_trial.PROGRAM, (sys.executable, "-c", "raise SystemExit(3)")
+    assert gpu_trial.tried(MPI, device, 60.0) == "", "it was not kept"
+    kept.unlink()
+    problem = gpu_trial.tried(MPI, device, 60.0)
+    assert problem.startswith("a trial of it ended with code 3"), problem
+    gpu_trial.PROGRAM = program
+    assert gpu_trial.tried(MPI, device, 60.0) == problem, "it was not kept"
+    kept.unlink()
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        globals()[name]()
+    print(f"rank {WORLD.rank} has ended well", flush=True)
