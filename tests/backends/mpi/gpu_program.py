@@ -5,24 +5,30 @@ The GPUs are Host devices, whose memory is the host's: so real MPIs can be given
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
-from tests.backends.mpi.program import WORLD, made
+from tests.backends.mpi.program import WORLD, gpu_arrays, made
+from tests.calls.gpu import cupy_double
 from tests.calls.gpu.cases import run_cases
-from tests.calls.gpu.kits import HostDeviceKit
+from tests.calls.gpu.kits import CupyKit, HostDeviceKit
 from tests.calls.gpu.test_direct import cases_of, large
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
+from tests.doubles import CUDA, HIP
 
 import gpucoll
 from gpucoll.backends.direct import backend as direct_backend
 from gpucoll.backends.direct import through_mpi
 from gpucoll.backends.direct.pieces import SLOT_BYTES
-from gpucoll.backends.mpi import gpu_trial
+from gpucoll.backends.mpi import gpu_aware, gpu_trial
 from gpucoll.testing import device_arrays, host_device
+
+DRIVERS = {"cuda": CUDA, "rocm": HIP}
 
 
 def kit_of(comm) -> HostDeviceKit:
@@ -46,13 +52,19 @@ def cases() -> None:
     with made() as comm:
         kit = kit_of(comm)
         size = comm.world_size
-        run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, size, 24)])
+        run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, size, 16)])
         run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, size, 4)])
         facts, backend = comm.describe().facts, connected(comm)
         assert "through MPI" in facts["GPU arrays"], facts
         assert "MPI's messages between the GPUs" in facts["GPU path through MPI"], facts
         address = backend.slots_for_mpi.for_host(0)[0]
         assert backend.device.device_of(address) == backend.device.number
+
+
+def between_hosts() -> None:
+    """Several hosts, and communicators made of others."""
+    cases()
+    gpu_arrays()
 
 
 def pieces() -> None:
@@ -130,6 +142,7 @@ def left_with_requests() -> None:
 
 def trial() -> None:
     """A trial of each rank's, in a process that is no rank, whatever job this one belongs to."""
+    gpu_trial._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
     device = host_device.device(WORLD.rank)
     assert gpu_trial.tried(MPI, device, 60.0) == ""
     kept = gpu_trial._path(MPI, device)
@@ -142,6 +155,29 @@ def trial() -> None:
     gpu_trial.PROGRAM = program
     assert gpu_trial.tried(MPI, device, 60.0) == problem, "it was not kept"
     kept.unlink()
+
+
+def doubled() -> None:
+    """GPUs of a vendor, through the double of its driver: MPI says so, is tried, and is used."""
+    folder = os.environ["GPUCOLL_TEST_DOUBLES"]
+    kind, says = os.environ["GPUCOLL_GPU_KIND"], os.environ["GPUCOLL_TEST_SAYS"]
+    ctypes.CDLL(str(Path(folder, DRIVERS[kind])), mode=ctypes.RTLD_GLOBAL)
+    library = ctypes.CDLL(says)
+    said_by = gpu_aware.said_by
+    gpu_aware.said_by = lambda _, kind: said_by(library, kind)
+    gpu_trial._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
+    kit = CupyKit(cupy_double.install(kind))
+    with made() as comm:
+        kit.use(comm.rank)
+        size = comm.world_size
+        run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, size, 6)])
+        how = comm.describe().facts["GPU path through MPI"]
+        assert how.startswith("movements by MPI's messages between the GPUs"), how
+        assert "says yes, and a trial has shown it" in how, how
+        backend = connected(comm)
+        assert backend.device.device_of(backend.slots_for_mpi.for_host(1)[1]) == comm.rank
+    results = [name for name in os.listdir(gpu_trial._FOLDER) if not name.endswith(".lock")]
+    assert len(results) == 1, "one rank of the host tries"
 
 
 if __name__ == "__main__":

@@ -31,10 +31,6 @@ def test_between_hosts(mpi):
     run(mpi, 3, "cases", "calls", "mismatch", "beside", GPUCOLL_TEST_HOSTS="aba")
 
 
-def test_arrays_of_gpus(mpi):
-    run(mpi, 3, "gpu_arrays", GPUCOLL_TEST_HOSTS="aba", GPUCOLL_DEVICE="host")
-
-
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
 def test_a_late_rank(mpi, hosts):
     run(mpi, 3, "late", GPUCOLL_TEST_HOSTS=hosts)

@@ -1,0 +1,328 @@
+"""Whether MPI is given addresses of GPUs: what doubles of it say, and trials that go wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import signal
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from gpucoll import config
+from gpucoll.backends.direct import through_mpi
+from gpucoll.backends.mpi import gpu_aware, gpu_trial, gpu_trial_program
+from gpucoll.backends.mpi.gpu_aware import answer_of
+from gpucoll.errors import ArgumentError
+
+MPICH, INTEL = "MPICH Version: 5.0.2", "Intel(R) MPI Library 2021.18"
+CRAY, MVAPICH = "MPI VERSION : CRAY MPICH version 8.1", "MVAPICH2 Version : 2.3.7"
+OPEN = "Open MPI v5.0.11"
+YES, NO = ("MPIX_Query_cuda_support", True), ("MPIX_Query_cuda_support", False)
+SAYS = [  # kind, library, function's answer, memory kinds, environment, whether, why
+    ("cuda", OPEN, YES, (), {}, True, "MPIX_Query_cuda_support() says yes"),
+    ("cuda", OPEN, NO, (), {}, False, "MPIX_Query_cuda_support() says no"),
+    ("cuda", OPEN, None, (), {}, False, "does not say whether it is CUDA-aware"),
+    ("rocm", MPICH, None, (), {}, False, "does not say whether it is ROCm-aware"),
+    ("cuda", MPICH, None, ("mpi", "system", "cuda"), {}, True, "mpi_memory_alloc_kinds names"),
+    ("rocm", MPICH, None, ("mpi", "system", "cuda"), {}, False, "mpi, system, cuda alone"),
+    ("rocm", MPICH, None, ("system", "hip"), {}, True, "system, hip"),
+    ("cuda", MPICH, NO, ("cuda",), {}, False, "says no"),
+    ("cuda", MPICH, YES, (), {"MPIR_CVAR_ENABLE_GPU": "0"}, False, "MPIR_CVAR_ENABLE_GPU=0"),
+    ("cuda", OPEN, YES, (), {"OMPI_MCA_opal_cuda_support": "false"}, False, "=false switches"),
+    ("rocm", OPEN, YES, (), {"OMPI_MCA_opal_cuda_support": "false"}, True, "says yes"),
+    ("cuda", OPEN, YES, (), {"OMPI_MCA_accelerator": "null"}, False, "accelerator=null"),
+    ("cuda", OPEN, YES, (), {"OMPI_MCA_accelerator": "^cuda"}, False, "accelerator=^cuda"),
+    ("cuda", OPEN, YES, (), {"OMPI_MCA_accelerator": "^rocm,ze"}, True, "says yes"),
+    ("cuda", OPEN, YES, (), {"OMPI_MCA_accelerator": "cuda"}, True, "says yes"),
+    ("cuda", INTEL, YES, (), {}, False, "I_MPI_OFFLOAD is not set"),
+    ("cuda", INTEL, YES, (), {"I_MPI_OFFLOAD": "1"}, True, "says yes"),
+    ("cuda", INTEL, None, (), {"I_MPI_OFFLOAD": "1"}, True, "I_MPI_OFFLOAD=1"),
+    ("rocm", CRAY, None, (), {}, False, "MPICH_GPU_SUPPORT_ENABLED is not set"),
+    ("rocm", CRAY, None, (), {"MPICH_GPU_SUPPORT_ENABLED": "1"}, True, "ENABLED=1"),
+    ("rocm", CRAY, None, (), {"MPICH_GPU_SUPPORT_ENABLED": "0"}, False, "=0 switches it off"),
+    ("cuda", MVAPICH, None, (), {"MV2_USE_CUDA": "1"}, True, "MV2_USE_CUDA=1"),
+    ("rocm", MVAPICH, None, (), {"MV2_USE_CUDA": "1"}, False, "MV2_USE_ROCM is not set"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name", "said", "memory", "variables", "serves", "why"), SAYS)
+def test_what_it_says(kind, name, said, memory, variables, serves, why):
+    answer = answer_of(kind, name, said, memory, variables)
+    assert answer.may_serve is serves
+    assert why in answer.why
+
+
+@pytest.mark.parametrize(
+    ("says", "kind", "expected"),
+    [
+        ({"cuda": 1}, "cuda", YES),
+        ({"cuda": 0}, "cuda", NO),
+        ({}, "cuda", None),
+        ({"cuda": 1}, "rocm", None),
+        ({"rocm": 1}, "rocm", ("MPIX_Query_rocm_support", True)),
+        ({"hip": 0}, "rocm", ("MPIX_Query_hip_support", False)),
+    ],
+)
+def test_functions_of_the_library(doubles, says, kind, expected):
+    assert gpu_aware.said_by(ctypes.CDLL(str(doubles.mpi(**says))), kind) == expected
+
+
+class Info:
+    """An info object of MPI's."""
+
+    def __init__(self, kinds):
+        self._kinds = kinds
+
+    def Get(self, key):
+        return self._kinds if key == "mpi_memory_alloc_kinds" else None
+
+    def Free(self):
+        pass
+
+
+def mpi_double(file=None, kinds=None, name=OPEN):
+    """Return what stands for mpi4py's MPI over a double of the library."""
+    world = SimpleNamespace(Get_info=lambda: Info(kinds))
+    return SimpleNamespace(
+        __file__=str(file), COMM_WORLD=world, Get_library_version=lambda: name, COMM_SELF=Self()
+    )
+
+
+def test_the_mpi_of_this_process(doubles, monkeypatch):
+    monkeypatch.delenv(config.MPI_GPU_ARRAYS, raising=False)
+    for variable in (*gpu_aware._SWITCHES["cuda"], *gpu_aware._COMPONENTS):
+        monkeypatch.delenv(variable, raising=False)
+    silent, yes = doubles.mpi(), doubles.mpi(cuda=1)
+
+    assert gpu_aware.asked(mpi_double(yes), "cuda").may_serve
+    assert not gpu_aware.asked(mpi_double(yes), "rocm").may_serve
+    assert gpu_aware.asked(mpi_double(silent, "mpi,system,cuda:device"), "cuda").may_serve
+    assert not gpu_aware.asked(mpi_double(silent), "cuda").may_serve
+    assert gpu_aware.asked(mpi_double(silent), "host").may_serve
+
+
+def test_the_environment_decides(doubles, monkeypatch):
+    silent, yes = doubles.mpi(), doubles.mpi(cuda=1)
+    monkeypatch.setenv(config.MPI_GPU_ARRAYS, "staged")
+    for kind in ("cuda", "host"):
+        answer = gpu_aware.asked(mpi_double(yes), kind)
+        assert answer == (False, "GPUCOLL_MPI_GPU_ARRAYS=staged")
+    monkeypatch.setenv(config.MPI_GPU_ARRAYS, "trusted")
+    assert gpu_aware.asked(mpi_double(silent), "cuda").may_serve
+    monkeypatch.setenv(config.MPI_GPU_ARRAYS, "please")
+    with pytest.raises(ArgumentError, match=r"auto, staged or trusted; got 'please'"):
+        gpu_aware.asked(mpi_double(yes), "cuda")
+
+
+def test_a_trial_belongs_to_no_job():
+    given = {
+        "PMI_RANK": "1", "PMI_FD": "9", "PMIX_RANK": "1", "PMIX_SERVER_URI2": "x", "HYDI_CONTROL_FD": "7",
+        "OMPI_COMM_WORLD_RANK": "1", "OMPI_MCA_ess_base_jobid": "1", "OMPI_MCA_orte_hnp_uri": "x",
+        "SLURM_PROCID": "1", "MPI_LOCALRANKID": "1", "PALS_RANKID": "1", "I_MPI_HYDRA_UUID": "x",
+    }  # fmt: skip
+    kept = {
+        "PATH": "/bin", "OMPI_MCA_accelerator": "cuda", "OMPI_MCA_btl": "self", "OPAL_PREFIX": "/mpi",
+        "I_MPI_OFFLOAD": "1", "MPICH_GPU_SUPPORT_ENABLED": "1", "CUDA_VISIBLE_DEVICES": "1",
+        "PMIX_PREFIX": "/mpi", "UCX_TLS": "tcp",
+    }  # fmt: skip
+
+    made = gpu_trial.environment(given | kept)
+
+    assert made == kept | {"OMPI_MCA_ess_singleton_isolated": "1"}
+
+
+# --- trials ---------------------------------------------------------------------------------------
+
+CRASH = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
+HANG = "import signal; signal.pause()"
+ABORT = "import sys; sys.stderr.write('MPI_ABORT was called\\n'); raise SystemExit(14)"
+PASS = f"print({gpu_trial_program.PASSED!r})"
+
+
+class Gpu:
+    """What a trial asks of a device before it begins."""
+
+    kind, number, label = "cuda", 0, "cuda:0"
+    identity = SimpleNamespace(name="a GPU", uuid="GPU-0")
+    runs = 0
+
+    def driver_version(self):
+        return "13.0"
+
+
+@pytest.fixture
+def trial(monkeypatch, tmp_path):
+    """Return what tries a program in the place of a trial's, and keeps it in a folder of its own."""
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(gpu_trial, "_FOLDER", str(tmp_path))
+
+    def run(program, limit_s=20.0, mpi=None):
+        monkeypatch.setattr(gpu_trial, "PROGRAM", (sys.executable, "-c", program))
+        return gpu_trial.tried(mpi or mpi_double(), Gpu(), limit_s)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        (CRASH, "killed by SIGSEGV (no word)"),
+        (ABORT, "ended with code 14: MPI_ABORT was called"),
+        ("", "ended with code 0: no word"),
+        ("print('something else')", "ended with code 0"),
+    ],
+)
+def test_a_trial_that_fails(trial, program, why):
+    problem = trial(program)
+    assert why in problem
+    assert "remove it to try again" in problem
+
+
+def test_a_trial_without_an_end(trial, tmp_path):
+    assert "had no end within 0.3 s" in trial(HANG, limit_s=0.3)
+    # This limit was the caller's, not a trial's: the next one may have more time.
+    assert trial(PASS) == ""
+
+
+def test_a_trial_is_kept_for_its_mpi_and_settings(trial, monkeypatch):
+    assert trial(PASS) == ""
+    assert trial(CRASH) == "", "it was made again"
+    assert "SIGSEGV" in trial(CRASH, mpi=mpi_double(name="Open MPI v6"))
+    monkeypatch.setenv("UCX_TLS", "tcp")
+    assert "SIGSEGV" in trial(CRASH)
+    monkeypatch.setenv("PMI_RANK", "1")
+    assert "SIGSEGV" in trial(PASS), "made again for what a launcher sets"
+
+
+def test_a_result_that_was_cut_off_is_made_again(trial, tmp_path):
+    assert "SIGSEGV" in trial(CRASH)
+    (kept,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
+    kept.write_bytes(kept.read_bytes()[:-1])
+    assert trial(PASS) == ""
+
+
+def test_no_process(trial, monkeypatch):
+    monkeypatch.setattr(gpu_trial.subprocess, "Popen", refuse)
+    assert gpu_trial._try(Gpu(), 1.0) == ("no process can be started to try it: too many", False)
+
+
+def refuse(*_, **__):
+    raise OSError(11, "too many")
+
+
+class Self:
+    """COMM_SELF of an MPI that moves bytes, all but those from `but` on."""
+
+    but = None
+
+    def Irecv(self, given, source):
+        self._landing, _ = given
+        return self
+
+    def Isend(self, given, dest):
+        count = len(given[0]) if self.but is None else self.but
+        ctypes.memmove(self._landing.address, given[0].address, count)
+        return self
+
+
+class Memory:
+    """What mpi4py makes of an address."""
+
+    def __init__(self, address, size_bytes):
+        self.address, self._size_bytes = address, size_bytes
+
+    def __len__(self):
+        return self._size_bytes
+
+    @staticmethod
+    def fromaddress(address, size_bytes):
+        return Memory(address, size_bytes)
+
+
+@pytest.mark.parametrize("but", [None, 0, 7])
+def test_the_bytes_are_compared(monkeypatch, but):
+    from gpucoll.devices import open_host
+
+    mpi = mpi_double()
+    mpi.COMM_SELF.but, mpi.buffer, mpi.BYTE = but, Memory, None
+    mpi.Request = SimpleNamespace(Waitall=lambda _: None)
+    if but is None:
+        gpu_trial_program._send_to_self(mpi, open_host(), 8)
+    else:
+        with pytest.raises(SystemExit, match="of 8 bytes that were sent others came back"):
+            gpu_trial_program._send_to_self(mpi, open_host(), 8)
+
+
+# --- all ranks agree ------------------------------------------------------------------------------
+
+
+class Slots:
+    """GPU memory, in these tests."""
+
+    is_closed = False
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def agree(doubles, monkeypatch):
+    """Return what asks this rank, 1 of 3 and the first of its host, with these answers of others."""
+    monkeypatch.delenv(config.MPI_GPU_ARRAYS, raising=False)
+    slots = Slots()
+    monkeypatch.setattr(through_mpi, "allocated_on_gpu", lambda *_: (slots, ""))
+
+    def ask(first, second, *, said=1, trial="", here=1):
+        others = iter((first, second))
+        tried = []
+
+        def tell(mine):
+            given = list(next(others))
+            given[1:1] = [mine]
+            return given
+
+        monkeypatch.setattr(gpu_trial, "tried", lambda *_: tried.append(1) or trial)
+        mpi = mpi_double(doubles.mpi(cuda=said))
+        group = SimpleNamespace(
+            rank=1, world_size=3, here=here, over_mpi=SimpleNamespace(mpi=mpi)
+        )
+        inner = SimpleNamespace(group=group)
+        return *through_mpi.slots_on_gpus(Gpu(), inner, 5.0, tell), len(tried), slots
+
+    return ask
+
+
+AWARE = [[0, True, "says yes"], [0, True, "says yes"]]
+
+
+def test_all_ranks_take_gpu_memory(agree):
+    found, why, tried, slots = agree(AWARE, [[""], [""]])
+    assert (found, tried) == (slots, 1)
+    assert "MPIX_Query_cuda_support() says yes, and a trial has shown it" in why
+
+
+def test_the_first_rank_of_a_host_tries(agree):
+    assert agree(AWARE, [[""], [""]], here=0)[2] == 0
+
+
+def test_one_rank_that_cannot(agree):
+    found, why, tried, _ = agree([[0, True, ""], [2, False, "it is old"]], [])
+    assert (found, tried) == (None, 0)
+    assert why == "staged through page-locked host memory: MPI of rank 2: it is old"
+    assert "MPI of rank 1: MPIX_Query_cuda_support() says no" in agree(AWARE, [], said=0)[1]
+
+
+def test_a_trial_on_another_host(agree):
+    found, why, _, slots = agree(AWARE, [["a trial of it was killed by SIGSEGV"], [""]])
+    assert found is None
+    assert slots.is_closed
+    assert why.endswith(
+        "MPI of rank 0 says that it takes GPU arrays, but a trial of it was killed by SIGSEGV"
+    )
+
+
+def test_a_trial_on_this_host(agree):
+    found, why, tried, _ = agree(AWARE, [[""], [""]], trial="a trial of it had no end within 30 s")
+    assert (found, tried) == (None, 1)
+    assert "MPI of rank 1" in why
