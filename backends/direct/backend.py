@@ -11,6 +11,7 @@ from typing import Any
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
+from gpucoll.backends.direct.kernel_reductions import composed
 from gpucoll.backends.direct.messages import Flow, MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
 from gpucoll.backends.direct.piece_slots import MOVEMENTS, PieceSlots, in_host_memory
@@ -83,6 +84,8 @@ class DirectBackend:
         self.why_staged = "their memory was not looked at"
         self.slots_for_mpi: PieceSlots | None = None
         """On the GPU, where MPI reads and writes them there."""
+        self.reduces_on_gpu = False
+        """Whether kernels reduce what MPI has brought."""
         self.by_mpi = ""
         """Of arrays that go through MPI: how, and why."""
         self.scratch = Scratch(device)
@@ -92,13 +95,15 @@ class DirectBackend:
 
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
+        place = Place(self._rank, self._world_size)
         if request.compressed is not None:
             request = on_device(request, self.device, has_gpu=self.has_gpu)
-            place = Place(self._rank, self._world_size)
             made = compressed.compose(request, place, self.device.label)
             return ComposedLaunch(made, self.prepare)
         if self.peer is not None and (launch := self.peer.prepare(request)) is not None:
             return launch
+        if self.reduces_on_gpu and (found := composed(request, place, self.device.label)):
+            return ComposedLaunch(found, self.prepare)
         return self._prepare_staged(request)
 
     def _prepare_staged(self, request: Request) -> StagedCall:

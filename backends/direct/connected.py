@@ -266,7 +266,7 @@ def go_through_mpi(backend: DirectBackend, timeout_s: float) -> None:
         return exchange(inner.channel, mine, timeout_s)
 
     found = slots_on_gpus(backend.device, inner, timeout_s, say)
-    backend.slots_for_mpi, backend.by_mpi = found
+    backend.slots_for_mpi, backend.reduces_on_gpu, backend.by_mpi = found
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:

@@ -22,11 +22,14 @@ from tests.collective_cases import MOVEMENTS, REDUCTIONS
 from tests.doubles import CUDA, HIP
 
 import gpucoll
+from gpucoll.arrays.operands import prepare
 from gpucoll.backends.direct import backend as direct_backend
-from gpucoll.backends.direct import through_mpi
+from gpucoll.backends.direct import kernel_reductions, through_mpi
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.backends.mpi import gpu_aware, gpu_trial
+from gpucoll.backends.protocol import Request
 from gpucoll.testing import device_arrays, host_device
+from gpucoll.types import Collective
 
 DRIVERS = {"cuda": CUDA, "rocm": HIP}
 
@@ -48,12 +51,12 @@ def array(kit, values):
 
 
 def cases() -> None:
-    """The common body of cases: what moves by MPI between the devices, what is reduced staged."""
+    """The common body of cases: what is moved by MPI between the devices, small sums staged."""
     with made() as comm:
         kit = kit_of(comm)
         size = comm.world_size
         run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, size, 16)])
-        run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, size, 4)])
+        run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, size, 3)])
         facts, backend = comm.describe().facts, connected(comm)
         assert "through MPI" in facts["GPU arrays"], facts
         assert "MPI's messages between the GPUs" in facts["GPU path through MPI"], facts
@@ -61,10 +64,30 @@ def cases() -> None:
         assert backend.device.device_of(address) == backend.device.number
 
 
+def by_kernels() -> None:
+    """Reductions by kernels between movements of MPI's: all but the smallest, and user's ops."""
+    kernel_reductions.STAGED_BYTES = 100
+    with made() as comm:
+        kit, size = kit_of(comm), comm.world_size
+        run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, size, 12)])
+        how = comm.describe().facts["GPU path through MPI"]
+        assert "reductions by the GPUs' kernels" in how, how
+        kinds = [type(connected(comm).prepare(sum_of(kit, n))).__name__ for n in (25, 26)]
+        assert kinds == ["StagedCall", "ComposedLaunch"], kinds
+
+
+def sum_of(kit, count) -> Request:
+    """Return an all_reduce that nobody makes."""
+    both = prepare(array(kit, np.ones(count)), None)
+    op = gpucoll.ReduceOp.parse("sum")
+    return Request(Collective.ALL_REDUCE, both.source, both.destination, op)
+
+
 def between_hosts() -> None:
     """Several hosts, and communicators made of others."""
     cases()
     gpu_arrays()
+    by_kernels()
 
 
 def pieces() -> None:
@@ -167,10 +190,12 @@ def doubled() -> None:
     gpu_aware.said_by = lambda _, kind: said_by(library, kind)
     gpu_trial._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
     kit = CupyKit(cupy_double.install(kind))
+    kernel_reductions.STAGED_BYTES = 100
     with made() as comm:
         kit.use(comm.rank)
         size = comm.world_size
         run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, size, 6)])
+        run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, size, 4)])
         how = comm.describe().facts["GPU path through MPI"]
         assert how.startswith("movements by MPI's messages between the GPUs"), how
         assert "says yes, and a trial has shown it" in how, how

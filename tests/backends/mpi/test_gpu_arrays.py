@@ -23,7 +23,7 @@ def ended_well(result, n_ranks):
 
 
 def test_collectives(on_devices):
-    ended_well(on_devices(2, "cases", "pieces", "streams", "staged", "trial"), 2)
+    ended_well(on_devices(2, "cases", "by_kernels", "pieces", "streams", "staged", "trial"), 2)
 
 
 def test_between_hosts(on_devices):
@@ -44,6 +44,7 @@ def test_gpus_of_a_vendor(mpi, doubles, vendor, tmp_path):
     double = doubles.double(vendor)
     (tmp_path / "trials").mkdir(0o700)
     run_with = {
+        **double.variables,
         "GPUCOLL_GPU_KIND": double.kind,
         "GPUCOLL_CPU_ONLY": "0",
         "GPUCOLL_TEST_FOLDER": str(tmp_path / "trials"),

@@ -272,6 +272,7 @@ def agree(doubles, monkeypatch):
     monkeypatch.delenv(config.MPI_GPU_ARRAYS, raising=False)
     slots = Slots()
     monkeypatch.setattr(through_mpi, "allocated_on_gpu", lambda *_: (slots, ""))
+    monkeypatch.setattr(through_mpi, "problem_of_kernels", lambda _: "")
 
     def ask(first, second, *, said=1, trial="", here=1):
         others = iter((first, second))
@@ -288,7 +289,8 @@ def agree(doubles, monkeypatch):
             rank=1, world_size=3, here=here, over_mpi=SimpleNamespace(mpi=mpi)
         )
         inner = SimpleNamespace(group=group)
-        return *through_mpi.slots_on_gpus(Gpu(), inner, 5.0, tell), len(tried), slots
+        found = through_mpi.slots_on_gpus(Gpu(), inner, 5.0, tell)
+        return found.slots, found.why, len(tried), slots
 
     return ask
 
@@ -297,13 +299,20 @@ AWARE = [[0, True, "says yes"], [0, True, "says yes"]]
 
 
 def test_all_ranks_take_gpu_memory(agree):
-    found, why, tried, slots = agree(AWARE, [[""], [""]])
+    found, why, tried, slots = agree(AWARE, [["", ""], ["", ""]])
     assert (found, tried) == (slots, 1)
     assert "MPIX_Query_cuda_support() says yes, and a trial has shown it" in why
 
 
+def test_a_rank_without_kernels(agree):
+    assert "reductions by the GPUs' kernels" in agree(AWARE, [["", ""], ["", ""]])[1]
+    found, why, *_ = agree(AWARE, [["", ""], ["", "no NVRTC"]])
+    assert found is not None
+    assert why.endswith("reductions staged (rank 2: no NVRTC)")
+
+
 def test_the_first_rank_of_a_host_tries(agree):
-    assert agree(AWARE, [[""], [""]], here=0)[2] == 0
+    assert agree(AWARE, [["", ""], ["", ""]], here=0)[2] == 0
 
 
 def test_one_rank_that_cannot(agree):
@@ -314,7 +323,7 @@ def test_one_rank_that_cannot(agree):
 
 
 def test_a_trial_on_another_host(agree):
-    found, why, _, slots = agree(AWARE, [["a trial of it was killed by SIGSEGV"], [""]])
+    found, why, _, slots = agree(AWARE, [["a trial of it was killed by SIGSEGV", ""], ["", ""]])
     assert found is None
     assert slots.is_closed
     assert why.endswith(
@@ -323,6 +332,6 @@ def test_a_trial_on_another_host(agree):
 
 
 def test_a_trial_on_this_host(agree):
-    found, why, tried, _ = agree(AWARE, [[""], [""]], trial="a trial of it had no end within 30 s")
+    found, why, tried, _ = agree(AWARE, [["", ""], ["", ""]], trial="a trial of it had no end within 30 s")
     assert (found, tried) == (None, 1)
     assert "MPI of rank 1" in why
