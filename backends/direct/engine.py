@@ -53,6 +53,7 @@ class StagedCall:
         """Do a piece's part on the host."""
         with self.slots.around():
             self.prepared(number).run(NEVER_S)
+            self.slots.after()
 
     def prepared(self, number: int) -> PreparedCall:
         """Return what does a piece's part on the host, over its slots."""

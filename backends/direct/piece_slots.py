@@ -62,6 +62,8 @@ class PieceSlots:
         Prepares the host's part of a piece: the host backend's.
     around : callable
         Returns what the calling thread does that part in.
+    after : callable
+        Called behind that part, within the same.
     """
 
     def __init__(
@@ -70,11 +72,13 @@ class PieceSlots:
         slot_bytes: int,
         prepare: Callable[[Request], PreparedCall],
         around: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        after: Callable[[], None] = lambda: None,
     ) -> None:
         self._memory = memory
         self.slot_bytes = slot_bytes
         self.prepare = prepare
         self.around = around
+        self.after = after
 
     def for_host(self, number: int) -> tuple[int, int]:
         """Return what the host's part of a piece of this number reads and writes."""
@@ -101,10 +105,11 @@ def in_host_memory(device: Device, inner: Inner, slot_bytes: int) -> PieceSlots:
     return PieceSlots(memory, slot_bytes, inner.backend.prepare)
 
 
-def on_gpu(device: Device, inner: Inner, slot_bytes: int) -> PieceSlots:
+def on_gpu(device: Device, inner: Inner, slot_bytes: int, *, spans_hosts: bool) -> PieceSlots:
     """Return slots in GPU memory, of the kind that MPI was tried with; MemoryError: there is none.
 
-    The thread that calls MPI is in the device meanwhile: MPIs look for the current one.
+    The thread that calls MPI is in the device meanwhile: MPIs look for the current one. What NICs
+    have written the stream, on which all is enqueued already, is to see.
     """
 
     def there(buffer: Buffer | None) -> Buffer | None:
@@ -114,14 +119,19 @@ def on_gpu(device: Device, inner: Inner, slot_bytes: int) -> PieceSlots:
         source, out = there(request.source), there(request.destination)
         return inner.backend.prepare(replace(request, source=source, destination=out))
 
-    return PieceSlots(GpuMemory(device, 4 * slot_bytes), slot_bytes, prepare, lambda: device)
+    memory, after = GpuMemory(device, 4 * slot_bytes), device.flush_remote_writes
+    if not spans_hosts:
+        return PieceSlots(memory, slot_bytes, prepare, lambda: device)
+    return PieceSlots(memory, slot_bytes, prepare, lambda: device, after)
 
 
 def allocated_on_gpu(
-    device: Device, inner: Inner, slot_bytes: int
+    device: Device, inner: Inner, slot_bytes: int, *, spans_hosts: bool
 ) -> tuple[PieceSlots | None, str]:
     """Return slots in GPU memory, or None and why there are none."""
+    if spans_hosts and device.remote_writes_problem:
+        return None, device.remote_writes_problem
     try:
-        return on_gpu(device, inner, slot_bytes), ""
+        return on_gpu(device, inner, slot_bytes, spans_hosts=spans_hosts), ""
     except (MemoryError, GpucollError) as error:
         return None, str(error)

@@ -56,11 +56,12 @@ def slots_on_gpus(
     except ArgumentError as error:
         answer = gpu_aware.Answer(False, str(error))
     everyone = tell([group.here, answer.may_serve, answer.why])
+    hosts = [here for here, _, _ in everyone]
     for rank, (_, may_serve, why) in enumerate(everyone):
         if not may_serve:
             return OnGpus(None, False, f"{STAGED}: MPI of rank {rank}: {why}")
     needs_trial = device.kind != HOST_DEVICE and config.mpi_gpu_arrays() != "trusted"
-    first = [here for here, _, _ in everyone].index(group.here) == group.rank
+    first = hosts.index(group.here) == group.rank
     problem = ""
     if needs_trial and first:
         try:
@@ -70,7 +71,7 @@ def slots_on_gpus(
     slots = None
     if not problem:
         slot_bytes = max(GPU_SLOT_BYTES, slot_bytes_for(group.world_size))
-        slots, problem = allocated_on_gpu(device, inner, slot_bytes)
+        slots, problem = allocated_on_gpu(device, inner, slot_bytes, spans_hosts=len({*hosts}) > 1)
     without_kernels = problem_of_kernels(device) if not problem else ""
     everyone = tell([problem, without_kernels])
     for rank, (text, _) in enumerate(everyone):

@@ -75,7 +75,9 @@ def test_real_mpis(name):
         mpi_found = report["mpi"]
         assert mpi_found["problem"] is None
         assert mpi_found["mpi4py"][0].isdigit()
-        assert {"mpich": "MPICH", "openmpi": "Open MPI", "impi": "Intel"}[name] in mpi_found["library"]
+        assert {"mpich": "MPICH", "openmpi": "Open MPI", "impi": "Intel"}[name] in mpi_found[
+            "library"
+        ]
         assert os.path.realpath(mpi_found["path"]).startswith(os.path.realpath(mpi.folder))
         assert mpi_found["thread_level"] == "multiple"
         assert mpi_found["large_counts"] is (name != "openmpi")

@@ -97,7 +97,9 @@ def described(found: MpiFound | None, kind: str) -> Iterator[tuple[bool, str, st
         if kind not in _KINDS or kind == memory["kind"]:
             text = _KINDS[memory["kind"]]
             if memory["may_serve"]:
-                text += f": MPI takes their addresses, it says ({memory['reason']}); tried when used"
+                text += (
+                    f": MPI takes their addresses, it says ({memory['reason']}); tried when used"
+                )
             else:
                 text += f": staged through page-locked host memory ({memory['reason']})"
             yield True, "MPI and GPUs", text

@@ -30,23 +30,26 @@ def test_between_hosts(on_devices):
     ended_well(on_devices(3, "between_hosts", GPUCOLL_TEST_HOSTS="aba"), 3)
 
 
+@pytest.mark.parametrize("mpi", ["mpich"], indirect=True)
 def test_what_mpi_does_not_end(on_devices):
     _, output = on_devices(2, "left_with_requests")
 
     assert output.count("as expected") == 2, output
 
 
-@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
-def test_gpus_of_a_vendor(mpi, doubles, vendor, tmp_path):
-    """Asked, tried in a process of its own by one rank, used: over the double of the driver."""
-    if mpi.name != {"nccl": "openmpi", "rccl": "mpich"}[vendor]:
-        pytest.skip("each vendor's double with one MPI")
+@pytest.mark.parametrize(
+    ("mpi", "vendor", "hosts"),
+    [("openmpi", "nccl", "ab"), ("mpich", "rccl", "aa")],
+    indirect=["mpi"],
+)
+def test_gpus_of_a_vendor(mpi, doubles, vendor, hosts, tmp_path):
+    """Asked, tried in a process of its own by one rank of a host, used: over a driver's double."""
     double = doubles.double(vendor)
     (tmp_path / "trials").mkdir(0o700)
     run_with = {
         **double.variables,
         "GPUCOLL_GPU_KIND": double.kind,
-        "GPUCOLL_CPU_ONLY": "0",
+        "GPUCOLL_TEST_HOSTS": hosts,
         "GPUCOLL_TEST_FOLDER": str(tmp_path / "trials"),
         "GPUCOLL_TEST_DOUBLES": str(double.driver.parent),
         "GPUCOLL_TEST_SAYS": str(doubles.mpi(cuda=1, hip=1)),

@@ -271,7 +271,7 @@ def agree(doubles, monkeypatch):
     """Return what asks this rank, 1 of 3 and the first of its host, with these answers of others."""
     monkeypatch.delenv(config.MPI_GPU_ARRAYS, raising=False)
     slots = Slots()
-    monkeypatch.setattr(through_mpi, "allocated_on_gpu", lambda *_: (slots, ""))
+    monkeypatch.setattr(through_mpi, "allocated_on_gpu", lambda *_, **__: (slots, ""))
     monkeypatch.setattr(through_mpi, "problem_of_kernels", lambda _: "")
 
     def ask(first, second, *, said=1, trial="", here=1):
@@ -285,9 +285,7 @@ def agree(doubles, monkeypatch):
 
         monkeypatch.setattr(gpu_trial, "tried", lambda *_: tried.append(1) or trial)
         mpi = mpi_double(doubles.mpi(cuda=said))
-        group = SimpleNamespace(
-            rank=1, world_size=3, here=here, over_mpi=SimpleNamespace(mpi=mpi)
-        )
+        group = SimpleNamespace(rank=1, world_size=3, here=here, over_mpi=SimpleNamespace(mpi=mpi))
         inner = SimpleNamespace(group=group)
         found = through_mpi.slots_on_gpus(Gpu(), inner, 5.0, tell)
         return found.slots, found.why, len(tried), slots
@@ -332,6 +330,8 @@ def test_a_trial_on_another_host(agree):
 
 
 def test_a_trial_on_this_host(agree):
-    found, why, tried, _ = agree(AWARE, [["", ""], ["", ""]], trial="a trial of it had no end within 30 s")
+    found, why, tried, _ = agree(
+        AWARE, [["", ""], ["", ""]], trial="a trial of it had no end within 30 s"
+    )
     assert (found, tried) == (None, 1)
     assert "MPI of rank 1" in why
