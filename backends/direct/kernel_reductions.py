@@ -37,7 +37,7 @@ def composed(request: Request, place: Place, device: str) -> Composed | None:
 
 
 def problem_of_kernels(device: Device) -> str:
-    """Return why this rank's GPU runs no kernels, so that nobody reduces by them; empty: it does."""
+    """Return why this rank's GPU runs no kernels: then nobody reduces by them; empty: it does."""
     like = Buffer(_FAR_ADDRESS, (1,), "float32", 4, None, device.label)
     try:
         with device:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
+from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct.inner import Inner
 from gpucoll.backends.direct.pinned import Slots
 from gpucoll.backends.protocol import PreparedCall, Request

@@ -1,7 +1,7 @@
 """GPU arrays through MPI: whether it takes addresses of the ranks' GPUs, alike on all of them.
 
-It does where every rank's MPI says so, and a trial on each host has shown it. Else arrays are staged
-through host memory.
+It does where every rank's MPI says so, and a trial on each host has shown it. Else arrays are
+staged through host memory.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ The GPUs are Host devices, whose memory is the host's: so real MPIs can be given
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import sys
@@ -28,6 +29,7 @@ from gpucoll.backends.direct import kernel_reductions, through_mpi
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.backends.mpi import gpu_aware, gpu_trial
 from gpucoll.backends.protocol import Request
+from gpucoll.devices import open_device
 from gpucoll.testing import device_arrays, host_device
 from gpucoll.types import Collective
 
@@ -91,7 +93,7 @@ def between_hosts() -> None:
 
 def pieces() -> None:
     """Arrays of several pieces, the copies of which are late."""
-    through_mpi.GPU_SLOT_BYTES = SLOT_BYTES
+    setattr(through_mpi, "GPU_SLOT_BYTES", SLOT_BYTES)  # noqa: B010  # it is imported there
     with made() as comm:
         kit = kit_of(comm)
         with host_device.delayed("copy", 0.005, comm.rank):
@@ -145,13 +147,14 @@ def left_with_requests() -> None:
     backend = connected(comm)
     if comm.rank:  # all agree on the call, but this rank never makes it through MPI
         backend.inner.backend.prepare = backend.inner.backend._host.prepare
-    with pytest.raises(gpucoll.GpucollError) as raised:
+    if comm.rank:
         comm.all_gather(x)
-        comm.check()
-        assert comm.rank, "rank 1 did not take part"
-        raise gpucoll.GpucollError("rank 1 is through")
-    if comm.rank == 0:
-        assert isinstance(raised.value, gpucoll.DeadlineError), raised.value
+        with contextlib.suppress(gpucoll.GpucollError):  # the other rank gives up
+            comm.check()
+    else:
+        comm.all_gather(x)
+        with pytest.raises(gpucoll.DeadlineError):
+            comm.check()
     comm._give_up()
     if comm.rank == 0:
         assert backend.inner.is_given_up
@@ -168,6 +171,7 @@ def trial() -> None:
     device = host_device.device(WORLD.rank)
     assert gpu_trial.tried(MPI, device, 60.0) == ""
     kept = gpu_trial._path(MPI, device)
+    assert kept is not None
     assert kept.exists()
     program, gpu_trial.PROGRAM = gpu_trial.PROGRAM, (sys.executable, "-c", "raise SystemExit(3)")
     assert gpu_trial.tried(MPI, device, 60.0) == "", "it was not kept"
@@ -185,9 +189,8 @@ def doubled() -> None:
     kind, says = os.environ["GPUCOLL_GPU_KIND"], os.environ["GPUCOLL_TEST_SAYS"]
     driver = ctypes.CDLL(str(Path(folder, DRIVERS[kind])), mode=ctypes.RTLD_GLOBAL)
     n_hosts = len({*os.environ.get("GPUCOLL_TEST_HOSTS", "a")})
-    library = ctypes.CDLL(says)
     said_by = gpu_aware.said_by
-    gpu_aware.said_by = lambda _, kind: said_by(library, kind)
+    gpu_aware.said_by = lambda library, kind, said=says: said_by(ctypes.CDLL(said), kind)  # type: ignore[misc]
     gpu_trial._FOLDER = os.environ["GPUCOLL_TEST_FOLDER"]
     kit = CupyKit(cupy_double.install(kind))
     kernel_reductions.STAGED_BYTES = 100
@@ -205,6 +208,26 @@ def doubled() -> None:
     assert len(results) == n_hosts, "one rank of each host tries"
     if kind == "cuda":
         assert (driver.double_get(b"flushes") > 0) == (n_hosts > 1)
+
+
+def on_gpu() -> None:
+    """The machine's own GPU and its own MPI, one rank: asked, tried whatever it says, used."""
+    import cupy
+
+    kind = "rocm" if cupy.cuda.runtime.is_hip else "cuda"
+    problem = gpu_trial.tried(MPI, open_device(kind, 0), 60.0)
+    print(f"{MPI.Get_library_version().splitlines()[0]}: {gpu_aware.asked(MPI, kind).why}")
+    print(f"a trial: {problem or 'passed'}")
+    kit = CupyKit(cupy)
+    for setting in ("auto", "staged", "trusted")[: 2 if problem else 3]:
+        os.environ["GPUCOLL_MPI_GPU_ARRAYS"] = setting
+        kernel_reductions.STAGED_BYTES = 100
+        with made() as comm:
+            kit.use(0)
+            run_cases(comm, kit, [case for name in MOVEMENTS for case in cases_of(name, 1, 12)])
+            run_cases(comm, kit, [case for name in REDUCTIONS for case in cases_of(name, 1, 12)])
+            print(f"{setting}: {comm.describe().facts['GPU path through MPI']}")
+            assert setting != "trusted" or connected(comm).slots_for_mpi is not None
 
 
 if __name__ == "__main__":

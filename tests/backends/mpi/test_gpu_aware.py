@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -74,10 +76,10 @@ class Info:
     def __init__(self, kinds):
         self._kinds = kinds
 
-    def Get(self, key):
+    def Get(self, key):  # noqa: N802
         return self._kinds if key == "mpi_memory_alloc_kinds" else None
 
-    def Free(self):
+    def Free(self):  # noqa: N802
         pass
 
 
@@ -117,13 +119,15 @@ def test_the_environment_decides(doubles, monkeypatch):
 
 def test_a_trial_belongs_to_no_job():
     given = {
-        "PMI_RANK": "1", "PMI_FD": "9", "PMIX_RANK": "1", "PMIX_SERVER_URI2": "x", "HYDI_CONTROL_FD": "7",
+        "PMI_RANK": "1", "PMI_FD": "9", "PMIX_RANK": "1", "PMIX_SERVER_URI2": "x",
+        "HYDI_CONTROL_FD": "7",
         "OMPI_COMM_WORLD_RANK": "1", "OMPI_MCA_ess_base_jobid": "1", "OMPI_MCA_orte_hnp_uri": "x",
         "SLURM_PROCID": "1", "MPI_LOCALRANKID": "1", "PALS_RANKID": "1", "I_MPI_HYDRA_UUID": "x",
     }  # fmt: skip
     kept = {
-        "PATH": "/bin", "OMPI_MCA_accelerator": "cuda", "OMPI_MCA_btl": "self", "OPAL_PREFIX": "/mpi",
-        "I_MPI_OFFLOAD": "1", "MPICH_GPU_SUPPORT_ENABLED": "1", "CUDA_VISIBLE_DEVICES": "1",
+        "PATH": "/bin", "OMPI_MCA_accelerator": "cuda", "OMPI_MCA_btl": "self",
+        "OPAL_PREFIX": "/mpi", "I_MPI_OFFLOAD": "1", "MPICH_GPU_SUPPORT_ENABLED": "1",
+        "CUDA_VISIBLE_DEVICES": "1",
         "PMIX_PREFIX": "/mpi", "UCX_TLS": "tcp",
     }  # fmt: skip
 
@@ -153,13 +157,14 @@ class Gpu:
 
 @pytest.fixture
 def trial(monkeypatch, tmp_path):
-    """Return what tries a program in the place of a trial's, and keeps it in a folder of its own."""
+    """Return what tries a program in the place of a trial's, kept in a folder of its own."""
     tmp_path.chmod(0o700)
     monkeypatch.setattr(gpu_trial, "_FOLDER", str(tmp_path))
 
     def run(program, limit_s=20.0, mpi=None):
         monkeypatch.setattr(gpu_trial, "PROGRAM", (sys.executable, "-c", program))
-        return gpu_trial.tried(mpi or mpi_double(), Gpu(), limit_s)
+        gpu: Any = Gpu()
+        return gpu_trial.tried(mpi or mpi_double(), gpu, limit_s)
 
     return run
 
@@ -203,8 +208,9 @@ def test_a_result_that_was_cut_off_is_made_again(trial, tmp_path):
 
 
 def test_no_process(trial, monkeypatch):
-    monkeypatch.setattr(gpu_trial.subprocess, "Popen", refuse)
-    assert gpu_trial._try(Gpu(), 1.0) == ("no process can be started to try it: too many", False)
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    gpu: Any = Gpu()
+    assert gpu_trial._try(gpu, 1.0) == ("no process can be started to try it: too many", False)
 
 
 def refuse(*_, **__):
@@ -216,11 +222,11 @@ class Self:
 
     but = None
 
-    def Irecv(self, given, source):
+    def Irecv(self, given, source):  # noqa: N802
         self._landing, _ = given
         return self
 
-    def Isend(self, given, dest):
+    def Isend(self, given, dest):  # noqa: N802
         count = len(given[0]) if self.but is None else self.but
         ctypes.memmove(self._landing.address, given[0].address, count)
         return self
@@ -268,7 +274,7 @@ class Slots:
 
 @pytest.fixture
 def agree(doubles, monkeypatch):
-    """Return what asks this rank, 1 of 3 and the first of its host, with these answers of others."""
+    """Return what asks this rank, 1 of 3, with these answers of the others."""
     monkeypatch.delenv(config.MPI_GPU_ARRAYS, raising=False)
     slots = Slots()
     monkeypatch.setattr(through_mpi, "allocated_on_gpu", lambda *_, **__: (slots, ""))
@@ -283,11 +289,16 @@ def agree(doubles, monkeypatch):
             given[1:1] = [mine]
             return given
 
-        monkeypatch.setattr(gpu_trial, "tried", lambda *_: tried.append(1) or trial)
+        def try_it(*_):
+            tried.append(1)
+            return trial
+
+        monkeypatch.setattr(gpu_trial, "tried", try_it)
         mpi = mpi_double(doubles.mpi(cuda=said))
         group = SimpleNamespace(rank=1, world_size=3, here=here, over_mpi=SimpleNamespace(mpi=mpi))
-        inner = SimpleNamespace(group=group)
-        found = through_mpi.slots_on_gpus(Gpu(), inner, 5.0, tell)
+        inner: Any = SimpleNamespace(group=group)
+        gpu: Any = Gpu()
+        found = through_mpi.slots_on_gpus(gpu, inner, 5.0, tell)
         return found.slots, found.why, len(tried), slots
 
     return ask
