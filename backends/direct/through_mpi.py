@@ -65,7 +65,7 @@ def slots_on_gpus(
     problem = ""
     if needs_trial and first:
         try:
-            problem = gpu_trial.tried(mpi, device, timeout_s)
+            problem = gpu_trial.tried(mpi, device, timeout_s / 2)  # the others wait for it
         except (GpucollError, OSError, ValueError) as error:
             problem = f"it could not be tried: {error}"
     slots = None

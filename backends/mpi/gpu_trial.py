@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -55,19 +56,19 @@ def tried(mpi: Any, device: Device, timeout_s: float) -> str:
     device : Device
         This process's GPU.
     timeout_s : float
-        How long it may take.
+        How long it may take, where another process tries first, too.
     """
-    limit_s = min(timeout_s, TRIAL_S)
+    due_s = time.monotonic() + timeout_s
     path = _path(mpi, device)
     if path is None:
-        return _try(device, limit_s)[0]
+        return _try(device, min(timeout_s, TRIAL_S))[0]
     if (known := _known(path)) is not None:
         return known
     with FolderLock(path) as lock:
-        lock.take(alone=True, limit_s=limit_s)
+        lock.take(alone=True, limit_s=timeout_s / 2)
         if (known := _known(path)) is not None:  # another process has tried meanwhile
             return known
-        problem, is_sure = _try(device, limit_s)
+        problem, is_sure = _try(device, min(due_s - time.monotonic(), TRIAL_S))
         if is_sure:
             with contextlib.suppress(OSError):
                 keep_content(path, json.dumps({"problem": problem}).encode())
