@@ -141,7 +141,7 @@ def _try(device: Device, limit_s: float) -> tuple[str, bool]:
         output, errors = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         _end(process)
-        return f"a trial of it had no end within {limit_s:g} s", limit_s >= TRIAL_S
+        return f"a trial of it had no end within {limit_s:.2g} s", limit_s >= TRIAL_S
     except BaseException:
         _end(process)
         raise
