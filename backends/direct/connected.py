@@ -243,8 +243,16 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
     """Let the ranks' GPUs share memory, where they can; every rank calls it."""
     group, channel = backend.inner.group, backend.inner.channel
     if group.over_mpi is not None:
+        from gpucoll.backends.direct.through_mpi import slots_on_gpus  # of those who have an MPI
+
         backend.why_staged = "none: arrays go through MPI"
-        go_through_mpi(backend, timeout_s)
+        found = slots_on_gpus(
+            backend.device,
+            backend.inner,
+            timeout_s,
+            lambda mine: exchange(channel, mine, timeout_s),
+        )
+        backend.slots_for_mpi, backend.reduces_on_gpu, backend.by_mpi = found
         return
     if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
         backend.why_staged = "none: the ranks are on several hosts"
@@ -254,19 +262,6 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
         backend.peer = PeerPath(peer_memory.connect(*place, tell(channel, timeout_s)))
     except BackendUnavailableError as error:
         backend.why_staged = f"none: {error}"
-
-
-def go_through_mpi(backend: DirectBackend, timeout_s: float) -> None:
-    """Have MPI read and write GPU memory, where it can; every rank calls it."""
-    from gpucoll.backends.direct.through_mpi import slots_on_gpus  # of those alone who have an MPI
-
-    inner = backend.inner
-
-    def say(mine: list[Any]) -> list[Any]:
-        return exchange(inner.channel, mine, timeout_s)
-
-    found = slots_on_gpus(backend.device, inner, timeout_s, say)
-    backend.slots_for_mpi, backend.reduces_on_gpu, backend.by_mpi = found
 
 
 def adopt(group: Group, calls: EnqueuedCalls, made: Divided, *, exits: bool) -> GpuBackend:

@@ -185,9 +185,8 @@ def _libraries(report: Report) -> Iterator[Line]:
             else:
                 text = f"{told}{copy['path']}; not used ({copy['source']})"
                 yield Line(ABSENT if name == "MPI" else NOTE, label, text)
-    kind = report["gpus"]["kind"] if report["gpus"] else ""
-    for is_well, label, text in described(report["mpi"], kind):
-        yield Line(OK if is_well else NOTE, label, text)
+    for is_well, *texts in described(report["mpi"], report["gpus"]):
+        yield Line(OK if is_well else NOTE, *texts)
 
 
 def _packages(report: Report) -> Iterator[Line]:

@@ -15,7 +15,7 @@ from gpucoll.backends.mpi.gpu_aware import asked
 from gpucoll.backends.mpi.gpu_trial import environment
 from gpucoll.backends.mpi.library import Library, import_mpi
 from gpucoll.devices.foreign_library import loaded_copies
-from gpucoll.doctor.facts import MpiFound, MpiGpuMemory
+from gpucoll.doctor.facts import Gpus, MpiFound, MpiGpuMemory
 from gpucoll.errors import BackendUnavailableError
 
 __all__ = ["described", "mpi"]
@@ -72,18 +72,19 @@ def _gpu_memory(module: Any, kind: str) -> MpiGpuMemory:
     return MpiGpuMemory(kind=kind, may_serve=answer.may_serve, reason=answer.why)
 
 
-def described(found: MpiFound | None, kind: str) -> Iterator[tuple[bool, str, str]]:
+def described(found: MpiFound | None, gpus: Gpus | None) -> Iterator[tuple[bool, str, str]]:
     """Yield whether each finding is well, its label, and its text.
 
     Parameters
     ----------
     found : MpiFound or None
         Of the probe.
-    kind : str
-        Of this machine's GPUs; empty: none, then both are said.
+    gpus : Gpus or None
+        This machine's; without any, what is said of both vendors' is told.
     """
     if found is None:
         return
+    kind = gpus["kind"] if gpus is not None else ""
     if found["problem"] is not None:
         yield False, "mpi4py", f"{found['mpi4py']}: {found['problem']}"
         return

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +10,7 @@ import pytest
 
 from gpucoll import config
 from gpucoll.backends.direct import through_mpi
-from gpucoll.backends.mpi import gpu_aware, gpu_trial, gpu_trial_program
+from gpucoll.backends.mpi import gpu_aware, gpu_trial
 from gpucoll.backends.mpi.gpu_aware import answer_of
 from gpucoll.errors import ArgumentError
 
@@ -83,6 +80,32 @@ class Info:
         pass
 
 
+class Self:
+    """COMM_SELF of an MPI that moves bytes, all but those from `but` on."""
+
+    but = None
+
+    def Irecv(self, given, source):  # noqa: N802
+        self._landing, _ = given
+        return self
+
+    def Isend(self, given, dest):  # noqa: N802
+        count = len(given[0]) if self.but is None else self.but
+        ctypes.memmove(self._landing.address, given[0].address, count)
+        return self
+
+
+class Gpu:
+    """What a trial asks of a device before it begins."""
+
+    kind, number, label = "cuda", 0, "cuda:0"
+    identity = SimpleNamespace(name="a GPU", uuid="GPU-0")
+    runs = 0
+
+    def driver_version(self):
+        return "13.0"
+
+
 def mpi_double(file=None, kinds=None, name=OPEN):
     """Return what stands for mpi4py's MPI over a double of the library."""
     world = SimpleNamespace(Get_info=lambda: Info(kinds))
@@ -115,149 +138,6 @@ def test_the_environment_decides(doubles, monkeypatch):
     monkeypatch.setenv(config.MPI_GPU_ARRAYS, "please")
     with pytest.raises(ArgumentError, match=r"auto, staged or trusted; got 'please'"):
         gpu_aware.asked(mpi_double(yes), "cuda")
-
-
-def test_a_trial_belongs_to_no_job():
-    given = {
-        "PMI_RANK": "1", "PMI_FD": "9", "PMIX_RANK": "1", "PMIX_SERVER_URI2": "x",
-        "HYDI_CONTROL_FD": "7",
-        "OMPI_COMM_WORLD_RANK": "1", "OMPI_MCA_ess_base_jobid": "1", "OMPI_MCA_orte_hnp_uri": "x",
-        "SLURM_PROCID": "1", "MPI_LOCALRANKID": "1", "PALS_RANKID": "1", "I_MPI_HYDRA_UUID": "x",
-    }  # fmt: skip
-    kept = {
-        "PATH": "/bin", "OMPI_MCA_accelerator": "cuda", "OMPI_MCA_btl": "self",
-        "OPAL_PREFIX": "/mpi", "I_MPI_OFFLOAD": "1", "MPICH_GPU_SUPPORT_ENABLED": "1",
-        "CUDA_VISIBLE_DEVICES": "1",
-        "PMIX_PREFIX": "/mpi", "UCX_TLS": "tcp",
-    }  # fmt: skip
-
-    made = gpu_trial.environment(given | kept)
-
-    assert made == kept | {"OMPI_MCA_ess_singleton_isolated": "1"}
-
-
-# --- trials ---------------------------------------------------------------------------------------
-
-CRASH = f"import os; os.kill(os.getpid(), {int(signal.SIGSEGV)})"
-HANG = "import signal; signal.pause()"
-ABORT = "import sys; sys.stderr.write('MPI_ABORT was called\\n'); raise SystemExit(14)"
-PASS = f"print({gpu_trial_program.PASSED!r})"
-
-
-class Gpu:
-    """What a trial asks of a device before it begins."""
-
-    kind, number, label = "cuda", 0, "cuda:0"
-    identity = SimpleNamespace(name="a GPU", uuid="GPU-0")
-    runs = 0
-
-    def driver_version(self):
-        return "13.0"
-
-
-@pytest.fixture
-def trial(monkeypatch, tmp_path):
-    """Return what tries a program in the place of a trial's, kept in a folder of its own."""
-    tmp_path.chmod(0o700)
-    monkeypatch.setattr(gpu_trial, "_FOLDER", str(tmp_path))
-
-    def run(program, limit_s=20.0, mpi=None):
-        monkeypatch.setattr(gpu_trial, "PROGRAM", (sys.executable, "-c", program))
-        gpu: Any = Gpu()
-        return gpu_trial.tried(mpi or mpi_double(), gpu, limit_s)
-
-    return run
-
-
-@pytest.mark.parametrize(
-    ("program", "why"),
-    [
-        (CRASH, "killed by SIGSEGV (no word)"),
-        (ABORT, "ended with code 14: MPI_ABORT was called"),
-        ("", "ended with code 0: no word"),
-        ("print('something else')", "ended with code 0"),
-    ],
-)
-def test_a_trial_that_fails(trial, program, why):
-    problem = trial(program)
-    assert why in problem
-    assert "remove it to try again" in problem
-
-
-def test_a_trial_without_an_end(trial, tmp_path):
-    assert "had no end within 0.3 s" in trial(HANG, limit_s=0.3)
-    # This limit was the caller's, not a trial's: the next one may have more time.
-    assert trial(PASS) == ""
-
-
-def test_a_trial_is_kept_for_its_mpi_and_settings(trial, monkeypatch):
-    assert trial(PASS) == ""
-    assert trial(CRASH) == "", "it was made again"
-    assert "SIGSEGV" in trial(CRASH, mpi=mpi_double(name="Open MPI v6"))
-    monkeypatch.setenv("UCX_TLS", "tcp")
-    assert "SIGSEGV" in trial(CRASH)
-    monkeypatch.setenv("PMI_RANK", "1")
-    assert "SIGSEGV" in trial(PASS), "made again for what a launcher sets"
-
-
-def test_a_result_that_was_cut_off_is_made_again(trial, tmp_path):
-    assert "SIGSEGV" in trial(CRASH)
-    (kept,) = (path for path in tmp_path.iterdir() if path.suffix != ".lock")
-    kept.write_bytes(kept.read_bytes()[:-1])
-    assert trial(PASS) == ""
-
-
-def test_no_process(trial, monkeypatch):
-    monkeypatch.setattr(subprocess, "Popen", refuse)
-    gpu: Any = Gpu()
-    assert gpu_trial._try(gpu, 1.0) == ("no process can be started to try it: too many", False)
-
-
-def refuse(*_, **__):
-    raise OSError(11, "too many")
-
-
-class Self:
-    """COMM_SELF of an MPI that moves bytes, all but those from `but` on."""
-
-    but = None
-
-    def Irecv(self, given, source):  # noqa: N802
-        self._landing, _ = given
-        return self
-
-    def Isend(self, given, dest):  # noqa: N802
-        count = len(given[0]) if self.but is None else self.but
-        ctypes.memmove(self._landing.address, given[0].address, count)
-        return self
-
-
-class Memory:
-    """What mpi4py makes of an address."""
-
-    def __init__(self, address, size_bytes):
-        self.address, self._size_bytes = address, size_bytes
-
-    def __len__(self):
-        return self._size_bytes
-
-    @staticmethod
-    def fromaddress(address, size_bytes):
-        return Memory(address, size_bytes)
-
-
-@pytest.mark.parametrize("but", [None, 0, 7])
-def test_the_bytes_are_compared(monkeypatch, but):
-    from gpucoll.devices import open_host
-
-    mpi = mpi_double()
-    mpi.COMM_SELF.but, mpi.buffer, mpi.BYTE = but, Memory, None
-    mpi.Request = SimpleNamespace(Waitall=lambda _: None)
-    if but is None:
-        gpu_trial_program._send_to_self(mpi, open_host(), 8)
-    else:
-        with pytest.raises(SystemExit, match="of 8 bytes that were sent others came back"):
-            gpu_trial_program._send_to_self(mpi, open_host(), 8)
 
 
 # --- all ranks agree ------------------------------------------------------------------------------
