@@ -15,6 +15,7 @@ from gpucoll.backends.cpu.world.phases import Phases
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES
 from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
 from gpucoll.backends.mpi.blocks import BlockMakers
+from gpucoll.backends.mpi.carriers import Carriers
 from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
 from gpucoll.group.protocol import StartedCalls
@@ -57,8 +58,9 @@ class WorldMpiBackend(WorldCpuBackend):
     """
 
     def __init__(self, group: WorldGroup, ranks: MpiRanks) -> None:
-        super().__init__(group)
         self._memory = Memory(group.host, ranks, rank_of(group.rank, group.world_size))
+        super().__init__(group, Carriers(self._memory.words()))
+        self._memory.end_messages = self.messages.end
         self._mpi_blocks = BlockMakers(group, self._memory.words)
 
     def prepare(self, request: Request) -> PreparedCall:
@@ -80,7 +82,9 @@ class WorldMpiBackend(WorldCpuBackend):
             f"up to {LARGE_BYTES} bytes of all ranks together through the first rank of each host, "
             "over TCP, in the exchange in which they agree on the call; more by MPI"
         )
-        return {**facts, "between hosts": between, "MPI": described_mpi(), **PROMISES}
+        messages = "on a host through shared memory, between hosts through MPI"
+        mpi = {"messages": messages, "MPI": described_mpi()}
+        return {**facts, "between hosts": between, **mpi, **PROMISES}
 
 
 def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:

@@ -31,6 +31,11 @@ def test_between_hosts(mpi):
     run(mpi, 3, "cases", "calls", "mismatch", "beside", GPUCOLL_TEST_HOSTS="aba")
 
 
+@pytest.mark.parametrize("hosts", ["ab", "aab"])
+def test_messages_between_hosts(mpi, hosts):
+    run(mpi, len(hosts), "messages", "message_ends", GPUCOLL_TEST_HOSTS=hosts)
+
+
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
 def test_a_late_rank(mpi, hosts):
     run(mpi, 3, "late", GPUCOLL_TEST_HOSTS=hosts)
