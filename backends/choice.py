@@ -156,7 +156,7 @@ def _staged_for_mpi(seen: Sequence[Seen]) -> Pick:
     if refusal := _without_gpu(seen):
         return Pick("", refusal)
     kinds = tuple(item.kind for item in seen)
-    reason = "backend='mpi' was asked for: staged through page-locked memory, then MPI"
+    reason = "backend='mpi' was asked for: direct, whose ranks move arrays through MPI"
     return Pick(DIRECT, reason, kinds)
 
 

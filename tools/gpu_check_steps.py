@@ -147,7 +147,9 @@ def steps_of(folder: Path) -> list[Step]:
         steps.append(Step(f"benchmark {group}", command, limit_s, result))
     steps += [*costs_of(folder), *sweeps_of(folder)]
     steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
-    others = ["tests", f"--ignore={kernels}", f"--ignore={shared}"]
+    through_mpi = "tests/backends/mpi/test_on_gpu.py"
+    steps.append(Step("MPI and the GPU", [*pytest, "-rP", through_mpi], 100, may_skip=True))
+    others = ["tests", *(f"--ignore={path}" for path in (kernels, shared, through_mpi))]
     steps.append(Step("other tests", [*pytest, *others], 150))
     if sanitizer := shutil.which("compute-sanitizer"):
         checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]

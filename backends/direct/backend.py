@@ -11,10 +11,12 @@ from typing import Any
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
+from gpucoll.backends.direct.kernel_reductions import composed
 from gpucoll.backends.direct.messages import Flow, MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
-from gpucoll.backends.direct.pieces import Copy, Pieces, pieces_of, slot_bytes_for
-from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Slots, Words
+from gpucoll.backends.direct.piece_slots import MOVEMENTS, PieceSlots, in_host_memory
+from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
+from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
 from gpucoll.backends.gpu import compressed
 from gpucoll.backends.gpu.composed import ComposedLaunch
 from gpucoll.backends.gpu.scratch import Scratch
@@ -68,18 +70,24 @@ class DirectBackend:
         """Around calls of the driver that may be kept there: `gpucoll.backends.gpu.issuer`."""
         self._rank, self._world_size = inner.group.rank, inner.group.world_size
         self._slot_bytes = slot_bytes_for(self._world_size)
-        self._slots: Slots | None = None
+        self._slots: PieceSlots | None = None
         self._words = Words(device)
         self._drained_word = self._words.address + 2 * WORD_BYTES
         self._issued = 0
         self._tail = 0
         """An event behind the last staged call."""
         self._last_stream: int | None = None
-        self.engine = Engine(inner, self._words, self._host_slots)
+        self.engine = Engine(inner, self._words)
         self.messages = MessageEngine(device, inner)
         self.peer: PeerPath | None = None
         """Through memory that the ranks' GPUs share; None: everything is staged, and why."""
         self.why_staged = "their memory was not looked at"
+        self.slots_for_mpi: PieceSlots | None = None
+        """On the GPU, where MPI reads and writes them there."""
+        self.reduces_on_gpu = False
+        """Whether kernels reduce what MPI has brought."""
+        self.by_mpi = ""
+        """Of arrays that go through MPI: how, and why."""
         self.scratch = Scratch(device)
         self._is_open = True
 
@@ -87,31 +95,34 @@ class DirectBackend:
 
     def prepare(self, request: Request) -> Launch:
         """Return how a collective is enqueued; ArgumentTypeError where the dtype lacks the op."""
+        place = Place(self._rank, self._world_size)
         if request.compressed is not None:
             request = on_device(request, self.device, has_gpu=self.has_gpu)
-            place = Place(self._rank, self._world_size)
             made = compressed.compose(request, place, self.device.label)
             return ComposedLaunch(made, self.prepare)
         if self.peer is not None and (launch := self.peer.prepare(request)) is not None:
             return launch
+        if self.reduces_on_gpu and (found := composed(request, place, self.device.label)):
+            return ComposedLaunch(found, self.prepare)
         return self._prepare_staged(request)
 
     def _prepare_staged(self, request: Request) -> StagedCall:
-        if self._slots is None:  # four of them: two pieces, each with an input and an output
-            self._slots = Slots(self.device, self.inner.backend, 4 * self._slot_bytes)
+        slots = self._slots_of(request)
         if request.keeps:
             pieces = number_in_one_piece(request)
         else:
-            pieces = pieces_of(request, self._rank, self._world_size, self._slot_bytes)
-        made = StagedCall(pieces, self.inner.backend.prepare, is_on_host(request))
-        made.prepared(0, *self._host_slots(0))
+            pieces = pieces_of(request, self._rank, self._world_size, slots.slot_bytes)
+        made = StagedCall(pieces, slots, is_on_host(request))
+        made.prepared(0)
         return made
 
-    def _host_slots(self, number: int) -> tuple[int, int]:
-        """Return where the host sees what a piece reads and writes."""
-        assert self._slots is not None
-        start = self._slots.address + number % 2 * 2 * self._slot_bytes
-        return start, start + self._slot_bytes
+    def _slots_of(self, request: Request) -> PieceSlots:
+        """Return where its pieces go; all ranks choose alike."""
+        if self.slots_for_mpi is not None and request.collective in MOVEMENTS:
+            return self.slots_for_mpi
+        if self._slots is None:
+            self._slots = in_host_memory(self.device, self.inner, self._slot_bytes)
+        return self._slots
 
     def prepare_messages(self, requests: Sequence[MessageRequest]) -> tuple[MessageRequest, ...]:
         """Return how sends and receives are enqueued, all at once."""
@@ -206,7 +217,7 @@ class DirectBackend:
                 self._write_value(stream, self.engine.read_word, first + count)
                 self._wait_value(stream, self.engine.written_word, first + count)
             else:
-                self._enqueue_pieces(pieces, first, stream)
+                self._enqueue_pieces(call, first, stream)
             if pieces.agrees:
                 self._wait_value(stream, self.engine.written_word, self._issued)
         finally:  # where that has failed, too: by this it is known when the stream is through
@@ -216,35 +227,30 @@ class DirectBackend:
         self._do(self.device.record_event, self._tail, stream)
         self._last_stream = stream
 
-    def _enqueue_pieces(self, pieces: Pieces, first: int, stream: int) -> None:
-        """Put the copies of all pieces on a stream: number i to the host, then i - 1 back."""
+    def _enqueue_pieces(self, call: StagedCall, first: int, stream: int) -> None:
+        """Put the copies of all pieces on a stream: number i to its slots, then i - 1 back."""
+        pieces, slots = call.pieces, call.slots
         count = pieces.n_pieces
         before: tuple[Copy, ...] = ()
         for number in range(count + 1):
             if number < count:
                 piece = pieces.piece(number)
-                self._read(piece.reads, number, stream)
+                self._read(piece.reads, slots.on_gpu(number, 0), stream)
                 self._write_value(stream, self.engine.read_word, first + number + 1)
             if number:
                 self._wait_value(stream, self.engine.written_word, first + number)
-                self._write(before, number - 1, stream)
+                self._write(before, slots.on_gpu(number - 1, 1), stream)
             before = piece.writes if count else ()
 
-    def _gpu_slot(self, number: int, direction: int) -> int:
-        assert self._slots is not None
-        return self._slots.on_gpu + (number % 2 * 2 + direction) * self._slot_bytes
-
-    def _read(self, copies: Sequence[Copy], number: int, stream: int) -> None:
+    def _read(self, copies: Sequence[Copy], slot: int, stream: int) -> None:
         for copy in copies:
             with self.in_driver():
-                destination = self._gpu_slot(number, 0) + copy.offset
-                self.device.copy(destination, copy.address, copy.size_bytes, stream)
+                self.device.copy(slot + copy.offset, copy.address, copy.size_bytes, stream)
 
-    def _write(self, copies: Sequence[Copy], number: int, stream: int) -> None:
+    def _write(self, copies: Sequence[Copy], slot: int, stream: int) -> None:
         for copy in copies:
             with self.in_driver():
-                source = self._gpu_slot(number, 1) + copy.offset
-                self.device.copy(copy.address, source, copy.size_bytes, stream)
+                self.device.copy(copy.address, slot + copy.offset, copy.size_bytes, stream)
 
     def _enqueue_messages(self, requests: Sequence[MessageRequest], stream: int) -> None:
         flows = self.messages.flows_of(requests)
@@ -341,12 +347,14 @@ class DirectBackend:
         if self.peer is not None:
             by_peers = "collectives, but all_to_all by counts and with an op of the user's own"
         shared = self._slots is None or self._slots.is_shared
+        by_mpi = {"GPU path through MPI": self.by_mpi} if self.by_mpi else {}
         return {
             "GPU": gpu if self.has_gpu else "none: this rank takes part with host arrays",
             "GPU path through shared GPU memory": by_peers,
             "GPU path": f"staged through page-locked host memory, in pieces of up to "
             f"{self._slot_bytes} bytes, two at a time; the host's part over the CPU backend"
             + ("" if shared else " by a copy more: its memory could not be page-locked"),
+            **by_mpi,
             "GPU: same bits as the CPU backend": "yes, of arrays of a piece's size",
             "GPU: captured graphs": "no: the host has a part in every call",
             "GPU messages": "match in the order of both ranks' calls; tags are not compared",
@@ -373,6 +381,7 @@ class DirectBackend:
         while not self._is_drained and not self._has_failed and time.monotonic() < due_s:
             time.sleep(1e-3)
         is_unused = all(has_ended) and self._is_drained and is_through
+        is_unused = is_unused and not self.inner.is_given_up
         self._is_open = False
         if not all(has_ended):
             self.inner.group.is_in_use = True
@@ -408,8 +417,9 @@ class DirectBackend:
         with self.device, self.device.relaxed_capture():
             if self._tail:
                 self.device.destroy_event(self._tail)
-            if self._slots is not None:
-                self._slots.close()
+            for slots in (self._slots, self.slots_for_mpi):
+                if slots is not None:
+                    slots.close()
             self.scratch.close()
             self.messages.close()
             self._words.close()

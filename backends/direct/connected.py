@@ -243,7 +243,16 @@ def share_memory(backend: DirectBackend, timeout_s: float) -> None:
     """Let the ranks' GPUs share memory, where they can; every rank calls it."""
     group, channel = backend.inner.group, backend.inner.channel
     if group.over_mpi is not None:
+        from gpucoll.backends.direct.through_mpi import slots_on_gpus  # of those who have an MPI
+
         backend.why_staged = "none: arrays go through MPI"
+        found = slots_on_gpus(
+            backend.device,
+            backend.inner,
+            timeout_s,
+            lambda mine: exchange(channel, mine, timeout_s),
+        )
+        backend.slots_for_mpi, backend.reduces_on_gpu, backend.by_mpi = found
         return
     if len({host for (host,) in exchange(channel, [group.here], timeout_s)}) > 1:
         backend.why_staged = "none: the ranks are on several hosts"

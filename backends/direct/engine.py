@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.direct.host_arrays import copy_in, copy_out
 from gpucoll.backends.direct.inner import NEVER_S, Inner, told
+from gpucoll.backends.direct.piece_slots import PieceSlots
 from gpucoll.backends.direct.pieces import Copy, Pieces
 from gpucoll.backends.direct.pinned import LAST, WORD_BYTES, Words
 from gpucoll.backends.protocol import PreparedCall, Request
@@ -36,22 +37,27 @@ class StagedCall:
     Parameters
     ----------
     pieces : Pieces
-    prepare : callable
-        The CPU backend's.
+    slots : PieceSlots
+        Where they lie meanwhile.
     is_on_host : bool
         Whether its arrays lie in host memory, and not on the GPU.
     """
 
-    def __init__(
-        self, pieces: Pieces, prepare: Callable[[Request], PreparedCall], is_on_host: bool = False
-    ) -> None:
+    def __init__(self, pieces: Pieces, slots: PieceSlots, is_on_host: bool = False) -> None:
         self.pieces = pieces
+        self.slots = slots
         self.is_on_host = is_on_host
-        self._prepare = prepare
         self._kept: dict[Any, PreparedCall] = {}
 
-    def prepared(self, number: int, source: int, out: int) -> PreparedCall:
-        """Return what does a piece's part on the host, over these slots."""
+    def run(self, number: int) -> None:
+        """Do a piece's part on the host."""
+        with self.slots.around():
+            self.prepared(number).run(NEVER_S)
+            self.slots.after()
+
+    def prepared(self, number: int) -> PreparedCall:
+        """Return what does a piece's part on the host, over its slots."""
+        source, out = self.slots.for_host(number)
         request = self.pieces.piece(number).request(source, out)
         key = (
             source,
@@ -65,7 +71,7 @@ class StagedCall:
         if made is None:
             if len(self._kept) >= _KEPT:
                 self._kept.clear()
-            made = self._kept[key] = self._prepare(request)
+            made = self._kept[key] = self.slots.prepare(request)
         return made
 
 
@@ -89,14 +95,11 @@ class Engine:
         The CPU backend's group of the same ranks.
     words : Words
         The first is written by the GPU, the second by the host.
-    slots : callable
-        Returns the addresses of what a piece of this number reads and writes.
     """
 
-    def __init__(self, inner: Inner, words: Words, slots: Callable[[int], tuple[int, int]]) -> None:
+    def __init__(self, inner: Inner, words: Words) -> None:
         self._inner = inner
         self._words = words
-        self._slots = slots
         self.read_word = words.address
         """Counts pieces that are on the host."""
         self.written_word = words.address + WORD_BYTES
@@ -168,10 +171,10 @@ class Engine:
             if is_mine and not self._wait(job.first + number + 1):
                 return
             is_copied = is_mine and job.call.is_on_host
-            source, out = self._slots(number)
+            source, out = job.call.slots.for_host(number)
             if is_copied:
                 copy_in(pieces.piece(number).reads, source)
-            job.call.prepared(number, source, out).run(NEVER_S)
+            job.call.run(number)
             if is_copied:
                 self._write(pieces.piece(number).writes, out)
             if is_mine:

@@ -40,6 +40,11 @@ class Inner:
         self.channel = channel
         self.backend = backend
 
+    @property
+    def is_given_up(self) -> bool:
+        """Whether MPI was left with requests, and may still read or write what they are of."""
+        return self.group.over_mpi is not None and bool(self.group.over_mpi.is_given_up)
+
     def abort(self) -> None:
         """End what any rank waits for in it."""
         if not self.group.is_closed:

@@ -14,7 +14,7 @@ from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.backends.cpu.host.backend import CpuBackend
 from gpucoll.backends.cpu.host.entry_tables import BlockEntryTable, EntryTable
 from gpucoll.backends.cpu.world.phases import input_of, output_of, put_into
-from gpucoll.backends.mpi.blocks import CommunicatorWords, MpiBlockMaker
+from gpucoll.backends.mpi.blocks import BlockMakers, CommunicatorWords
 from gpucoll.backends.mpi.library import library
 from gpucoll.backends.mpi.ranks import MpiRanks, keep_for_ever
 from gpucoll.backends.protocol import HostBackend, HostMessages, PreparedCall, Request
@@ -108,7 +108,7 @@ class Memory:
     """
 
     def __init__(self, group: HostGroup, ranks: MpiRanks, who: str) -> None:
-        self.words = CommunicatorWords(library(), ranks.communicator)
+        self._words: dict[bool, CommunicatorWords] = {}
         self._group = group
         self._ranks = ranks
         self._who = who
@@ -117,9 +117,22 @@ class Memory:
         ranks.at_end = self._note_end
         group.at_close(self._close)
 
+    def words(self, is_on_gpu: bool = False) -> CommunicatorWords:
+        """Return what the loop knows of the communicator, by where the arrays lie."""
+        if is_on_gpu not in self._words:
+            made = CommunicatorWords(library(), self._ranks.communicator, is_on_gpu)
+            self._words[is_on_gpu] = made
+        return self._words[is_on_gpu]
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether MPI was left with requests."""
+        return any(words.is_given_up for words in self._words.values())
+
     def keep_given_up(self, held: Any) -> None:
         """Keep something for ever that MPI was left with, if it was."""
-        if self.words.is_given_up:
+        if self.is_given_up:
+            self._ranks.is_given_up = True
             keep_for_ever(held)
 
     def _note_end(self) -> None:
@@ -137,12 +150,13 @@ class Memory:
     def _close(self) -> None:
         if self.end_messages is not None:
             self.end_messages()
-        is_given_up = self.words.is_given_up
+        is_given_up = self.is_given_up
         self._ranks.free(keep=is_given_up)
-        if is_given_up:
-            keep_for_ever(self.words)
-        else:
-            self.words.release()
+        for words in self._words.values():
+            if is_given_up:
+                keep_for_ever(words)
+            else:
+                words.release()
 
 
 class MpiBackend:
@@ -162,7 +176,7 @@ class MpiBackend:
         self._host = CpuBackend(group)
         self.messages: HostMessages = self._host.messages
         self.memory = Memory(group, ranks, rank_of(group.rank, group.world_size))
-        self._blocks = MpiBlockMaker(group, self.memory.words)
+        self._blocks = BlockMakers(group, self.memory.words)
         self._tables: dict[tuple[Collective, bool], EntryTable] = {}
         self._knows_nothing = EntryTable(group)
 
@@ -177,7 +191,7 @@ class MpiBackend:
         key = collective, of_blocks
         if key not in self._tables:
             self._tables[key] = (BlockEntryTable if of_blocks else EntryTable)(self.group)
-        call, keep, words = self._tables[key].call, self.memory.keep_given_up, self.memory.words
+        call, keep, words = self._tables[key].call, self.memory.keep_given_up, self.memory.words()
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
             if of_blocks and (type(x) is list or type(out) is list):  # lists are packed
@@ -214,7 +228,7 @@ class MpiBackend:
         def make() -> CallBlock:
             parsed = None if op is None else ReduceOp.parse(op)
             place = NO_ROOT if root is None else root
-            return self._blocks.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
+            return self._blocks.host.plain(collective, kind.dtype, kind.item_bytes, parsed, place)
 
         table.learn(kind.native, op, root, make, key=kind.key, tensor_table=kind.tensor_table)
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.mpi.library import Library, native_operation
 from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.words import FUNCTIONS, MOVE_WORDS, WORDS, Word
+from gpucoll.backends.protocol import Request
 from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.words import Call
@@ -44,14 +47,17 @@ class CommunicatorWords:
         The MPI.
     communicator : mpi4py.MPI.Comm
         This backend's alone; its ranks are those of the group.
+    is_on_gpu : bool
+        Whether the arrays are where MPI alone reads and writes, and no code of the host.
     """
 
-    def __init__(self, library: Library, communicator: Any) -> None:
+    def __init__(self, library: Library, communicator: Any, is_on_gpu: bool = False) -> None:
         self.library = library
         self.words = words = np.zeros(WORDS, np.int64)
         world_size = communicator.Get_size()
         words[Word.COMMUNICATOR] = library.handle(communicator)
         words[Word.RANK], words[Word.WORLD_SIZE] = communicator.Get_rank(), world_size
+        words[Word.IS_ON_GPU] = is_on_gpu
         words[Word.HAS_LARGE_COUNTS] = library.has_large_counts
         words[Word.MOST_BYTES] = MOST_BYTES
         words[Word.REQUEST_BYTES] = library.request_bytes
@@ -139,3 +145,28 @@ class MpiBlockMaker(BlockMaker):
         block.words[Call.MPI_OPERATION] = self._library.operation(native)
         if not is_averaged:
             block.words[Call.KERNEL] = 0
+
+
+class BlockMakers:
+    """Makes the call blocks of one rank, wherever the arrays lie.
+
+    Parameters
+    ----------
+    group : Group
+        All ranks.
+    words : callable
+        Returns the communicator's words, for arrays of the host's or on a GPU.
+    """
+
+    def __init__(self, group: Group, words: Callable[[bool], CommunicatorWords]) -> None:
+        self.host = MpiBlockMaker(group, words(False))
+        self._on_gpu: MpiBlockMaker | None = None
+        self._group, self._words = group, words
+
+    def of(self, request: Request) -> CallBlock:
+        """Return the block of a call."""
+        if request.data.device == HOST_ARRAYS:
+            return self.host.of(request)
+        if self._on_gpu is None:
+            self._on_gpu = MpiBlockMaker(self._group, self._words(True))
+        return self._on_gpu.of(request)

@@ -16,10 +16,12 @@ from gpucoll.backends.mpi.steps import (
     COPY,
     HAS_LARGE_COUNTS,
     IN_PLACE,
+    IS_ON_GPU,
     MOST_BYTES,
     RANK,
     WORLD_SIZE,
     allocate,
+    broadcast_by_messages,
     combine,
     exchange,
     finish,
@@ -369,6 +371,9 @@ def _broadcast(context, words, call):
     comm, byte, root = get(words, COMMUNICATOR), get(words, BYTE), get(call, ROOT)
     step = size_bytes if get(words, HAS_LARGE_COUNTS) != 0 else get(words, MOST_BYTES)
     memory = get(call, SOURCE) if is_root else get(call, DESTINATION)
+    if get(words, IS_ON_GPU) != 0:
+        landing = get(call, DESTINATION)
+        return broadcast_by_messages(context, words, root, memory, landing, size_bytes)
     while done < size_bytes and status == OK:
         count, request = min(step, size_bytes - done), next_request(words)
         issue(words, _F_BROADCAST, memory + done, count, byte, root, comm, request, 0, 0, 0, 0)
@@ -381,7 +386,12 @@ def _broadcast(context, words, call):
 
 @inline
 def _fits(words, call):
-    """Return whether MPI's functions can span all blocks; alike on all ranks."""
+    """Return whether MPI's functions can span all blocks; alike on all ranks.
+
+    On GPUs' memory messages alone are used: there Open MPI serves no nonblocking collectives.
+    """
+    if get(words, IS_ON_GPU) != 0:
+        return False
     if get(words, HAS_LARGE_COUNTS) != 0:
         return True
     if get(call, _PIECES) != 0:

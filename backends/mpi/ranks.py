@@ -42,6 +42,8 @@ class MpiRanks:
         self.world_size: int = communicator.Get_size()
         self.is_usable = True
         """Whether it is neither freed nor MPI finalised."""
+        self.is_given_up = False
+        """Whether MPI was left with requests on it, which it may still work on."""
         self.at_end: Callable[[], None] | None = None
         """Called when MPI is finalised."""
         communicator.Set_errhandler(mpi.ERRORS_RETURN)

@@ -41,6 +41,7 @@ COMMUNICATOR, BYTE, IN_PLACE = int(Word.COMMUNICATOR), int(Word.BYTE), int(Word.
 HAS_LARGE_COUNTS, MOST_BYTES = int(Word.HAS_LARGE_COUNTS), int(Word.MOST_BYTES)
 REQUESTS, N_REQUESTS = int(Word.REQUESTS), int(Word.N_REQUESTS)
 INPUTS, MOVES = int(Word.INPUTS), int(Word.MOVES)
+IS_ON_GPU = int(Word.IS_ON_GPU)
 STRIDE, COPY = int(Call.PARAMETER_STRIDE), int(Context.COPY_PLAIN)
 SCRATCH = int(Word.SCRATCH)
 _STATUSES, _FLAG, _ERROR = int(Word.STATUSES), int(Word.FLAG), int(Word.ERROR)
@@ -223,23 +224,51 @@ def _begin_round(words, step, done):
 
 @inline
 def exchange(context, words):
-    """Move what `set_move` has said of every rank, in pieces that fit into a count."""
+    """Move what `set_move` has said of every rank, in pieces that fit into a count.
+
+    What a rank has for itself is copied, where the host can; else it is a message like the others.
+    """
     me, world_size, moves = get(words, RANK), get(words, WORLD_SIZE), get(words, MOVES)
-    largest = np.int64(0)
+    largest, first = np.int64(0), np.int64(1 - get(words, IS_ON_GPU))
     for rank in range(world_size):
         move = moves + MOVE_BYTES * rank
-        if rank != me:
+        if rank != me or first == 0:
             largest = max(largest, get(move, _SEND_BYTES), get(move, _RECEIVE_BYTES))
     mine = moves + MOVE_BYTES * me
-    if get(mine, _SEND_BYTES) > 0 and get(mine, _SEND_FROM) != get(mine, _RECEIVE_AT):
+    is_elsewhere = get(mine, _SEND_FROM) != get(mine, _RECEIVE_AT)
+    if get(mine, _SEND_BYTES) > 0 and is_elsewhere and first == 1:
         source, size_bytes = get(mine, _SEND_FROM), get(mine, _SEND_BYTES)
         call_copy(get(context, COPY), get(mine, _RECEIVE_AT), source, size_bytes, 0)
     done, status = np.int64(0), OK
     while done < largest and status == OK:
-        for step in range(1, world_size):
+        for step in range(first, world_size):
             _begin_round(words, step, done)
         done += get(words, MOST_BYTES)
         status = finish(context, words)
+    return status
+
+
+@inline
+def broadcast_by_messages(context, words, root, source, destination, size_bytes):
+    """Give all ranks what the root has, which keeps a copy if it has room: along a binomial tree.
+
+    After each round twice as many ranks have it.
+    """
+    me, world_size = get(words, RANK), get(words, WORLD_SIZE)
+    place, has, status = (me + world_size - root) % world_size, np.int64(1), OK
+    memory = source if place == 0 else destination
+    while has < 2 * world_size and status == OK:
+        for rank in range(world_size):
+            set_move(words, rank, 0, 0, 0, 0)
+        if has >= world_size:  # all others have it: the root's own copy
+            if place == 0 and destination != 0:
+                set_move(words, me, source, size_bytes, destination, size_bytes)
+        elif place < has and place + has < world_size:
+            set_move(words, (me + has) % world_size, memory, size_bytes, 0, 0)
+        elif has <= place < 2 * has:
+            set_move(words, (me + world_size - has) % world_size, 0, 0, memory, size_bytes)
+        status = exchange(context, words)
+        has *= 2
     return status
 
 

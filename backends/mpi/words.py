@@ -50,9 +50,11 @@ class Word(IntEnum):
     ALL_TO_ALL = 34
     ALL_TO_ALL_COUNTS = 35
     GET_COUNT = 36
+    # Whose memory.
+    IS_ON_GPU = 37  # whether arrays lie where no instruction of the host reaches, but MPI does
 
 
-WORDS = 37
+WORDS = 38
 FUNCTIONS = {
     Word.TEST: "MPI_Test",
     Word.TEST_ALL: "MPI_Testall",

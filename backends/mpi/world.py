@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.cpu.world.backend import WorldCpuBackend
 from gpucoll.backends.cpu.world.phases import Phases
 from gpucoll.backends.cpu.world.sizes import LARGE_BYTES
 from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
-from gpucoll.backends.mpi.blocks import MpiBlockMaker
+from gpucoll.backends.mpi.blocks import BlockMakers
 from gpucoll.backends.mpi.carriers import Carriers
 from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
@@ -58,9 +59,15 @@ class WorldMpiBackend(WorldCpuBackend):
 
     def __init__(self, group: WorldGroup, ranks: MpiRanks) -> None:
         self._memory = Memory(group.host, ranks, rank_of(group.rank, group.world_size))
-        super().__init__(group, Carriers(self._memory.words))
+        super().__init__(group, Carriers(self._memory.words()))
         self._memory.end_messages = self.messages.end
-        self._mpi_blocks = MpiBlockMaker(group, self._memory.words)
+        self._mpi_blocks = BlockMakers(group, self._memory.words)
+
+    def prepare(self, request: Request) -> PreparedCall:
+        """Prepare a collective."""
+        if request.data.device != HOST_ARRAYS:  # small ones, too: the host does not read them
+            return self._in_phases(request)
+        return super().prepare(request)
 
     def _in_phases(self, request: Request) -> PreparedCall:
         block = self._mpi_blocks.of(request)

@@ -127,6 +127,10 @@ GPU_KIND: Final = "GPUCOLL_GPU_KIND"
 """``cuda`` or ``rocm``: which GPUs to use, where device files show none or both vendors'."""
 DEVICE: Final = "GPUCOLL_DEVICE"
 """``host``: use Host devices, which play GPUs in host memory. For tests, where there is no GPU."""
+MPI_GPU_ARRAYS: Final = "GPUCOLL_MPI_GPU_ARRAYS"
+"""What MPI gets of GPU arrays with ``backend="mpi"``: ``auto``, addresses on the GPU where it is
+CUDA- or ROCm-aware and a trial has shown it; ``staged``, page-locked host memory; ``trusted``, the
+GPU's without asking or trying."""
 HOST_DEVICES: Final = "GPUCOLL_HOST_DEVICES"
 """How many Host devices a process sees (default: as many as it asks for, up to 64)."""
 HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
@@ -268,6 +272,14 @@ def uses_host_devices() -> bool:
             f"{DEVICE} must be host, or not set, but is {value!r}; {GPU_KIND} chooses among GPUs"
         )
     return value == "host"
+
+
+def mpi_gpu_arrays() -> str:
+    """Return what MPI gets of GPU arrays: auto, staged or trusted."""
+    value = os.environ.get(MPI_GPU_ARRAYS) or "auto"
+    if value not in ("auto", "staged", "trusted"):
+        raise ArgumentError(f"{MPI_GPU_ARRAYS} must be auto, staged or trusted; got {value!r}")
+    return value
 
 
 def host_devices(most: int) -> int:

@@ -359,6 +359,31 @@ def test_whether_streams_can_wait(on_ranks, vendor):
     assert on_ranks(1, can_wait) == [[True, vendor == "nccl"]]
 
 
+def flush(device, control):
+    """Return, by what the driver says, why streams cannot be made to see, and how often it did."""
+    module, found = importlib.import_module(devices.KINDS[device.kind]), []
+    if device.kind == "rocm":
+        return [device.remote_writes_problem]
+    for ordering, options in ((0, 1), (0, 2), (100, 0), (200, 1)):
+        control.driver_set("remote_ordering", ordering)
+        control.driver_set("remote_flush", options)
+        made, before = module.open_device(1), control.driver.double_get(b"flushes")
+        problem = made.remote_writes_problem
+        if not problem:
+            with made:
+                made.flush_remote_writes()
+        found.append((problem, control.driver.double_get(b"flushes") - before))
+    control.driver_set("remote_ordering", 0)
+    control.driver_set("remote_flush", 1)
+    return found
+
+
+def test_what_nics_have_written(on_ranks, vendor):
+    unknown = "its driver does not say when streams see what a NIC has written"
+    expected = [("", 1), (unknown, 0), ("", 0), ("", 0)]
+    assert on_ranks(1, flush) == [expected if vendor == "nccl" else [unknown]]
+
+
 def older_driver(device, control):
     symbols = {**cuda.VENDOR.symbols, "stream_wait_value": ("cuStreamWaitValue32",)}
     driver = cuda.CudaDriver(cuda.VENDOR._replace(symbols=symbols))

@@ -68,6 +68,7 @@ LAPTOP = {
         "visible_devices": {},
     },
     "libraries": [],
+    "mpi": None,
     "topology": {
         "source": "sysfs",
         "gpus": [],

@@ -66,6 +66,11 @@ class Builder:
         library = self._compile("nccl_double.c", "libnccl.so.2", *defines)
         return Double(vendor, library, self._compile("device_double.c", CUDA), self._rtc(NVRTC))
 
+    def mpi(self, **says: int) -> Path:
+        """Return an MPI that says, and does, nothing but this: ``mpi(cuda=1, rocm=0)``."""
+        defines = [f"-D{kind.upper()}_SUPPORT={value}" for kind, value in says.items()]
+        return self._compile("mpi_double.c", "libmpi_says.so.1", *defines)
+
     def _rtc(self, soname: str, *defines: str) -> Path | None:
         """Return the compiler's double; None without a C++ compiler behind it."""
         found = next(filter(None, map(shutil.which, ("g++", "clang++", "c++"))), None)

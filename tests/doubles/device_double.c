@@ -104,7 +104,7 @@ EXPORT(cuDeviceGetPCIBusId, hipDeviceGetPCIBusId)(char *out, int size, int devic
 /* It is no architecture that there is, so that no real GPU is ever given code for it: sm_99, gfx9ff. */
 EXPORT(cuDeviceGetAttribute, hipDeviceGetAttribute)(int *out, int attribute, int device)
 {
-    *out = attribute == NAME(92, 10013) ? (int)waits : attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) || attribute == NAME(76, 61) ? 9 : 1;
+    *out = attribute == NAME(92, 10013) ? (int)waits : attribute == NAME(117, -1) ? (int)remote_flush : attribute == NAME(118, -1) ? (int)remote_ordering : attribute == NAME(16, 63) ? 132 : attribute == NAME(75, 23) || attribute == NAME(76, 61) ? 9 : 1;
     return is_device(device) && (attribute < 200 || attribute == NAME(200, 10013)) ? OK : INVALID_VALUE;
 }
 #ifdef HIP
@@ -169,6 +169,18 @@ EXPORT(cuStreamGetCtx, )(void *stream, void **out)
 EXPORT(cuGetErrorString, )(int code, const char **out)
 {
     *out = text_of(code);
+    return OK;
+}
+#endif
+#ifndef HIP
+EXPORT(cuFlushGPUDirectRDMAWrites, )(int target, int scope)
+{
+    BEGIN
+    if (target != 0 || scope != 100)
+        return INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    flushes++;
+    pthread_mutex_unlock(&lock);
     return OK;
 }
 #endif

@@ -14,7 +14,7 @@
 /* --- settings ----------------------------------------------------------------------------------- */
 
 static long export_error, open_error, pinned_error, register_error, wait_error, trace;
-static long waits = 1, peers = 1;
+static long waits = 1, peers = 1, remote_ordering, remote_flush = 1, flushes;
 
 /* managed, private: so is what is allocated from now on. *_error: the code that such calls give from
  * now on. wait_values: whether the attribute says that streams can wait. peers: whether devices reach
@@ -29,6 +29,7 @@ static long *sharing_setting(const char *key)
         {"export_error", &export_error},   {"open_error", &open_error},
         {"pinned_error", &pinned_error},   {"register_error", &register_error},
         {"wait_error", &wait_error},       {"wait_values", &waits},
+        {"remote_ordering", &remote_ordering}, {"remote_flush", &remote_flush}, {"flushes", &flushes},
         {"peers", &peers},                 {"trace", &trace},
     };
     for (size_t i = 0; i < sizeof settings / sizeof *settings; i++)

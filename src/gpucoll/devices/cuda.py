@@ -28,6 +28,7 @@ _PROTOTYPES = (
     Prototype("context_device", (POINTER(c_int),)),
     Prototype("stream_context", (c_void_p, _HANDLES)),
     Prototype("memory_copy", (c_void_p, c_void_p, c_size_t, c_void_p)),
+    Prototype("flush_remote_writes", (c_int, c_int), since="CUDA 11.3"),
     Prototype("stream_wait_value", (c_void_p, c_void_p, c_uint, c_uint), since="CUDA 8"),
 )
 
@@ -83,6 +84,7 @@ _SYMBOLS = {
     "host_register": ("cuMemHostRegister_v2",),
     "host_unregister": ("cuMemHostUnregister",),
     "host_device_address": ("cuMemHostGetDevicePointer_v2",),
+    "flush_remote_writes": ("cuFlushGPUDirectRDMAWrites",),
     "can_access_peer": ("cuDeviceCanAccessPeer",),
     "stream_wait_value": (_WAIT_VALUE, "cuStreamWaitValue32"),
     "stream_write_value": ("cuStreamWriteValue32_v2", "cuStreamWriteValue32"),
@@ -95,6 +97,8 @@ _ATTRIBUTES = {
     "virtual_memory_management": 102,
     "gpu_direct_rdma_with_virtual_memory": 110,
     "gpu_direct_rdma": 116,
+    "gpu_direct_rdma_flush": 117,
+    "gpu_direct_rdma_ordering": 118,
     "dma_buf": 124,
     "multicast": 132,
     "stream_wait_value": 92,
@@ -114,6 +118,9 @@ VENDOR = Vendor(
 
 
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
+_TO_OWNER = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER, and CU_GPU_DIRECT_RDMA_WRITES_...
+_CURRENT_CONTEXT = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
+_FROM_HOST = 1  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
 
 
 class CudaDriver(Driver):
@@ -196,6 +203,24 @@ class CudaDevice(SharedMemoryDevice):
             return False
         # The attribute speaks of the older function alone; the newer one is always on.
         return function.__name__ == _WAIT_VALUE or self.attribute("stream_wait_value") == 1
+
+    @functools.cached_property
+    def _orders_remote_writes(self) -> bool:
+        return (self.attribute("gpu_direct_rdma_ordering") or 0) >= _TO_OWNER
+
+    @property
+    def remote_writes_problem(self) -> str:
+        if self._orders_remote_writes:
+            return ""
+        options = self.attribute("gpu_direct_rdma_flush") or 0
+        if options & _FROM_HOST and "flush_remote_writes" in self._functions:
+            return ""
+        return super().remote_writes_problem
+
+    def flush_remote_writes(self) -> None:
+        if not self._orders_remote_writes:
+            what = "see what other devices have written"
+            self._call("flush_remote_writes", what, _CURRENT_CONTEXT, _TO_OWNER)
 
     def stream_wait_value(self, stream: int, address: int, value: int) -> int:
         return self._quick("stream_wait_value", stream, address, value & 0xFFFFFFFF, _AT_LEAST)

@@ -189,6 +189,19 @@ class Device(Protocol):
     def unregister_host(self, address: int) -> None:
         """Undo `register_host`; `address` is the host's. Before the memory is unmapped."""
 
+    # --- memory that other devices write ---
+
+    def flush_remote_writes(self) -> None:
+        """Let work that is on streams already see what other devices, as NICs, have written.
+
+        To the GPU's own memory, by now; the device is current. Else only work that is enqueued
+        from now on is sure to see it.
+        """
+
+    @property
+    def remote_writes_problem(self) -> str:
+        """Why that cannot be had, as a sentence's part; empty: it can."""
+
     # --- memory of other processes ------------------------------------------------------------
 
     def export_memory(self, address: int) -> Exported | None:

@@ -69,6 +69,15 @@ class SharedMemoryDevice(DriverDevice):
         function = self._functions.get(name)
         return _MISSING if function is None else int(function(*arguments))
 
+    # --- memory that other devices write ----------------------------------------------------------
+
+    def flush_remote_writes(self) -> None:
+        """Do nothing: see `remote_writes_problem`."""
+
+    @property
+    def remote_writes_problem(self) -> str:
+        return "its driver does not say when streams see what a NIC has written"
+
     # --- host memory ------------------------------------------------------------------------------
 
     def allocate_pinned(self, size_bytes: int) -> int:

@@ -20,10 +20,12 @@ from gpucoll.version import __version__
 
 __all__ = ["Limits", "examine", "report_of"]
 
-FIRST = ("cpus", "memory", "kernels", "packages", "gpus", "libraries", "nvlinks", "gpu_network")
+FIRST = (
+    "cpus", "memory", "kernels", "packages", "gpus", "libraries", "mpi", "nvlinks", "gpu_network"
+)  # fmt: skip
 """Probes that need nothing of others."""
 SECTIONS = (
-    "cpus", "memory", "kernels", "packages", "gpus", "libraries", "topology", "gpu_network"
+    "cpus", "memory", "kernels", "packages", "gpus", "libraries", "mpi", "topology", "gpu_network"
 )  # fmt: skip
 """Probes whose answer is the section of the same name."""
 
@@ -99,6 +101,7 @@ def report_of(answers: dict[str, Answer]) -> Report:
         packages=found["packages"],
         gpus=gpus,
         libraries=found["libraries"],
+        mpi=found["mpi"],
         topology=topology,
         gpu_network=found["gpu_network"],
         gpu_direct_rdma=gpu_direct(topology, gpus["devices"] if gpus else []) if topology else [],

@@ -112,6 +112,26 @@ class LibraryFound(TypedDict):
     problem: str | None
 
 
+class MpiGpuMemory(TypedDict):
+    """Whether MPI says that it takes addresses of a kind of GPU: asked, not tried."""
+
+    kind: str
+    may_serve: bool
+    reason: str
+
+
+class MpiFound(TypedDict):
+    """What mpi4py is, and the MPI that it finds; null where it finds none."""
+
+    mpi4py: str
+    library: str | None
+    path: str | None
+    thread_level: str | None
+    large_counts: bool | None
+    gpu_memory: list[MpiGpuMemory]
+    problem: str | None
+
+
 class GpuPlace(TypedDict):
     """Where a GPU of the host sits, whether or not this process may use it."""
 
@@ -225,6 +245,7 @@ class Report(TypedDict):
     packages: list[Package] | None
     gpus: Gpus | None
     libraries: list[LibraryFound] | None
+    mpi: MpiFound | None
     topology: Topology | None
     gpu_network: GpuNetwork | None
     gpu_direct_rdma: list[GpuDirect]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from gpucoll.doctor.choice import LIBRARIES, NEVER_ON_AMD, VENDOR_NAMES
 from gpucoll.doctor.facts import DriverFound, Report
+from gpucoll.doctor.mpi import described
 
 __all__ = ["ABSENT", "FAIL", "NETWORK", "NOTE", "OK", "Line", "gpu_names", "sections"]
 
@@ -184,6 +185,8 @@ def _libraries(report: Report) -> Iterator[Line]:
             else:
                 text = f"{told}{copy['path']}; not used ({copy['source']})"
                 yield Line(ABSENT if name == "MPI" else NOTE, label, text)
+    for is_well, *texts in described(report["mpi"], report["gpus"]):
+        yield Line(OK if is_well else NOTE, *texts)
 
 
 def _packages(report: Report) -> Iterator[Line]:

@@ -22,6 +22,7 @@ PROBES = MappingProxyType(
         "gpus": "gpucoll.doctor.gpus:gpus",
         "libraries": "gpucoll.doctor.libraries:candidates",
         "library": "gpucoll.doctor.libraries:look",
+        "mpi": "gpucoll.doctor.mpi:mpi",
         "nvlinks": "gpucoll.doctor.nvlinks:nvlinks",
         "topology": "gpucoll.doctor.network:topology",
         "gpu_network": "gpucoll.doctor.network:gpu_network",

@@ -36,10 +36,6 @@ def test_messages_between_hosts(mpi, hosts):
     run(mpi, len(hosts), "messages", "message_ends", GPUCOLL_TEST_HOSTS=hosts)
 
 
-def test_arrays_of_gpus(mpi):
-    run(mpi, 3, "gpu_arrays", GPUCOLL_TEST_HOSTS="aba", GPUCOLL_DEVICE="host")
-
-
 @pytest.mark.parametrize("hosts", ["aaa", "abc"])
 def test_a_late_rank(mpi, hosts):
     run(mpi, 3, "late", GPUCOLL_TEST_HOSTS=hosts)

@@ -100,6 +100,7 @@ class HostDevice:
     kind = "host"
     not_ready = int(Code.NOT_READY)
     can_wait_for_values = True
+    remote_writes_problem = ""
     target = "host"
 
     def __init__(self, number: int) -> None:
@@ -306,6 +307,9 @@ class HostDevice:
 
     def memory_bytes(self) -> tuple[int, int]:
         return self._arena.free_bytes, self._arena.size_bytes
+
+    def flush_remote_writes(self) -> None:
+        """Do nothing: it is host memory."""
 
     def allocate_pinned(self, size_bytes: int) -> int:
         self._check_alive(f"allocate {size_bytes} bytes of pinned memory")

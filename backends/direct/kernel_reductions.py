@@ -1,0 +1,47 @@
+"""Reductions by kernels of the GPUs, between movements by MPI: in the order of the ranks.
+
+What all ranks choose alike, by the call alone.
+"""
+
+from __future__ import annotations
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.direct.host_arrays import is_on_host
+from gpucoll.backends.gpu import rank_order
+from gpucoll.backends.gpu.composed import Composed
+from gpucoll.backends.gpu.steps import Place
+from gpucoll.backends.protocol import Request
+from gpucoll.devices import Device
+from gpucoll.errors import ArgumentTypeError, GpucollError
+from gpucoll.kernels.gpu.reduce import prepare_reduce
+from gpucoll.types import ReduceOp
+
+STAGED_BYTES = 64 << 10
+"""Up to so many bytes go through the host: in one step, where by kernels it is two and a launch."""
+_FAR_ADDRESS = 1 << 20
+"""Stands for memory where a kernel is only made ready."""
+
+
+def composed(request: Request, place: Place, device: str) -> Composed | None:
+    """Return how a reduction is put together; None: it is staged, on all ranks."""
+    op = request.op
+    if op is None or op.function is not None or is_on_host(request):
+        return None
+    inputs = [x for x, _ in request.parts] or [request.data]
+    if sum(x.size_bytes for x in inputs) <= STAGED_BYTES:
+        return None
+    try:
+        return rank_order.compose(request, place, device)
+    except ArgumentTypeError:  # nor is there such a kernel on any other rank
+        return None
+
+
+def problem_of_kernels(device: Device) -> str:
+    """Return why this rank's GPU runs no kernels: then nobody reduces by them; empty: it does."""
+    like = Buffer(_FAR_ADDRESS, (1,), "float32", 4, None, device.label)
+    try:
+        with device:
+            prepare_reduce(ReduceOp.parse("sum"), [like], [like], divisor=1)
+    except GpucollError as error:
+        return str(error)
+    return ""

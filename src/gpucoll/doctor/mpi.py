@@ -1,0 +1,106 @@
+"""The probe of mpi4py and the MPI that it finds, which it initialises: in a process of its own.
+
+It is asked alone, whatever launcher has started the doctor, and what it says of GPUs is not tried:
+a communicator does that when its GPUs connect.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import metadata
+from typing import Any
+
+from gpucoll.backends.mpi.gpu_aware import asked
+from gpucoll.backends.mpi.gpu_trial import environment
+from gpucoll.backends.mpi.library import Library, import_mpi
+from gpucoll.devices.foreign_library import loaded_copies
+from gpucoll.doctor.facts import Gpus, MpiFound, MpiGpuMemory
+from gpucoll.errors import BackendUnavailableError
+
+__all__ = ["described", "mpi"]
+
+_FILES = r"libmpi\.so[.0-9]*"
+_KINDS = {"cuda": "NVIDIA GPUs", "rocm": "AMD GPUs"}
+_LEVELS = ("single", "funneled", "serialized", "multiple")
+
+
+def mpi() -> MpiFound | None:
+    """Return what mpi4py's MPI is and says; None without mpi4py."""
+    try:
+        version = metadata.version("mpi4py")
+    except metadata.PackageNotFoundError:
+        return None
+    alone = environment(os.environ)
+    for name in set(os.environ) - set(alone):
+        del os.environ[name]
+    os.environ.update(alone)
+    found = MpiFound(
+        mpi4py=version,
+        library=None,
+        path=None,
+        thread_level=None,
+        large_counts=None,
+        gpu_memory=[],
+        problem=None,
+    )
+    try:
+        module = import_mpi()
+    except BackendUnavailableError as error:
+        found["problem"] = str(error)
+        return found
+    library = Library(module)
+    return MpiFound(
+        mpi4py=version,
+        library=library.name,
+        path=next(iter(loaded_copies(_FILES)), None),
+        thread_level=_level(module),
+        large_counts=library.has_large_counts,
+        gpu_memory=[_gpu_memory(module, kind) for kind in _KINDS],
+        problem=None,
+    )
+
+
+def _level(module: Any) -> str:
+    levels = {getattr(module, f"THREAD_{name.upper()}"): name for name in _LEVELS}
+    level = module.Query_thread()
+    return levels.get(level, str(level))
+
+
+def _gpu_memory(module: Any, kind: str) -> MpiGpuMemory:
+    answer = asked(module, kind)
+    return MpiGpuMemory(kind=kind, may_serve=answer.may_serve, reason=answer.why)
+
+
+def described(found: MpiFound | None, gpus: Gpus | None) -> Iterator[tuple[bool, str, str]]:
+    """Yield whether each finding is well, its label, and its text.
+
+    Parameters
+    ----------
+    found : MpiFound or None
+        Of the probe.
+    gpus : Gpus or None
+        This machine's; without any, what is said of both vendors' is told.
+    """
+    if found is None:
+        return
+    kind = gpus["kind"] if gpus is not None else ""
+    if found["problem"] is not None:
+        yield False, "mpi4py", f"{found['mpi4py']}: {found['problem']}"
+        return
+    level = found["thread_level"]
+    counts = "counts beyond 31 bits" if found["large_counts"] else "counts of 31 bits"
+    told = f"{found['mpi4py']} over {found['library']}, thread level {level}, {counts}"
+    is_enough = level == "multiple"
+    few = "" if is_enough else "; backend='mpi' needs thread level multiple"
+    yield is_enough, "mpi4py", f"{told} ({found['path']}){few}"
+    for memory in found["gpu_memory"]:
+        if kind not in _KINDS or kind == memory["kind"]:
+            text = _KINDS[memory["kind"]]
+            if memory["may_serve"]:
+                text += (
+                    f": MPI takes their addresses, it says ({memory['reason']}); tried when used"
+                )
+            else:
+                text += f": staged through page-locked host memory ({memory['reason']})"
+            yield True, "MPI and GPUs", text
