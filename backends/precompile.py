@@ -47,6 +47,7 @@ MODULES_WHEN_USED = (
     "gpucoll.transport.tcp.small_calls",
     "gpucoll.devices.host.loop",
     "gpucoll.backends.mpi.loop",
+    "gpucoll.backends.mpi.exchange",
 )
 """Those that most programs do not need: not compiled here (`gpucoll.kernels.cpu.kept_loops`)."""
 

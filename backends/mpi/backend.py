@@ -105,13 +105,18 @@ class Memory:
         All ranks, as MPI knows them; belongs to this from here on.
     who : str
         This rank, for messages.
+    further : object
+        What else MPI reads and writes.
     """
 
-    def __init__(self, group: HostGroup, ranks: MpiRanks, who: str) -> None:
+    def __init__(
+        self, group: HostGroup, ranks: MpiRanks, who: str, further: object = None
+    ) -> None:
         self.words = CommunicatorWords(library(), ranks.communicator)
         self._group = group
         self._ranks = ranks
         self._who = who
+        self._further = further
         ranks.at_end = self._note_end
         group.at_close(self._close)
 
@@ -119,6 +124,18 @@ class Memory:
         """Keep something for ever that MPI was left with, if it was."""
         if self.words.is_given_up:
             keep_for_ever(held)
+
+    def kept_where_given_up(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a compiled entry that keeps its arrays for ever where MPI was left with them."""
+        keep, words = self.keep_given_up, self.words
+
+        def entry(x: Any, out: Any, *given: Any) -> Any:
+            result = call(x, out, *given)
+            if result is None and words.is_given_up:
+                keep((x, out))
+            return result
+
+        return entry
 
     def _note_end(self) -> None:
         """MPI is being finalised: no call can run any more."""
@@ -134,7 +151,7 @@ class Memory:
         is_given_up = self.words.is_given_up
         self._ranks.free(keep=is_given_up)
         if is_given_up:
-            keep_for_ever(self.words)
+            keep_for_ever((self.words, self._further))
         else:
             self.words.release()
 
@@ -170,19 +187,7 @@ class MpiBackend:
             return self._serve_nothing  # MPI reads no lists: they are packed
         if collective not in self._tables:
             self._tables[collective] = EntryTable(self.group)
-        call, keep, words = (
-            self._tables[collective].call,
-            self.memory.keep_given_up,
-            self.memory.words,
-        )
-
-        def entry(x: Any, out: Any, *given: Any) -> Any:
-            result = call(x, out, *given)
-            if result is None and words.is_given_up:
-                keep((x, out))
-            return result
-
-        return entry
+        return self.memory.kept_where_given_up(self._tables[collective].call)
 
     def starter(self, collective: Collective) -> Callable[..., Any]:
         """Return one that starts nothing."""
