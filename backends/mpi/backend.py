@@ -109,9 +109,7 @@ class Memory:
         What else MPI reads and writes.
     """
 
-    def __init__(
-        self, group: HostGroup, ranks: MpiRanks, who: str, further: object = None
-    ) -> None:
+    def __init__(self, group: HostGroup, ranks: MpiRanks, who: str, further: object = None) -> None:
         self.words = CommunicatorWords(library(), ranks.communicator)
         self._group = group
         self._ranks = ranks

@@ -28,8 +28,8 @@ from gpucoll.wording import rank_of
 
 _OVER_LINKS = "the first rank of each host agrees with the others over TCP, with TLS; then MPI"
 _OVER_MPI = (
-    "the first rank of each host compares calls with the others by MPI, and exchanges what is up to "
-    f"{LARGE_BYTES} bytes of all ranks together; what is more goes by MPI after that"
+    "the first rank of each host compares calls with the others by MPI; up to "
+    f"{LARGE_BYTES} bytes of all ranks together go with that, more by MPI after it"
 )
 
 

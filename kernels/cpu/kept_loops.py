@@ -80,9 +80,7 @@ def _linked(loop: Loop) -> bytes:
     return linked([loop], [])
 
 
-def compiled_when_used(
-    signature: Signature, *further: str
-) -> Callable[[Callable[..., Any]], Any]:
+def compiled_when_used(signature: Signature, *further: str) -> Callable[[Callable[..., Any]], Any]:
     """Decorate what becomes a C function, by itself, when its address is first asked for.
 
     Parameters
