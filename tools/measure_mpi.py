@@ -1,7 +1,8 @@
-r"""Time backend="mpi" beside mpi4py itself, in turns, over the same MPI.
+r"""Time backend="mpi", or another, beside mpi4py itself, in turns, over the same MPI.
 
     mpiexec -n 2 python tools/measure_mpi.py
     mpiexec -n 2 python tools/measure_mpi.py --sizes 8 65536 --calls all_reduce
+    mpiexec -hosts one,two -n 2 python tools/measure_mpi.py --backend cpu
 
 A round times each side once, so many calls one after the other that it takes 10 ms or so; of each
 the slowest rank counts. Printed are the medians over the rounds, in microseconds for one call, what
@@ -74,13 +75,15 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=sizes)
     parser.add_argument("--calls", nargs="+", default=None)
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--backend", default="mpi")
     options = parser.parse_args()
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    with gpucoll.Communicator.from_mpi(world, backend="mpi") as comm:
+    with gpucoll.Communicator.from_mpi(world, backend=options.backend) as comm:
         if comm.rank == 0:
-            print(f"{comm.describe().facts['MPI']}, {comm.world_size} ranks")
+            facts = comm.describe().facts
+            print(f"{facts.get('MPI', options.backend)}, {comm.world_size} ranks")
             print(f"{'':12s}{'bytes':>10s}{'gpucoll':>10s}{'mpi4py':>10s}{'more':>8s}{'ratio':>7s}")
         for size_bytes in options.sizes:
             for name, calls in sides(comm, world, size_bytes).items():

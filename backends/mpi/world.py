@@ -12,7 +12,7 @@ from typing import Any
 
 from gpucoll.backends.cpu.world.backend import WorldCpuBackend
 from gpucoll.backends.cpu.world.phases import Phases
-from gpucoll.backends.cpu.world.sizes import LARGE_BYTES
+from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_sealed
 from gpucoll.backends.cpu.world.small import SmallCall
 from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
 from gpucoll.backends.mpi.blocks import MpiBlockMaker
@@ -114,6 +114,8 @@ class WorldMpiBackend(WorldCpuBackend):
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
+        if is_sealed(request, False):  # unpickled is what came over the links: with a MAC, or TLS
+            return self._in_phases(request)
         block, exchanges = self._mpi_blocks.of(request), self._group.exchanges
         if exchanges is not None:
             return WorldMpiCall(SmallCall(self._group, exchanges, block, request), self._memory)

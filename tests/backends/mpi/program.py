@@ -5,6 +5,7 @@ The ranks of a host of their own: ``GPUCOLL_TEST_HOSTS=aab`` says by rank who is
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -32,6 +33,7 @@ import gpucoll
 from gpucoll.arrays.operands import prepare
 from gpucoll.backends.mpi import blocks
 from gpucoll.backends.protocol import Request
+from gpucoll.transport.tcp.exchange_words import Word
 from gpucoll.types import Collective
 
 WORLD = MPI.COMM_WORLD
@@ -108,6 +110,8 @@ def calls() -> None:
         works = [comm.all_reduce(np.full(4, i), async_op=True) for i in range(8)]
         assert [work.wait()[0] for work in works] == [size * i for i in range(8)]
         assert comm.all_gather_object({"rank": comm.rank}) == [{"rank": r} for r in range(size)]
+        if (exchanges := getattr(comm._group, "exchanges", None)) is not None:
+            assert b"rank" not in exchanges._held.tobytes(), "nothing seals what MPI carries"
         assert comm.all_gather(np.ones(comm.rank), counts="auto").size == size * (size - 1) // 2
         assert comm.all_reduce(np.ones(9000, np.float32), compression="int8_block")[0] == size
         with comm.duplicate() as same, comm.split(comm.rank % 2) as part:
@@ -180,7 +184,7 @@ def other_calls() -> None:
     """A rank calls something else, small or large: all are told who and what, and go on."""
     with made() as comm:
         for odd in (1, comm.world_size - 1):  # on another host than rank 0, or maybe not
-            for count in (3, 100_000):
+            for count in (3, 3_800, 100_000):  # 30 KB from each root are small
                 call_something_else(comm, odd, count)
 
 
@@ -199,9 +203,7 @@ def call_something_else(comm, odd: int, count: int) -> None:
         rf"broadcast\(float64, shape \({count},\), root=1": lambda: comm.broadcast(x, int(is_odd)),
         r"all_gather\(": lambda: (comm.all_gather if is_odd else comm.all_reduce)(x),
         r"barrier\(": lambda: comm.barrier() if is_odd else comm.all_reduce(x),
-        r"broadcast_object\(": lambda: (
-            comm.broadcast_object(1) if is_odd else comm.all_reduce(x)
-        ),
+        r"broadcast_object\(": lambda: comm.broadcast_object(1) if is_odd else comm.all_reduce(x),
     }
     for text, call in calls.items():
         with pytest.raises(gpucoll.MismatchError, match=rf"rank {odd} called {text}"):
@@ -217,13 +219,13 @@ def call_something_else(comm, odd: int, count: int) -> None:
 def late() -> None:
     """A rank that does not come, once for good and once stopped: the others end in time."""
     for count, stops in ((3, False), (100_000, False), (3, True), (100_000, True)):
-        comm = made(timeout_s=1.0)
+        comm = made()
         pids = comm.all_gather_object(os.getpid())
         x = np.ones(count)
         comm.all_reduce(x)
         if comm.rank:
             with pytest.raises(gpucoll.DeadlineError, match="rank 0"):
-                comm.all_reduce(x)
+                comm.all_reduce(x, timeout_s=0.3)
             os.kill(pids[0], signal.SIGCONT)
         elif comm.world_size > 1:
             if stops:
@@ -255,6 +257,27 @@ def given_up() -> None:
     WORLD.Barrier()
     print("as expected", flush=True)
     os._exit(0)  # MPI's end would wait for it
+
+
+def given_up_between_hosts() -> None:
+    """The same of a large call: every rank has come to it, but for one MPI is never asked."""
+    comm = made()
+    x, exchanges = np.ones(100_000), comm._group.exchanges
+    if comm.rank:
+        skips = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda *_: 0)
+        exchanges.words[Word.LARGE] = ctypes.cast(skips, ctypes.c_void_p).value
+        comm.all_reduce(x, out=x)
+    else:
+        with pytest.raises(gpucoll.DeadlineError, match=r"all ranks had begun .* not come through"):
+            comm.all_reduce(x, out=x, timeout_s=0.5)
+        assert comm._backend._memory.words.is_given_up
+        comm._give_up()
+        del comm
+        gc.collect()
+        assert sys.getrefcount(x) > 2, "nobody keeps what MPI may still write"
+    WORLD.Barrier()
+    print("as expected", flush=True)
+    os._exit(0)
 
 
 def killed() -> None:

@@ -49,8 +49,9 @@ def test_bad_input(mpi):
     assert output.count("as expected") == 2, output
 
 
-def test_what_mpi_does_not_end(mpi):
-    _, output = mpi.run(2, PROGRAM, "given_up")
+@pytest.mark.parametrize(("hosts", "name"), [("aa", "given_up"), ("ab", "given_up_between_hosts")])
+def test_what_mpi_does_not_end(mpi, hosts, name):
+    _, output = mpi.run(2, PROGRAM, name, GPUCOLL_TEST_HOSTS=hosts)
 
     assert output.count("as expected") == 2, output
 

@@ -161,7 +161,8 @@ class Exchanges:
         self.connections = connections
         self.hosts = hosts
         count, world_size = hosts.count, hosts.world_size
-        capacity = MOST_BYTES + count * (8 * PART_WORDS + 8)
+        # Hosts that make different calls each bring as much as their own may have of all ranks.
+        capacity = count * (MOST_BYTES + 8 * PART_WORDS + 8)
         edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
         self._tables = {
             Word.EDGES: edges,
