@@ -46,6 +46,7 @@ MODULES_WHEN_USED = (
     "gpucoll.transport.tcp.exchange",
     "gpucoll.transport.tcp.small_calls",
     "gpucoll.devices.host.loop",
+    "gpucoll.backends.mpi.carrying",
     "gpucoll.backends.mpi.loop",
     "gpucoll.backends.mpi.exchange",
 )

@@ -29,6 +29,7 @@ def sides(comm: Any, world: Any, size_bytes: int) -> dict[str, tuple[Callable[[]
     x = np.ones(max(size_bytes // 8, 1))
     out = np.empty_like(x)
     everyone = np.empty(comm.world_size * x.size)
+    to, source = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
     spread, moved = np.ones(comm.world_size * x.size), np.empty(comm.world_size * x.size)
     return {
         "all_reduce": (lambda: comm.all_reduce(x, out=out), lambda: world.Allreduce(x, out)),
@@ -40,6 +41,10 @@ def sides(comm: Any, world: Any, size_bytes: int) -> dict[str, tuple[Callable[[]
         "all_to_all": (
             lambda: comm.all_to_all(spread, out=moved),
             lambda: world.Alltoall(spread, moved),
+        ),
+        "send_recv": (
+            lambda: comm.send_recv(x, to, source, out),
+            lambda: world.Sendrecv(x, to, 0, out, source),
         ),
     }
 

@@ -115,6 +115,8 @@ class Memory:
         self._ranks = ranks
         self._who = who
         self._further = further
+        self.end_messages: Callable[[], None] | None = None
+        """Ends what MPI carries of messages."""
         ranks.at_end = self._note_end
         group.at_close(self._close)
 
@@ -144,8 +146,12 @@ class Memory:
                     "arrays: close it first"
                 )
             )
+        if self.end_messages is not None:
+            self.end_messages()
 
     def _close(self) -> None:
+        if self.end_messages is not None:
+            self.end_messages()
         is_given_up = self.words.is_given_up
         self._ranks.free(keep=is_given_up)
         if is_given_up:

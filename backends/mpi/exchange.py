@@ -19,6 +19,7 @@ from gpucoll.backends.mpi.steps import (
     next_request,
     poll_requests,
 )
+from gpucoll.backends.mpi.words import EXCHANGE_TAG
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
 from gpucoll.kernels.cpu.memory import get, load64, pause, put
@@ -41,8 +42,6 @@ _MESSAGE_BYTES, _ABORT = int(Word.SENT_HEADER) + 3, int(Word.ABORT)
 _LINK, _ERRNO = int(Word.LINK), int(Word.ERRNO)
 _AGREED, _AGAIN, _GONE = int(Outcome.AGREED), int(Outcome.AGAIN), int(Outcome.GONE)
 _ABORTED, _GARBLED = int(Outcome.ABORTED), int(Outcome.GARBLED)
-_TAG = 1
-"""Those of calls have another."""
 _i64 = types.int64
 
 
@@ -52,9 +51,11 @@ def _begin_messages(words, mpi):
     comm, byte, held = get(mpi, COMMUNICATOR), get(mpi, BYTE), get(words, _HELD)
     row, at = step_of(words), get(words, _HELD_BYTES)
     room, origin = get(words, _CAPACITY) - at, get(row, 1)
-    issue(mpi, RECEIVE, held + at, room, byte, origin, _TAG, comm, next_request(mpi), 0, 0, 0)
+    issue(
+        mpi, RECEIVE, held + at, room, byte, origin, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0
+    )
     size_bytes, dest = get(words, _MESSAGE_BYTES), get(row, 0)
-    issue(mpi, SEND, held, size_bytes, byte, dest, _TAG, comm, next_request(mpi), 0, 0, 0)
+    issue(mpi, SEND, held, size_bytes, byte, dest, EXCHANGE_TAG, comm, next_request(mpi), 0, 0, 0)
 
 
 @inline

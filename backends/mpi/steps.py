@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.backends.mpi import words as mpi_words
-from gpucoll.backends.mpi.words import Word
+from gpucoll.backends.mpi.words import CALL_TAG, Word
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import (
     call_copy,
@@ -59,7 +59,6 @@ _SEND_FROM, _SEND_BYTES = mpi_words.SEND_FROM, mpi_words.SEND_BYTES
 _RECEIVE_AT, _RECEIVE_BYTES = mpi_words.RECEIVE_AT, mpi_words.RECEIVE_BYTES
 FIRST_POLLS = 40
 """So often a wait polls before it lets other Python threads run."""
-_TAG = 0
 
 _i64 = types.int64
 allocate = types.ExternalFunction("malloc", _i64(_i64))
@@ -228,12 +227,23 @@ def _begin_round(words, step, done):
     if size_bytes > 0:
         at = get(received, _RECEIVE_AT) + done
         issue(
-            words, RECEIVE, at, size_bytes, byte, source, _TAG, comm, next_request(words), 0, 0, 0
+            words,
+            RECEIVE,
+            at,
+            size_bytes,
+            byte,
+            source,
+            CALL_TAG,
+            comm,
+            next_request(words),
+            0,
+            0,
+            0,
         )
     size_bytes = min(get(sent, _SEND_BYTES) - done, most)
     if size_bytes > 0:
         at = get(sent, _SEND_FROM) + done
-        issue(words, SEND, at, size_bytes, byte, dest, _TAG, comm, next_request(words), 0, 0, 0)
+        issue(words, SEND, at, size_bytes, byte, dest, CALL_TAG, comm, next_request(words), 0, 0, 0)
 
 
 @inline

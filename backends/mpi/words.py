@@ -49,9 +49,10 @@ class Word(IntEnum):
     SCATTER_COUNTS = 33
     ALL_TO_ALL = 34
     ALL_TO_ALL_COUNTS = 35
+    GET_COUNT = 36
 
 
-WORDS = 36
+WORDS = 37
 FUNCTIONS = {
     Word.TEST: "MPI_Test",
     Word.TEST_ALL: "MPI_Testall",
@@ -70,6 +71,7 @@ FUNCTIONS = {
     Word.SCATTER_COUNTS: "MPI_Iscatterv",
     Word.ALL_TO_ALL: "MPI_Ialltoall",
     Word.ALL_TO_ALL_COUNTS: "MPI_Ialltoallv",
+    Word.GET_COUNT: "MPI_Get_count",
 }
 """Which function of MPI's lies where; with large counts the one whose name ends in ``_c``."""
 ALIKE = (Word.TEST, Word.TEST_ALL)
@@ -81,3 +83,36 @@ PIECE_BYTES = 4 << 20
 """Reductions that MPI does not do go in pieces of this size, so that scratch memory is bounded."""
 GATHERED_BYTES = 16 << 10
 """Up to so many bytes of all ranks' inputs together, each rank gets all of them in one step."""
+
+
+# --- messages between hosts -----------------------------------------------------------------------
+
+N_SLOTS = 4
+"""Of a carrier, each way: so many pieces are under way at once."""
+SLOT_BYTES = 128 << 10
+CALL_TAG, MESSAGE_TAG, EXCHANGE_TAG = range(3)
+"""Over one communicator: what collectives exchange, carriers send, and leaders compare."""
+
+
+class Carrier(IntEnum):
+    """Fields of what carries the bytes of messages to and from one rank of another host."""
+
+    WORDS = 0  # address of the communicator's
+    PEER = 1  # its rank
+    FLAG = 2
+    COUNT = 3
+    ERROR = 4  # what MPI has returned
+    STATUS = 5  # address
+    IS_LISTENING = 6  # whether the receives below were posted
+    # What comes: slots in turn, and what of the first one's bytes was taken.
+    IN_SLOT = 7
+    IN_START = 8
+    IN_STOP = 9
+    IN_MEMORY = 10  # address of the slots
+    OUT_SLOT = 11
+    OUT_MEMORY = 12
+    IN_REQUESTS = 13
+    OUT_REQUESTS = IN_REQUESTS + N_SLOTS
+
+
+CARRIER_WORDS = Carrier.OUT_REQUESTS + N_SLOTS

@@ -16,6 +16,7 @@ from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_sealed
 from gpucoll.backends.cpu.world.small import SmallCall
 from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
 from gpucoll.backends.mpi.blocks import MpiBlockMaker
+from gpucoll.backends.mpi.carriers import Carriers
 from gpucoll.backends.mpi.exchange import go_on_by_mpi
 from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.ranks import MpiRanks
@@ -31,6 +32,7 @@ _OVER_MPI = (
     "the first rank of each host compares calls with the others by MPI; up to "
     f"{LARGE_BYTES} bytes of all ranks together go with that, more by MPI after it"
 )
+_MESSAGES = "on a host through shared memory, between hosts through MPI"
 
 
 class WorldMpiCall:
@@ -106,7 +108,8 @@ class WorldMpiBackend(WorldCpuBackend):
         who, exchanges = rank_of(group.rank, group.world_size), group.exchanges
         self._memory = Memory(group.host, ranks, who, exchanges)
         self._mpi_blocks = MpiBlockMaker(group, self._memory.words)
-        super().__init__(group, self._mpi_blocks)
+        super().__init__(group, self._mpi_blocks, Carriers(self._memory.words))
+        self._memory.end_messages = self.messages.end
         if exchanges is not None:
             carrier = self._memory.words.words.ctypes.data
             leaders = [group.hosts.leader_of(host) for host in range(group.hosts.count)]
@@ -131,7 +134,8 @@ class WorldMpiBackend(WorldCpuBackend):
         """Return how arrays move, in words."""
         between = _OVER_MPI if self._group.exchanges is not None else _OVER_LINKS
         facts = super().describe()
-        return {**facts, "between hosts": between, "MPI": described_mpi(), **PROMISES}
+        mpi = {"messages": _MESSAGES, "MPI": described_mpi()}
+        return {**facts, "between hosts": between, **mpi, **PROMISES}
 
 
 def create(group: Any, over_mpi: Callable[[], MpiRanks] | None) -> HostBackend:

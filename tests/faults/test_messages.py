@@ -298,7 +298,7 @@ def test_messages_left_behind_are_named_at_close(ranks, who_first):
 
 def close_after_deadline(comm):
     comm.send(np.zeros(2), 1 - comm.rank, 5)
-    with pytest.raises(DeadlineError):
+    with pytest.raises((DeadlineError, AbortedError)):  # who came later hears of the other's
         comm.recv(np.zeros(2), 1 - comm.rank, 6)
     comm.close()
 

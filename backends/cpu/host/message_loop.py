@@ -89,7 +89,8 @@ _AT_ONCE = 1
 _PATIENCE = 3
 """A message of 256 KiB is copied in 10 us, which is more than `Context.YIELDS` cover."""
 _MOVES_BETWEEN_LOOKS = 256
-_LONGEST_SLICE_NS, _SHORTEST_SLICE_NS = 20_000_000, 100_000
+_LONGEST_SLICE_NS = int(TransferTable.LONGEST_SLICE_NS)
+_SHORTEST_SLICE_NS = 100_000
 
 
 @inline
@@ -287,7 +288,8 @@ def _sleep(context, call, table, rows, count):
     until_ns = _first_deadline(context, rows, count, time_ns)
     if get(call, _UNTIL_NS) > _AT_ONCE:
         until_ns = min(until_ns, get(call, _UNTIL_NS))
-    slice_ns = max(min(_LONGEST_SLICE_NS, until_ns - time_ns), _SHORTEST_SLICE_NS)
+    slice_ns = min(get(table, _LONGEST_SLICE_NS), until_ns - time_ns)
+    slice_ns = max(slice_ns, _SHORTEST_SLICE_NS)
     put(context, _SLICE_NS, slice_ns)
     seen = begin_to_sleep(bell)
     moves = get(table, MOVES)
@@ -349,7 +351,7 @@ def _wait(context, call, table, rows, count):
 def _poll(context, call, table, rows, count):
     """Look around once in a slice of time; return a status."""
     time_ns = now_ns(context)
-    if time_ns - get(table, _SEEN_NS) >= _LONGEST_SLICE_NS:
+    if time_ns - get(table, _SEEN_NS) >= get(table, _LONGEST_SLICE_NS):
         status = _look_around(context, call, table, rows, count, time_ns)
         if status != OK:
             return status if status != OK else _result(rows, count)

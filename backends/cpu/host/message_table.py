@@ -45,6 +45,7 @@ from gpucoll.wording import another_thread
 
 _Words = npt.NDArray[np.int64]
 _ROWS_OF_A_CALL = 2
+_LONGEST_SLICE_NS = 20_000_000
 _AT_ONCE = 1
 _ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
@@ -140,6 +141,7 @@ class MessageTable:
         words[TransferTable.FREE_WORDS] = self._free_words.ctypes.data
         words[TransferTable.N_FREE_WORDS] = len(self._free_words)
         words[TransferTable.LAST_SENDER] = self._ends - 1
+        words[TransferTable.LONGEST_SLICE_NS] = _LONGEST_SLICE_NS
         words[TransferTable.POST] = message_step.message_post.address
         words[TransferTable.STEP] = message_step.message_step.address
 

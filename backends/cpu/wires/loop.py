@@ -27,6 +27,7 @@ from gpucoll.backends.cpu.wires.sending import send_on
 from gpucoll.backends.cpu.wires.state import (
     ASK_LAST,
     ASKS,
+    CARRIER,
     END,
     FETCHES,
     HAS_BYE,
@@ -83,9 +84,11 @@ def _receive(table, wires):
     if count > _FEW:
         _poll(get(wires, _POLL_FDS), count, np.int32(0))
     for place in range(count):
+        wire = get(wires, _FIRST + place)
         # pollfd is {int32 fd, int16 events, int16 revents}
-        if count <= _FEW or get(get(wires, _POLL_FDS), place) >> 48 != 0:
-            moved += receive_on(table, get(wires, _FIRST + place))
+        is_ready = count <= _FEW or get(get(wires, _POLL_FDS), place) >> 48 != 0
+        if is_ready or get(wire, CARRIER) != 0:
+            moved += receive_on(table, wire)
     return moved
 
 

@@ -39,11 +39,14 @@ from gpucoll.backends.cpu.host.transfers import (
     FOUND_BYTES,
     NEEDS_ROOM,
     SYNCHRONOUS,
+    WIRES,
 )
 from gpucoll.backends.cpu.wires.sending import served
 from gpucoll.backends.cpu.wires.state import (
     CAME_BYTES,
     CAME_COST,
+    CARRIER,
+    CARRY_HERE,
     END,
     ENDED,
     F_ASK,
@@ -60,8 +63,8 @@ from gpucoll.backends.cpu.wires.state import (
     HAS_BYE,
     MAY_SEND,
     N_TAKEN,
-    NO_FRAME,
     OPEN,
+    SAYS_BYE,
     SERVE_LAST,
     SERVES,
     STATE,
@@ -80,8 +83,11 @@ from gpucoll.backends.cpu.wires.state import (
 )
 from gpucoll.backends.cpu.wires.words import (
     BUFFER_BYTES,
+    CARRIER_FAILED,
     HEADER_BYTES,
+    NO_FRAME,
     NOT_ASKED,
+    SAID_BYE,
     SEAL_BYTES,
     Announced,
     Served,
@@ -89,6 +95,7 @@ from gpucoll.backends.cpu.wires.words import (
 )
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import (
+    call_post,
     exchange64,
     get,
     load64_acquire,
@@ -102,6 +109,7 @@ from gpucoll.transport.shared.steps import OK
 from gpucoll.transport.shared.words import Context
 
 _BUFFER, _START, _STOP = int(Wire.IN_BUFFER), int(Wire.IN_START), int(Wire.IN_STOP)
+_IS_EMPTY = int(Wire.CARRIER_IS_EMPTY)
 _BODY_LEFT, _BODY_AT = int(Wire.BODY_LEFT), int(Wire.BODY_AT)
 _BODY_OF, _PARTS_LEFT = int(Wire.BODY_OF), int(Wire.PARTS_LEFT)
 _OPEN, _OPENED, _OPEN_BYTES = int(Wire.OPEN), int(Wire.OPENED), int(Wire.OPEN_BYTES)
@@ -415,8 +423,26 @@ def _take_buffered(table, wire):
 
 
 @inline
+def _receive_carried(table, wire, address, most_bytes):
+    """Receive what a carrier has brought; return as `_receive`."""
+    carry = get(get(table, WIRES), CARRY_HERE)
+    got = call_post(carry, get(wire, CARRIER), address, most_bytes)
+    put(wire, _IS_EMPTY, 1 if got == 0 else 0)
+    if got > 0:
+        return got
+    if got < 0:
+        fail(table, wire, CARRIER_FAILED)
+    elif get(wire, HAS_BYE) != 0 and get(wire, SAYS_BYE) == SAID_BYE:
+        put(wire, STATE, ENDED)
+        wake_python(table)
+    return 0
+
+
+@inline
 def _receive(table, wire, address, most_bytes):
     """Receive; return the bytes, 0 where there are none."""
+    if get(wire, CARRIER) != 0:
+        return _receive_carried(table, wire, address, most_bytes)
     got = _recv(np.int32(get(wire, FD)), address, most_bytes, np.int32(_MSG_DONTWAIT))
     if got > 0:
         return got

@@ -37,6 +37,8 @@ from gpucoll.backends.cpu.wires.state import (
     ASK_LAST,
     ASKS,
     CAME_BYTES,
+    CARRIER,
+    CARRY_AWAY,
     END,
     F_ASK,
     F_BYE,
@@ -47,10 +49,12 @@ from gpucoll.backends.cpu.wires.state import (
     F_TAKEN,
     FD,
     GRANTED_BYTES,
+    HAS_BYE,
     IS_BLOCKED,
     MAY_SEND,
     N_TAKEN,
     OPEN,
+    SAYS_BYE,
     SENT_BYTES,
     SERVE_FIRST,
     SERVE_LAST,
@@ -85,13 +89,20 @@ from gpucoll.backends.cpu.wires.words import (
     Wires,
 )
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import exchange64, get, load64_acquire, put, store64_release
+from gpucoll.kernels.cpu.memory import (
+    call_post,
+    exchange64,
+    get,
+    load64_acquire,
+    put,
+    store64_release,
+)
 from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.words import Context
 
 _BUFFER, _START, _STOP = int(Wire.OUT_BUFFER), int(Wire.OUT_START), int(Wire.OUT_STOP)
 _BODY_LEFT, _BODY_AT = int(Wire.OUT_BODY_LEFT), int(Wire.OUT_BODY_AT)
-_BODY_OF, _SAYS_BYE = int(Wire.OUT_BODY_OF), int(Wire.SAYS_BYE)
+_BODY_OF = int(Wire.OUT_BODY_OF)
 _SEAL, _SEALED = int(Wire.SEAL), int(Wire.SEALED)
 _SEAL_BUFFER, _SEALED_BUFFER = int(Wire.SEAL_BUFFER), int(Wire.SEALED_BUFFER)
 _SEALS_PARTS, _SERVED = int(Wire.SEALS_PARTS), int(Wires.SERVED)
@@ -324,8 +335,20 @@ def _add_sealed(wire):
 
 
 @inline
+def _add_bye(table, wire):
+    """Say that nothing follows."""
+    _add_credit(table, wire, True)
+    _add_frame(wire, F_BYE, 0, 0)
+    put(wire, SAYS_BYE, SAID_BYE)
+
+
+@inline
 def _fill(table, wire):
     """Put together what is to be sent next."""
+    if get(wire, CARRIER) != 0 and get(wire, HAS_BYE) != 0:
+        if get(wire, SAYS_BYE) != SAID_BYE:  # who has closed waits for that, or a socket's end
+            _add_bye(table, wire)
+        return
     _add_taken(table, wire)
     _add_asks(wire)
     _add_credit(table, wire, False)
@@ -333,12 +356,20 @@ def _fill(table, wire):
         return
     are_left = _add_records(table, wire)
     _serve(table, wire)
-    if get(wire, _SAYS_BYE) == _TO_SAY and not are_left and _has_room(wire, 2 * HEADER_BYTES):
+    if get(wire, SAYS_BYE) == _TO_SAY and not are_left and _has_room(wire, 2 * HEADER_BYTES):
         is_done = get(wire, SERVE_FIRST) == get(wire, SERVE_LAST) and get(wire, _SEAL) == 0
         if is_done and get(wire, _BODY_LEFT) == 0:
-            _add_credit(table, wire, True)
-            _add_frame(wire, F_BYE, 0, 0)
-            put(wire, _SAYS_BYE, SAID_BYE)
+            _add_bye(table, wire)
+
+
+@inline
+def _send_some(table, wire, address, most_bytes, flags):
+    """Send; return the bytes, 0 where nothing can go now, less where nothing will any more."""
+    if get(wire, CARRIER) != 0:
+        carry = get(get(table, WIRES), CARRY_AWAY)
+        return call_post(carry, get(wire, CARRIER), address, most_bytes)
+    gone = _send(np.int32(get(wire, FD)), address, most_bytes, np.int32(flags))
+    return gone if gone > 0 or failed_call() != 0 else 0
 
 
 @inline
@@ -365,10 +396,10 @@ def send_on(table, wire):
         else:
             address = get(wire, _BUFFER) + start
             flags |= _MSG_MORE if body_left > 0 else 0
-        gone = _send(np.int32(get(wire, FD)), address, left, np.int32(flags))
+        gone = _send_some(table, wire, address, left, flags)
         if gone <= 0:
             put(wire, IS_BLOCKED, 1)
-            if failed_call() != 0:  # what the other end has said before it left may still come
+            if gone < 0:  # what the other end has said before it left may still come
                 put(wire, MAY_SEND, 0)
                 put(wire, IS_BLOCKED, 0)
             return moved

@@ -28,14 +28,14 @@ N_TAKEN, TAKEN = int(Wire.N_TAKEN), int(Wire.TAKEN)
 SENT_BYTES, GRANTED_BYTES = int(Wire.SENT_BYTES), int(Wire.GRANTED_BYTES)
 CAME_BYTES, TOLD_GRANTED = int(Wire.CAME_BYTES), int(Wire.TOLD_GRANTED)
 CAME_COST, TOLD_MATCHED = int(Wire.CAME_COST), int(Wire.TOLD_MATCHED)
-HAS_BYE = int(Wire.HAS_BYE)
+HAS_BYE, SAYS_BYE = int(Wire.HAS_BYE), int(Wire.SAYS_BYE)
+CARRIER = int(Wire.CARRIER)
+CARRY_AWAY, CARRY_HERE = int(Wires.CARRY_AWAY), int(Wires.CARRY_HERE)
 FETCHES, ASKS, SERVES = int(Wire.FETCHES), int(Wire.ASKS), int(Wire.SERVES)
 OPEN, FAILED, ENDED = int(WireState.OPEN), int(WireState.FAILED), int(WireState.ENDED)
 F_HELLO, F_RECORD, F_ASK = int(Frame.HELLO), int(Frame.RECORD), int(Frame.ASK)
 F_DATA, F_TAKEN, F_CREDIT = int(Frame.DATA), int(Frame.TAKEN), int(Frame.CREDIT)
 F_BYE, F_SEALED = int(Frame.BYE), int(Frame.SEALED)
-NO_FRAME = -1
-"""In place of an error's number: what came is nothing that a rank sends."""
 
 _MAILBOX, _LARGE_RING_BYTES = int(Wire.MAILBOX), int(Context.LARGE_RING_BYTES)
 _MAILBOXES, _MAILBOX_STRIDE = int(Context.MAILBOXES), int(Context.MAILBOX_STRIDE)

@@ -48,13 +48,19 @@ class WireState(IntEnum):
     ENDED = 2  # both ends have said that nothing follows
 
 
+NO_FRAME: Final = -1
+"""In place of an error's number: what came is nothing that a rank sends."""
+CARRIER_FAILED: Final = -2
+"""Likewise: what carries the bytes says why."""
+
+
 class Wire(IntEnum):
     """Fields of a connection."""
 
     FD = 0
     END = 1  # who is at the other end, as the table counts ranks
     STATE = 2
-    ERRNO = 3  # of one that has failed; 0: the other end closed it; -1: no frame of ours
+    ERRNO = 3  # of one that has failed; 0: the other end closed it; or of the two below
     MAY_SEND = 4
     IS_BLOCKED = 5  # the connection takes no more for now
     # What comes.
@@ -94,6 +100,7 @@ class Wire(IntEnum):
     OPENED = 34  # bytes of what was in it
     OPEN_BUFFER = 35
     OPENED_BUFFER = 36
+    CARRIER = 37  # address of what carries bytes in place of the socket; 0: the socket does
     # The end.
     SAYS_BYE = 38  # 1: to be said; SAID_BYE: said
     HAS_BYE = 39
@@ -103,6 +110,7 @@ class Wire(IntEnum):
     NEEDS_ROOM = 42  # what came waits for memory
     PARTS_LEFT = 43  # bytes of the message that comes, in further records
     OPEN_BYTES = 44  # of the sealed frame that comes
+    CARRIER_IS_EMPTY = 45  # whether the carrier had brought nothing when it was last asked
     # The rings of this pair as the other end sees them, by `words.Mailbox`.
     MAILBOX = 48
     FETCHES = MAILBOX + MAILBOX_WORDS  # by acknowledgement: the row that its data is for
@@ -152,5 +160,7 @@ class Wires(IntEnum):
     N_STEPS = 7  # counts
     SERVED = 8  # address of a `Served` for each acknowledgement
     POLL_FDS = 9  # address of a ``struct pollfd`` for each connection
+    CARRY_AWAY = 10  # address of ``(carrier, address, most bytes)`` -> bytes taken; -1: failed
+    CARRY_HERE = 11  # such a function that fills memory; 0: nothing has come
     FIRST = 16
     """Addresses of the connections."""

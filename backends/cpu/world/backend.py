@@ -14,6 +14,7 @@ from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.world.large_movements import LARGE_MOVEMENTS
 from gpucoll.backends.cpu.world.large_reductions import LARGE_REDUCTIONS
 from gpucoll.backends.cpu.world.large_scans import LARGE_SCANS
+from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.cpu.world.messages import WorldMessages
 from gpucoll.backends.cpu.world.movements import MOVEMENTS
 from gpucoll.backends.cpu.world.phases import Phases, Signature
@@ -100,11 +101,18 @@ class WorldCpuBackend:
         The ranks.
     blocks : BlockMaker, optional
         Makes their call blocks, where others than the CPU backend's are needed.
+    carriers : Carriers, optional
+        What moves messages between hosts in place of connections; belongs to this.
     """
 
-    def __init__(self, group: WorldGroup, blocks: BlockMaker | None = None) -> None:
+    def __init__(
+        self,
+        group: WorldGroup,
+        blocks: BlockMaker | None = None,
+        carriers: Carriers | None = None,
+    ) -> None:
         self._group = group
-        messages = WorldMessages(group)
+        messages = WorldMessages(group, carriers)
         self._host = CpuBackend(group.host, messages)
         self.last_status: Callable[[], int] = _not_run
         self._entries: SmallEntries | None = None

@@ -23,6 +23,7 @@ from gpucoll.backends.cpu.host import message_step
 from gpucoll.backends.cpu.wires import loop
 from gpucoll.backends.cpu.wires.words import Wire, Wires, WireState
 from gpucoll.backends.cpu.world.message_wires import (
+    Carriers,
     MessageWire,
     WireTable,
     first_grant,
@@ -41,8 +42,12 @@ _Words = npt.NDArray[np.int64]
 _BUSY_S, _PENDING_S, _IDLE_S = 0.005, 0.02, 0.5
 """How long it sleeps at most: beside who waits awake, while something is pending, and else."""
 _AGAIN_S = 0.001
+_CARRIED_SLICE_NS = 100_000
+"""A wait sleeps so long at most where carriers bring what it waits for: nothing wakes it."""
 _TELLING_S = 1.0
 """How long, after a connection has ended, whoever knows why has for saying it."""
+_LOST_S = 0.05
+"""How long MPI has for ending what the end of a communicator has left behind."""
 _LEAVING_S = 5.0
 """How long who closes waits until what he has sent is on its way."""
 _all: weakref.WeakSet[MessageThread] = weakref.WeakSet()
@@ -63,13 +68,22 @@ class MessageThread:
         The words of the table of messages, and of the context that steps it.
     ends : dict
         By rank, as the table counts it: of all ranks of other hosts.
+    carriers : Carriers, optional
+        Make what carries bytes in place of the connections, on all ranks; belong to this.
     """
 
     def __init__(
-        self, group: WorldGroup, pairs: Pairs, table: _Words, steps: _Words, ends: dict[int, int]
+        self,
+        group: WorldGroup,
+        pairs: Pairs,
+        table: _Words,
+        steps: _Words,
+        ends: dict[int, int],
+        carriers: Carriers | None = None,
     ) -> None:
         self._find_group = weakref.ref(group)
         self._pairs, self._table, self._steps_context, self._ends = pairs, table, steps, ends
+        self._carriers = carriers
         self._table_address = table.ctypes.data
         self._members = group.host.members
         self._rank = group.host.rank
@@ -83,7 +97,11 @@ class MessageThread:
         self._by_rank: dict[int, MessageWire] = {}
         self._failing: dict[MessageWire, float] = {}
         self._ended: set[MessageWire] = set()
-        self._last_steps = 0
+        self._cut: dict[MessageWire, float] = {}
+        """Whose socket has ended, of those that a carrier serves, and until when it may say why."""
+        self._is_setting_up = False
+        self._looks_at = 0.0
+        self._last_steps = self._last_moves = 0
         self._is_stopping = False
         self._context = group.host.context
         self._step: Callable[[int], int] | None = None
@@ -108,8 +126,12 @@ class MessageThread:
 
     def _set_up(self) -> None:
         """Have whoever steps the table look at connections, too: there is the first one."""
+        self._is_setting_up = True  # loops may have to be compiled
         words, wires = self._table, self.wires.words
         step, post = loop.wires_step.address, loop.wires_post.address
+        if self._carriers is not None:
+            wires[Wires.CARRY_AWAY], wires[Wires.CARRY_HERE] = self._carriers.functions
+            words[TransferTable.LONGEST_SLICE_NS] = _CARRIED_SLICE_NS
         wires[Wires.HOST_STEP] = message_step.message_step.address
         wires[Wires.HOST_POST] = message_step.message_post.address
         self.post = ctypes.PYFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 3)(post)
@@ -118,6 +140,7 @@ class MessageThread:
         words[TransferTable.POST], words[TransferTable.STEP] = post, step
         self._context[Context.MESSAGE_STEP] = step
         self._step = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64)(step)
+        self._is_setting_up = False
 
     # --- the thread -------------------------------------------------------------------------------
 
@@ -150,6 +173,21 @@ class MessageThread:
         ordering.store(place, 1)
         return True
 
+    def _patience_s(self) -> float:
+        """Return how long to sleep at most where the connections say that something has come."""
+        if self._carriers is None or not self.wires.wires:
+            return _IDLE_S
+        words = self._table  # carriers say nothing: who waits for them looks again and again
+        moves, self._last_moves = self._last_moves, int(words[TransferTable.MOVES])
+        is_busy = words[TransferTable.WAITERS] or words[TransferTable.PENDING]
+        if (
+            is_busy
+            or moves != self._last_moves
+            or any(wire.is_blocked for wire in self._open_wires())
+        ):
+            return _AGAIN_S
+        return _PENDING_S
+
     def _turn(self) -> None:
         """Sleep until something happens, and take it."""
         poll, is_looking = select.poll(), self._is_needed()
@@ -157,8 +195,11 @@ class MessageThread:
         self._pairs.register(poll)
         if is_looking:
             for wire in self._open_wires():
-                poll.register(wire.end, select.POLLIN | (select.POLLOUT * wire.is_blocked))
-        limit_s = _IDLE_S if is_looking else _BUSY_S
+                if wire.carrier is None:
+                    poll.register(wire.end, select.POLLIN | (select.POLLOUT * wire.is_blocked))
+                elif wire not in self._cut:
+                    poll.register(wire.end, select.POLLIN)
+        limit_s = self._patience_s() if is_looking else _BUSY_S
         if self._failing or self._pairs.is_connecting or self._table[TransferTable.PENDING]:
             limit_s = min(limit_s, _PENDING_S)
         if any(wire.is_waiting and not wire.is_blocked for wire in self._open_wires()):
@@ -171,6 +212,7 @@ class MessageThread:
             return
         while self._wanted:
             self._pairs.want(self._wanted.popleft())
+        self._note_cut(ready)
         for pair in self._pairs.handle(ready):
             self._add(pair)
         if is_looking or limit_s == _AGAIN_S:
@@ -183,7 +225,8 @@ class MessageThread:
 
     def _add(self, pair: Pair) -> None:
         ring_bytes = int(self._steps_context[Context.LARGE_RING_BYTES])
-        wire = MessageWire(pair, self._ends[pair.rank], first_grant(ring_bytes))
+        carrier = None if self._carriers is None else self._carriers.to(pair.rank)
+        wire = MessageWire(pair, self._ends[pair.rank], first_grant(ring_bytes), carrier)
         if self._step is None:
             self._set_up()
         self.wires.add(wire)
@@ -214,6 +257,15 @@ class MessageThread:
 
     # --- ends -------------------------------------------------------------------------------------
 
+    def _note_cut(self, ready: set[int]) -> None:
+        """Note whose sockets have ended that carry nothing: their carriers do not know."""
+        now = time.monotonic()
+        for wire in self._open_wires():
+            if wire.carrier is not None and wire.end.fileno() in ready and wire not in self._cut:
+                self._cut[wire] = now + _TELLING_S
+            if now > self._cut.get(wire, now) and wire.brings_nothing:
+                wire.words[Wire.STATE] = WireState.FAILED
+
     def _look_for_ends(self) -> None:
         """Take that connections have ended, and that ranks have closed the communicator."""
         now = time.monotonic()
@@ -227,7 +279,8 @@ class MessageThread:
         for wire in [wire for wire, moment in self._failing.items() if now >= moment]:
             del self._failing[wire]
             self._lose(wire, wire.reason)
-        if self._table[TransferTable.PENDING]:
+        if self._table[TransferTable.PENDING] and now >= self._looks_at:
+            self._looks_at = now + _PENDING_S
             self._look_for_closed()
 
     def _lose(self, wire: MessageWire, reason: str) -> None:
@@ -264,17 +317,21 @@ class MessageThread:
                 if not wire.words[Wire.SAYS_BYE]:
                     ordering.store(wire.address + 8 * Wire.SAYS_BYE, 1)
                 elif wire.has_said_bye and wire not in said:
-                    shut(wire.end)
+                    if wire.carrier is None:  # or it would overtake what goes the other way
+                        shut(wire.end)
                     said.add(wire)
             missing = awaited - self._by_rank.keys()
+            if self._is_setting_up:
+                stop = time.monotonic() + _LEAVING_S
             if not wires and not missing:
                 return
             self.step()
             poll = select.poll()
             for wire in wires:
-                if (fd := wire.end.fileno()) >= 0:  # the thread may have closed it
+                if wire.carrier is None and (fd := wire.end.fileno()) >= 0:  # or it was closed
                     poll.register(fd, select.POLLIN | (select.POLLOUT * (wire not in said)))
-            poll.poll(1000 * (0.002 if missing or len(said) < len(wires) else _PENDING_S))
+            is_slow = not missing and len(said) == len(wires) and self._carriers is None
+            poll.poll(1000 * (_PENDING_S if is_slow else 0.002))
 
     def _is_over(self) -> bool:
         group = self._find_group()
@@ -286,6 +343,13 @@ class MessageThread:
         wake(self._event_fd)
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join()
+
+    def end_carriers(self) -> None:
+        """Have nothing under way any more: the table of messages is dead."""
+        carriers, self._carriers = self._carriers, None
+        if carriers is not None:
+            group = self._find_group()
+            carriers.close(_LOST_S if group is None or group.is_aborted else _TELLING_S)
 
     def drop(self) -> None:
         """Close all descriptors: the table of messages is dead, or this is a forked child."""

@@ -6,6 +6,7 @@ import ctypes
 import os
 import select
 import socket
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from gpucoll.backends.cpu.wires.words import (
     ACKNOWLEDGED,
     BUFFER_BYTES,
+    CARRIER_FAILED,
     HEADER_BYTES,
     SAID_BYE,
     SEAL_BYTES,
@@ -29,12 +31,39 @@ from gpucoll.group.world.pairs import Pair
 from gpucoll.transport.shared import ordering
 
 _Words = npt.NDArray[np.int64]
+_NO_FD = 0xFFFFFFFF
+"""A ``struct pollfd`` that is skipped."""
 
 
 def _memory(size_bytes: int) -> tuple[bytearray, int]:
     """Return new memory and its address: not NumPy's, which a forked child may share."""
     memory = bytearray(size_bytes)
     return memory, ctypes.addressof(ctypes.c_char.from_buffer(memory))
+
+
+class Carrier(Protocol):
+    """Carries a connection's bytes in place of its socket, which then only opens and closes it."""
+
+    address: int
+    """Of what the functions below know it by."""
+
+    @property
+    def failure(self) -> str:
+        """Why nothing goes any more."""
+
+
+class Carriers(Protocol):
+    """Makes carriers: both ends of a connection have one, or none does."""
+
+    @property
+    def functions(self) -> tuple[int, int]:
+        """Addresses of what carries away, and here: see `words.Wires`."""
+
+    def to(self, rank: int) -> Carrier:
+        """Return a new one, to a rank."""
+
+    def close(self, limit_s: float) -> None:
+        """End all, once nobody carries anything any more; in so many seconds."""
 
 
 class MessageWire:
@@ -48,16 +77,22 @@ class MessageWire:
         Who is at the other end, as the table of messages counts.
     granted_bytes : int
         How much may be sent before the other end says that there is room for more.
+    carrier : Carrier, optional
+        What carries its bytes; default: the socket.
     """
 
-    def __init__(self, pair: Pair, end: int, granted_bytes: int) -> None:
+    def __init__(
+        self, pair: Pair, end: int, granted_bytes: int, carrier: Carrier | None = None
+    ) -> None:
         self.rank = pair.rank
         self.end = pair.end
+        self.carrier = carrier
         self._seal, self._opening = pair.seal, pair.opening
         self._words_memory, self.address = _memory(8 * WIRE_WORDS)
         self.words: _Words = np.frombuffer(self._words_memory, np.int64)
         words = self.words
         words[Wire.FD], words[Wire.END] = pair.end.fileno(), end
+        words[Wire.CARRIER] = 0 if carrier is None else carrier.address
         words[Wire.GRANTED_BYTES] = words[Wire.TOLD_GRANTED] = granted_bytes
         self._buffers = {}
         for field, size_bytes in (
@@ -88,6 +123,11 @@ class MessageWire:
         return self.words[Wire.SAYS_BYE] == SAID_BYE and bool(is_empty)
 
     @property
+    def brings_nothing(self) -> bool:
+        """Whether its carrier has brought all, as far as is known, and not that it was all."""
+        return bool(self.words[Wire.CARRIER_IS_EMPTY]) and not self.words[Wire.HAS_BYE]
+
+    @property
     def is_blocked(self) -> bool:
         """Whether it takes no more for now."""
         return bool(self.words[Wire.IS_BLOCKED])
@@ -96,6 +136,8 @@ class MessageWire:
     def reason(self) -> str:
         """Why it has failed."""
         number = int(self.words[Wire.ERRNO])
+        if number == CARRIER_FAILED and self.carrier is not None:
+            return self.carrier.failure
         if number < 0:
             return "what came is nothing that a rank sends"
         return os.strerror(number) if number else "the other end is gone"
@@ -188,14 +230,14 @@ class WireTable:
         place = len(self.wires)
         self.wires.append(wire)
         fds = np.frombuffer(self._poll_memory, np.int64)
-        fds[place] = wire.end.fileno() | (select.POLLIN << 32)
+        fds[place] = _NO_FD if wire.carrier else wire.end.fileno() | (select.POLLIN << 32)
         self.words[Wires.FIRST + place] = wire.address
         ordering.store(self.address + 8 * Wires.COUNT, place + 1)
 
     def forget(self, wire: MessageWire) -> None:
         """Have `poll` skip a connection that is open no more: its descriptor will be another's."""
         fds = np.frombuffer(self._poll_memory, np.int64)
-        fds[self.wires.index(wire)] = 0xFFFFFFFF
+        fds[self.wires.index(wire)] = _NO_FD
 
     def take_need(self) -> bool:
         """Return whether there is something to do for Python, and note that it is done."""

@@ -11,11 +11,15 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from gpucoll.backends.cpu.host import message_step
 from gpucoll.backends.cpu.host.message_rows import Rows
 from gpucoll.backends.cpu.host.message_table import MessageTable
 from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.cpu.world.message_thread import MessageThread
+from gpucoll.backends.cpu.world.message_wires import Carriers
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared import layout
@@ -30,6 +34,9 @@ from gpucoll.transport.shared.words import (
 
 _PEER, _FOUND_PEER = int(Transfer.PEER), int(Transfer.FOUND_PEER)
 _SEND = int(Kind.SEND)
+_CARRIED_YIELDS = 1000
+"""So often a wait gives way before it sleeps where nothing would wake it at once: no connection
+says that something has come, but the thread looks every millisecond."""
 
 
 class WorldRows(Rows):
@@ -84,19 +91,24 @@ class WorldMessages(MessageTable):
     ----------
     group : WorldGroup
         The ranks.
+    carriers : Carriers, optional
+        What moves bytes between hosts in place of connections; belongs to this.
     """
 
-    def __init__(self, group: WorldGroup) -> None:
+    def __init__(self, group: WorldGroup, carriers: Carriers | None = None) -> None:
         assert group.pairs is not None
         members = group.host.members
         self._ranks = members.job.numbers
         self._end_of = {rank: end for end, rank in enumerate(self._ranks)}
+        self._is_carried = carriers is not None
         super().__init__(group.host, group)
         elsewhere = {rank: self._end_of[rank] for rank in self._ranks[members.world_size :]}
         self._unconnected = set(elsewhere)
         """Ranks of other hosts that nothing was sent to yet."""
         self._elsewhere = frozenset(elsewhere)
-        self._thread = MessageThread(group, group.pairs, self._words, self._steps, elsewhere)
+        self._thread = MessageThread(
+            group, group.pairs, self._words, self._steps, elsewhere, carriers
+        )
         self._words[TransferTable.LEFT] = self._thread.left.ctypes.data
         self._wired_post: Callable[..., int] | None = None
         # What goes to other hosts waits there until it is asked for, in this rank's own memory.
@@ -106,6 +118,12 @@ class WorldMessages(MessageTable):
         self._count_as_users()
         group.host.at_close(partial(_stop, self._thread, self._address))
         self._thread.start()
+
+    def _new_context(self) -> npt.NDArray[np.int64]:
+        context = super()._new_context()
+        if self._is_carried:
+            context[Context.YIELDS] = _CARRIED_YIELDS
+        return context
 
     def _post(self, rows: Rows, count: int) -> int:
         if self._wired_post is None:
@@ -230,4 +248,5 @@ def _stop(thread: MessageThread, table: int) -> None:
     """End the thread, and have nobody touch the connections any more."""
     thread.stop()
     message_step.message_end.ctypes(table)
+    thread.end_carriers()
     thread.drop()

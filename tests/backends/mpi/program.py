@@ -26,8 +26,12 @@ if level := os.environ.get("GPUCOLL_TEST_THREADS"):
 import numpy as np
 import pytest
 from mpi4py import MPI
+from tests.api import test_random_messages
 from tests.collective_cases import COLLECTIVES, COUNTED, REDUCTIONS, Case, draw, run_cases
 from tests.dtypes import covering
+from tests.group.world.test_message_ends import arrive_beside_work, receive_from_both_kinds
+from tests.group.world.test_messages import cases as message_cases
+from tests.messages import is_broken, until
 
 import gpucoll
 from gpucoll.arrays.operands import prepare
@@ -127,6 +131,58 @@ def calls() -> None:
         comm.barrier()
 
 
+def messages() -> None:
+    """The common body of messages, each over a communicator of its own."""
+    placed = os.environ["GPUCOLL_TEST_HOSTS"]
+    n_cases = 0
+    for function, given, where in (case.values for case in message_cases()):
+        if where == placed:
+            with made() as comm:
+                function(comm, **given)
+            n_cases += 1
+    assert n_cases > 2
+    traffic()
+
+
+def traffic() -> None:
+    """Messages of all kinds and sizes, whoever they are from."""
+    with made() as comm:
+        assert comm.describe().facts["messages"].endswith("between hosts through MPI")
+        assert test_random_messages.run_traffic(comm, 7) == comm.world_size
+        receive_from_both_kinds(comm)
+
+
+def message_ends() -> None:
+    """What ends a wait for a message between hosts, and what is left behind."""
+    with made() as comm:
+        if comm.world_size == 2:
+            arrive_beside_work(comm)
+    comm = made()
+    if comm.rank:
+        comm.send(np.full(5, comm.rank), 0, comm.rank)
+        comm.close()  # what was sent stays
+    else:
+        until(lambda: all(map(comm._group.has_closed, range(1, comm.world_size))))
+        for rank in range(comm.world_size - 1, 0, -1):
+            assert comm.recv(np.zeros(5, int), rank, rank)[-1] == rank
+        comm.close()
+    for limit_s, large in ((0.3, False), (2.0, True)):
+        comm = made(timeout_s=limit_s)
+        last = comm.world_size - 1
+        if comm.rank == 0:
+            with pytest.raises(gpucoll.DeadlineError, match=f"rank 0 of .* waited {limit_s:g} s"):
+                exchange_in_vain(comm, last, 20_000_000 if large else 8)
+        else:
+            until(lambda comm=comm: is_broken(comm))
+        comm._give_up()
+
+
+def exchange_in_vain(comm, dest: int, count: int) -> None:
+    """Send, and receive what nobody sends."""
+    comm.send(np.zeros(count), dest)
+    comm.recv(np.zeros(1), dest)
+
+
 def gpu_arrays() -> None:
     """Arrays of Host devices, which play GPUs: staged, and moved by MPI."""
     from gpucoll.testing import device_arrays
@@ -160,6 +216,8 @@ def beside() -> None:
     comm = gpucoll.init(backend="mpi")
     kept = gpucoll.Communicator.from_mpi(WORLD)
     assert comm.all_reduce(1) == WORLD.size
+    following, before = (comm.rank + 1) % comm.world_size, (comm.rank - 1) % comm.world_size
+    assert comm.send_recv(np.full(9000, comm.rank), following, before)[-1] == before
     WORLD.Barrier()
     MPI.Finalize()
     with pytest.raises(gpucoll.StateError, match="MPI was finalised"):

@@ -34,6 +34,11 @@ def test_between_hosts(mpi):
     run(mpi, 3, "cases", "calls", "mismatch", "other_calls", "beside", GPUCOLL_TEST_HOSTS="aba")
 
 
+@pytest.mark.parametrize("hosts", ["ab", "aab"])
+def test_messages_between_hosts(mpi, hosts):
+    run(mpi, len(hosts), "messages", "message_ends", GPUCOLL_TEST_HOSTS=hosts)
+
+
 def test_arrays_of_gpus(mpi):
     run(mpi, 3, "gpu_arrays", GPUCOLL_TEST_HOSTS="aba", GPUCOLL_DEVICE="host")
 

@@ -40,7 +40,9 @@ def test_between_hosts(mpich):
     for name in ("GPUCOLL_SECRET", "GPUCOLL_SECRET_FILE", "GPUCOLL_MEET"):
         assert not os.environ.get(name)
 
-    code, output = mpich.run(3, PROGRAM, "met_by_init", "cases", "calls", "mismatch", **given)
+    code, output = mpich.run(
+        3, PROGRAM, "met_by_init", "cases", "calls", "mismatch", "traffic", **given
+    )
 
     assert code == 0, output
     assert output.count("has ended well") == 3, output

@@ -186,6 +186,8 @@ UNORDERED = (
     "entries.waiting.hold_started",
     "backends.cpu.host.message_step.message_release",
     "backends.cpu.wires.loop.wires_fetch",
+    "backends.mpi.carrying.carry_away",
+    "backends.mpi.carrying.carry_here",
     "transport.tcp.stream_plan.plan_streams",
     "transport.tcp.stream_loop.run_streams",
     "transport.tcp.exchange.begin",

@@ -407,9 +407,10 @@ class TransferTable(IntEnum):
     FETCH = 29  # address of what asks for a message's data
     LEFT = 30  # address of a word for each rank: 1 where one of another host sends nothing more
     WIRES = 31  # address of the connections, see `backends.cpu.wires.words`
+    LONGEST_SLICE_NS = 32  # that a wait sleeps without a look
 
 
-TABLE_WORDS = 32
+TABLE_WORDS = 33
 THREAD_MIN_BYTES = 64 << 10
 """From this size on a message that is begun has the thread take it on: 10 us of copying."""
 
