@@ -49,6 +49,7 @@ MODULES_WHEN_USED = (
     "gpucoll.devices.host.loop",
     "gpucoll.backends.mpi.carrying",
     "gpucoll.backends.mpi.loop",
+    "gpucoll.backends.mpi.exchange",
 )
 """Those that most programs do not need: not compiled here (`gpucoll.kernels.cpu.kept_loops`)."""
 

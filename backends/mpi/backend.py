@@ -105,13 +105,16 @@ class Memory:
         All ranks, as MPI knows them; belongs to this from here on.
     who : str
         This rank, for messages.
+    further : object
+        What else MPI reads and writes.
     """
 
-    def __init__(self, group: HostGroup, ranks: MpiRanks, who: str) -> None:
+    def __init__(self, group: HostGroup, ranks: MpiRanks, who: str, further: object = None) -> None:
         self._words: dict[bool, CommunicatorWords] = {}
         self._group = group
         self._ranks = ranks
         self._who = who
+        self._further = further
         self.end_messages: Callable[[], None] | None = None
         """Ends what MPI carries of messages."""
         ranks.at_end = self._note_end
@@ -135,6 +138,18 @@ class Memory:
             self._ranks.is_given_up = True
             keep_for_ever(held)
 
+    def kept_where_given_up(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a compiled entry that keeps its arrays for ever where MPI was left with them."""
+        keep, words = self.keep_given_up, self.words()
+
+        def entry(x: Any, out: Any, *given: Any) -> Any:
+            result = call(x, out, *given)
+            if result is None and words.is_given_up:
+                keep((x, out))
+            return result
+
+        return entry
+
     def _note_end(self) -> None:
         """MPI is being finalised: no call can run any more."""
         if not self._group.is_closed and self._group.failure is None:
@@ -154,7 +169,7 @@ class Memory:
         self._ranks.free(keep=is_given_up)
         for words in self._words.values():
             if is_given_up:
-                keep_for_ever(words)
+                keep_for_ever((words, self._further))
             else:
                 words.release()
 
@@ -191,15 +206,13 @@ class MpiBackend:
         key = collective, of_blocks
         if key not in self._tables:
             self._tables[key] = (BlockEntryTable if of_blocks else EntryTable)(self.group)
-        call, keep, words = self._tables[key].call, self.memory.keep_given_up, self.memory.words()
+        call = self.memory.kept_where_given_up(self._tables[key].call)
+        if not of_blocks:
+            return call
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
-            if of_blocks and (type(x) is list or type(out) is list):  # lists are packed
-                return self._serve_nothing()
-            result = call(x, out, *given)
-            if result is None and words.is_given_up:
-                keep((x, out))
-            return result
+            is_listed = type(x) is list or type(out) is list  # lists are packed
+            return self._serve_nothing() if is_listed else call(x, out, *given)
 
         return entry
 

@@ -84,8 +84,8 @@ class CommunicatorWords:
 
     @property
     def is_given_up(self) -> bool:
-        """Whether MPI was left with requests that it may still work on."""
-        return bool(self.words[Word.IS_GIVEN_UP])
+        """Whether MPI was left with requests that it may still work on: a call's, or leaders'."""
+        return bool(self.words[Word.IS_GIVEN_UP] or self.words[Word.N_REQUESTS])
 
 
 class MpiBlockMaker(BlockMaker):
@@ -143,8 +143,7 @@ class MpiBlockMaker(BlockMaker):
             return
         block.words[Call.MPI_DTYPE] = self._library.dtype(dtype)
         block.words[Call.MPI_OPERATION] = self._library.operation(native)
-        if not is_averaged:
-            block.words[Call.KERNEL] = 0
+        block.words[Call.MPI_DIVIDES] = is_averaged
 
 
 class BlockMakers:

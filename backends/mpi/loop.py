@@ -58,11 +58,13 @@ from gpucoll.transport.shared.steps import (
     wait_all_arrived,
 )
 from gpucoll.transport.shared.words import Call, Context, Path, Status
+from gpucoll.transport.tcp import exchange_words
 from gpucoll.types import Collective
 
 _WORDS, _DTYPE, _OPERATION = int(Call.MPI), int(Call.MPI_DTYPE), int(Call.MPI_OPERATION)
 _OFFSETS, _PIECES, _BLOCK_BYTES = int(Call.OFFSETS), int(Call.PIECES), int(Call.BLOCK_BYTES)
 _COLLECTIVE, _LANDINGS = int(Call.MPI_COLLECTIVE), int(Call.LANDINGS)
+_DIVIDES = int(Call.MPI_DIVIDES)
 _INPUTS = int(Word.INPUTS)
 _N_HERE, _CONTEXT_RANK = int(Context.WORLD_SIZE), int(Context.RANK)
 _ALL_REDUCE, _REDUCE = int(Collective.ALL_REDUCE), int(Collective.REDUCE)
@@ -170,7 +172,7 @@ def _reduce_from(context, words, call, source):
         landing = destination + done if gets else 0
         _reduce_piece(words, call, source + done, landing, piece_bytes // item_bytes)
         status = finish(context, words)
-        if status == OK and gets and get(call, KERNEL) != 0:  # of an average: the division
+        if status == OK and gets and get(call, _DIVIDES) != 0:
             inputs = get(words, _INPUTS)
             put(inputs, 0, landing)
             count = piece_bytes // get(call, PART_BYTES)
@@ -662,7 +664,7 @@ def _run(context, words, call):
     return _reduce_by_kernels(context, words, call)
 
 
-@compiled_when_used(_i64(_i64, _i64))
+@compiled_when_used(_i64(_i64, _i64), exchange_words.__name__)
 def mpi_call(context, call):
     """Run one collective through MPI as the call block says; return a status."""
     status = begin(context, call)

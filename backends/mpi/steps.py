@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.backends.mpi import words as mpi_words
-from gpucoll.backends.mpi.words import Word
+from gpucoll.backends.mpi.words import CALL_TAG, Word
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.memory import (
     call_copy,
@@ -35,6 +35,7 @@ from gpucoll.transport.shared.flags import (
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.steps import KERNEL, OK, PARAMETER, PART_BYTES, START_NS
 from gpucoll.transport.shared.words import Call, Context, Status
+from gpucoll.transport.tcp import exchange_words
 
 RANK, WORLD_SIZE = int(Word.RANK), int(Word.WORLD_SIZE)
 COMMUNICATOR, BYTE, IN_PLACE = int(Word.COMMUNICATOR), int(Word.BYTE), int(Word.IN_PLACE)
@@ -44,20 +45,21 @@ INPUTS, MOVES = int(Word.INPUTS), int(Word.MOVES)
 IS_ON_GPU = int(Word.IS_ON_GPU)
 STRIDE, COPY = int(Call.PARAMETER_STRIDE), int(Context.COPY_PLAIN)
 SCRATCH = int(Word.SCRATCH)
-_STATUSES, _FLAG, _ERROR = int(Word.STATUSES), int(Word.FLAG), int(Word.ERROR)
+_STATUSES, _FLAG, ERROR = int(Word.STATUSES), int(Word.FLAG), int(Word.ERROR)
 _REQUEST_BYTES, _IS_GIVEN_UP = int(Word.REQUEST_BYTES), int(Word.IS_GIVEN_UP)
 _VECTORS = int(Word.VECTORS)
 _SCRATCH_BYTES, _TEST, _TEST_ALL = int(Word.SCRATCH_BYTES), int(Word.TEST), int(Word.TEST_ALL)
-_SEND, _RECEIVE = int(Word.SEND), int(Word.RECEIVE)
+SEND, RECEIVE = int(Word.SEND), int(Word.RECEIVE)
 _SLICE_NS, _TIMEOUT_NS = int(Context.SLICE_NS), int(Context.TIMEOUT_NS)
 _EVENT, _CONTEXT_RANK = int(Status.EVENT), int(Context.RANK)
 _DEADLINE, _BACKEND = int(Abort.DEADLINE), int(Abort.BACKEND)
+_HOSTS, _NOT_YET = int(Context.HOSTS), int(Status.NOT_YET)
+_OUTCOME, _HOSTS_DEADLINE = int(exchange_words.Word.OUTCOME), int(exchange_words.Outcome.DEADLINE)
 MOVE_BYTES = 8 * mpi_words.MOVE_WORDS
 _SEND_FROM, _SEND_BYTES = mpi_words.SEND_FROM, mpi_words.SEND_BYTES
 _RECEIVE_AT, _RECEIVE_BYTES = mpi_words.RECEIVE_AT, mpi_words.RECEIVE_BYTES
 FIRST_POLLS = 40
 """So often a wait polls before it lets other Python threads run."""
-_TAG = 0
 
 _i64 = types.int64
 allocate = types.ExternalFunction("malloc", _i64(_i64))
@@ -78,13 +80,13 @@ def issue(words, function, a, b, c, d, e, f, g, h, i, j):
     """Call a function of MPI's that begins something and fills `next_request`."""
     error = np.int64(call_foreign(get(words, function), a, b, c, d, e, f, g, h, i, j))
     if error != 0:
-        put(words, _ERROR, error)
+        put(words, ERROR, error)
     else:
         put(words, N_REQUESTS, get(words, N_REQUESTS) + 1)
 
 
 @inline
-def _poll(words):
+def poll_requests(words):
     """Return whether all requests have ended, or MPI has failed."""
     count, flag = get(words, N_REQUESTS), words + 8 * _FLAG
     put(words, _FLAG, 0)
@@ -117,9 +119,19 @@ def _poll(words):
             0,
         )
     if error != 0:
-        put(words, _ERROR, np.int64(error))
+        put(words, ERROR, np.int64(error))
         return True
     return load32(flag) != 0
+
+
+@inline
+def _leaves_it_to_python(context):
+    """Return whether Python says who is late: on several hosts the first rank of each asks them."""
+    hosts = get(context, _HOSTS)
+    if hosts == 0 or get(context, _CONTEXT_RANK) != 0:
+        return False
+    put(hosts, _OUTCOME, _HOSTS_DEADLINE)
+    return True
 
 
 @inline
@@ -129,11 +141,13 @@ def _poll_long(context, words):
     time_ns = start_clock(context)
     look_ns = time_ns + get(context, _SLICE_NS)
     end_ns = get(context, START_NS) + get(context, _TIMEOUT_NS)
-    while not _poll(words):
+    while not poll_requests(words):
         yield_once()
         if is_aborted(context):
             return _EVENT
         time_ns = now_ns(context)
+        if time_ns > end_ns and _leaves_it_to_python(context):
+            return _NOT_YET
         if time_ns >= look_ns or time_ns > end_ns:
             status = look_around(context, _DEADLINE)
             if status != OK:
@@ -145,15 +159,15 @@ def _poll_long(context, words):
 @inline
 def finish(context, words):
     """Wait until what was issued has ended; return a status."""
-    status, is_done = OK, get(words, N_REQUESTS) == 0 and get(words, _ERROR) == 0
+    status, is_done = OK, get(words, N_REQUESTS) == 0 and get(words, ERROR) == 0
     polls = 0
-    while not is_done and polls < FIRST_POLLS and get(words, _ERROR) == 0:
-        is_done = _poll(words)
+    while not is_done and polls < FIRST_POLLS and get(words, ERROR) == 0:
+        is_done = poll_requests(words)
         polls += 1
         pause()
-    if not is_done and get(words, _ERROR) == 0:
+    if not is_done and get(words, ERROR) == 0:
         status = _poll_long(context, words)
-    if get(words, _ERROR) != 0:
+    if get(words, ERROR) != 0:
         give_up(context, _BACKEND, get(context, _CONTEXT_RANK))
         status = _EVENT
     if status != OK:
@@ -214,12 +228,23 @@ def _begin_round(words, step, done):
     if size_bytes > 0:
         at = get(received, _RECEIVE_AT) + done
         issue(
-            words, _RECEIVE, at, size_bytes, byte, source, _TAG, comm, next_request(words), 0, 0, 0
+            words,
+            RECEIVE,
+            at,
+            size_bytes,
+            byte,
+            source,
+            CALL_TAG,
+            comm,
+            next_request(words),
+            0,
+            0,
+            0,
         )
     size_bytes = min(get(sent, _SEND_BYTES) - done, most)
     if size_bytes > 0:
         at = get(sent, _SEND_FROM) + done
-        issue(words, _SEND, at, size_bytes, byte, dest, _TAG, comm, next_request(words), 0, 0, 0)
+        issue(words, SEND, at, size_bytes, byte, dest, CALL_TAG, comm, next_request(words), 0, 0, 0)
 
 
 @inline

@@ -92,8 +92,8 @@ GATHERED_BYTES = 16 << 10
 N_SLOTS = 4
 """Of a carrier, each way: so many pieces are under way at once."""
 SLOT_BYTES = 128 << 10
-MESSAGE_TAG = 1
-"""What carriers send; exchanges of collectives over the same communicator have tag 0."""
+CALL_TAG, MESSAGE_TAG, EXCHANGE_TAG = range(3)
+"""Over one communicator: what collectives exchange, carriers send, and leaders compare."""
 
 
 class Carrier(IntEnum):

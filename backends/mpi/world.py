@@ -1,7 +1,8 @@
-"""Host arrays of several hosts through MPI: the ranks agree on a call over the links, MPI moves it.
+"""Host arrays of several hosts through MPI: compared, and moved, by MPI.
 
-What is small goes with the agreement itself, in one exchange of the leaders': by MPI it would come
-after that.
+Leaders exchange what the ranks of their hosts call by messages of MPI's; what is small goes with
+that, as between leaders over TCP (`gpucoll.transport.tcp.small_calls`). What is large all ranks do
+afterwards, by the loop of one host.
 """
 
 from __future__ import annotations
@@ -12,20 +13,67 @@ from typing import Any
 from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.cpu.world.backend import WorldCpuBackend
 from gpucoll.backends.cpu.world.phases import Phases
-from gpucoll.backends.cpu.world.sizes import LARGE_BYTES
+from gpucoll.backends.cpu.world.sizes import LARGE_BYTES, is_sealed
+from gpucoll.backends.cpu.world.small import SmallCall
 from gpucoll.backends.mpi.backend import PROMISES, Memory, MpiCall, brought_together, described_mpi
 from gpucoll.backends.mpi.blocks import BlockMakers
 from gpucoll.backends.mpi.carriers import Carriers
+from gpucoll.backends.mpi.exchange import go_on_by_mpi
+from gpucoll.backends.mpi.loop import mpi_call
 from gpucoll.backends.mpi.ranks import MpiRanks
 from gpucoll.backends.protocol import HostBackend, PreparedCall, Request
 from gpucoll.group.protocol import StartedCalls
 from gpucoll.group.world.group import WorldGroup
 from gpucoll.transport.shared.words import Status
+from gpucoll.types import Collective
 from gpucoll.wording import rank_of
+
+_OVER_LINKS = "the first rank of each host agrees with the others over TCP, with TLS; then MPI"
+_OVER_MPI = (
+    "the first rank of each host compares calls with the others by MPI; up to "
+    f"{LARGE_BYTES} bytes of all ranks together go with that, more by MPI after it"
+)
+_MESSAGES = "on a host through shared memory, between hosts through MPI"
 
 
 class WorldMpiCall:
-    """A prepared call: all ranks agree, then it is MPI's."""
+    """A prepared call, all of it compiled.
+
+    Parameters
+    ----------
+    call : SmallCall
+        On the way of small ones, on which large ones begin; belongs to this from here on.
+    memory : Memory
+        Of the communicator.
+    """
+
+    def __init__(self, call: SmallCall, memory: Memory) -> None:
+        self._call = call
+        self._memory = memory
+
+    def run_once(self) -> int:
+        """Run it where nothing stands against it; 0, or a status for Python to look at."""
+        status = self._call.run_once()
+        if status:
+            self._memory.keep_given_up(self._call)
+        return status
+
+    def run(self, timeout_s: float | None = None) -> None:
+        """Do it; raise what went wrong."""
+        try:
+            has_run = self._call.run(timeout_s)
+            assert has_run, "nothing goes another way"
+        except BaseException:
+            self._memory.keep_given_up(self._call)
+            raise
+
+    def start(self, started: StartedCalls, timeout_s: float | None) -> int:
+        """Return 0: what is started is run by a thread of Python's, or by who waits for it."""
+        return 0
+
+
+class WorldMpiCallInPhases:
+    """A prepared call of ranks whose leaders speak TLS: they agree, then it is MPI's."""
 
     def __init__(self, phases: Phases, call: MpiCall) -> None:
         self._phases = phases
@@ -58,32 +106,38 @@ class WorldMpiBackend(WorldCpuBackend):
     """
 
     def __init__(self, group: WorldGroup, ranks: MpiRanks) -> None:
-        self._memory = Memory(group.host, ranks, rank_of(group.rank, group.world_size))
-        super().__init__(group, Carriers(self._memory.words()))
-        self._memory.end_messages = self.messages.end
+        who, exchanges = rank_of(group.rank, group.world_size), group.exchanges
+        self._memory = Memory(group.host, ranks, who, exchanges)
         self._mpi_blocks = BlockMakers(group, self._memory.words)
+        words = self._memory.words()
+        super().__init__(group, self._mpi_blocks.host, Carriers(words))
+        self._memory.end_messages = self.messages.end
+        if exchanges is not None:
+            carrier = words.words.ctypes.data
+            leaders = [group.hosts.leader_of(host) for host in range(group.hosts.count)]
+            exchanges.carry_by(go_on_by_mpi.address, carrier, leaders, mpi_call.address)
 
     def prepare(self, request: Request) -> PreparedCall:
         """Prepare a collective."""
-        if request.data.device != HOST_ARRAYS:  # small ones, too: the host does not read them
+        if is_sealed(request, False):  # unpickled is what came over the links: with a MAC, or TLS
             return self._in_phases(request)
-        return super().prepare(request)
-
-    def _in_phases(self, request: Request) -> PreparedCall:
-        block = self._mpi_blocks.of(request)
+        block, exchanges = self._mpi_blocks.of(request), self._group.exchanges
+        if exchanges is not None and request.data.device == HOST_ARRAYS:
+            return WorldMpiCall(SmallCall(self._group, exchanges, block, request), self._memory)
         call = MpiCall(self._group.host, self._memory, block, request)
         signature = self._signature_of(request)
-        return WorldMpiCall(Phases(self._group, self._host, signature, request), call)
+        return WorldMpiCallInPhases(Phases(self._group, self._host, signature, request), call)
+
+    def entry(self, collective: Collective, *, of_blocks: bool = False) -> Callable[..., Any]:
+        """Return the compiled entry of a collective."""
+        call = super().entry(collective, of_blocks=of_blocks)
+        return self._memory.kept_where_given_up(call)
 
     def describe(self) -> dict[str, str]:
         """Return how arrays move, in words."""
+        between = _OVER_MPI if self._group.exchanges is not None else _OVER_LINKS
         facts = super().describe()
-        between = (
-            f"up to {LARGE_BYTES} bytes of all ranks together through the first rank of each host, "
-            "over TCP, in the exchange in which they agree on the call; more by MPI"
-        )
-        messages = "on a host through shared memory, between hosts through MPI"
-        mpi = {"messages": messages, "MPI": described_mpi()}
+        mpi = {"messages": _MESSAGES, "MPI": described_mpi()}
         return {**facts, "between hosts": between, **mpi, **PROMISES}
 
 

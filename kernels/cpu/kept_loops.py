@@ -26,9 +26,15 @@ _lock = threading.RLock()
 class KeptLoop(Loop):
     """A compiled C function in a library of its own.
 
-    Of the sources it depends on those of its own folder, and on what the cache's folder is named
-    after.
+    Of the sources it depends on those of its own folder, on those of the folders of `further`
+    modules, and on what the cache's folder is named after.
     """
+
+    def __init__(
+        self, function: Callable[..., Any], signature: Signature, further: tuple[str, ...] = ()
+    ) -> None:
+        super().__init__(function, signature)
+        self._modules = (self.__module__, *further)
 
     @cached_property
     def numba(self) -> Any:
@@ -60,10 +66,11 @@ class KeptLoop(Loop):
             return int(self.numba.address)
 
     def path(self) -> Path:
-        """Return where it is kept; the name changes with any source of the loop's folder."""
+        """Return where it is kept; the name changes with any source of the loop's folders."""
         digest = blake2b(digest_size=8)
-        for file in sorted(Path(str(sys.modules[self.__module__].__file__)).parent.glob("*.py")):
-            digest.update(file.name.encode() + b"\0" + blake2b(file.read_bytes()).digest())
+        for module in self._modules:
+            for file in sorted(Path(str(sys.modules[module].__file__)).parent.glob("*.py")):
+                digest.update(file.name.encode() + b"\0" + blake2b(file.read_bytes()).digest())
         return cache.cache_folder() / f"{self.symbol}-{digest.hexdigest()}.so"
 
 
@@ -73,10 +80,18 @@ def _linked(loop: Loop) -> bytes:
     return linked([loop], [])
 
 
-def compiled_when_used(signature: Signature) -> Callable[[Callable[..., Any]], Any]:
-    """Decorate what becomes a C function, by itself, when its address is first asked for."""
+def compiled_when_used(signature: Signature, *further: str) -> Callable[[Callable[..., Any]], Any]:
+    """Decorate what becomes a C function, by itself, when its address is first asked for.
+
+    Parameters
+    ----------
+    signature : Signature
+        Of the function.
+    *further : str
+        Modules, imported by its own, in whose folders lies what it inlines.
+    """
 
     def decorate(function: Callable[..., Any]) -> Any:
-        return KeptLoop(function, signature)
+        return KeptLoop(function, signature, further)
 
     return decorate

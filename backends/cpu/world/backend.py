@@ -99,17 +99,24 @@ class WorldCpuBackend:
     ----------
     group : WorldGroup
         The ranks.
+    blocks : BlockMaker, optional
+        Makes their call blocks, where others than the CPU backend's are needed.
     carriers : Carriers, optional
         What moves messages between hosts in place of connections; belongs to this.
     """
 
-    def __init__(self, group: WorldGroup, carriers: Carriers | None = None) -> None:
+    def __init__(
+        self,
+        group: WorldGroup,
+        blocks: BlockMaker | None = None,
+        carriers: Carriers | None = None,
+    ) -> None:
         self._group = group
         messages = WorldMessages(group, carriers)
         self._host = CpuBackend(group.host, messages)
         self.last_status: Callable[[], int] = _not_run
         self._entries: SmallEntries | None = None
-        self._blocks = BlockMaker(group.rank, group.world_size)
+        self._blocks = blocks or BlockMaker(group.rank, group.world_size)
         self.messages: HostMessages = messages
         self._signatures: dict[object, Signature] = {}
         """What calls were like, the oldest first; none of them keeps anybody's array alive."""

@@ -12,7 +12,7 @@ from typing import Any
 from gpucoll.arrays.array_kinds import ArrayKind
 from gpucoll.backends.cpu.host.blocks import BlockMaker
 from gpucoll.backends.cpu.host.entry_tables import EntryTable
-from gpucoll.backends.cpu.world.phases import input_of, output_of, put_into
+from gpucoll.backends.cpu.world.phases import Bytes, input_of, output_of, put_into
 from gpucoll.backends.cpu.world.sizes import is_sealed
 from gpucoll.backends.protocol import Request
 from gpucoll.group.world.exchanges import Exchanges
@@ -63,6 +63,8 @@ class SmallCall:
         if not self._is_packed:
             self.run_once = group.host.prepare(block)
         self._run_queued: Callable[[], int] | None = None
+        self._packed: tuple[Bytes, Bytes] | None = None
+        """Memory that the loop works on, which outlives a call that was given up."""
 
     def run(self, timeout_s: float | None = None) -> bool:
         """Do it, and return True; False: it goes another way. Raise what went wrong."""
@@ -70,12 +72,13 @@ class SmallCall:
             self._run_queued = self._group.host.prepare(self._block, queued=True)
         if not self._is_packed:
             return self._group.run_small(self._run_queued, self._block, timeout_s)
-        source, output = input_of(self._request), output_of(self._request)
+        source, output = self._packed = input_of(self._request), output_of(self._request)
         words = self._block.words
         words[Call.SOURCE], words[Call.DESTINATION] = source.ctypes.data, output.ctypes.data
         if not self._group.run_small(self._run_queued, self._block, timeout_s):
             return False
         put_into(self._request, output)
+        self._packed = None
         return True
 
 

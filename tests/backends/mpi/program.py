@@ -5,6 +5,7 @@ The ranks of a host of their own: ``GPUCOLL_TEST_HOSTS=aab`` says by rank who is
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -36,6 +37,7 @@ import gpucoll
 from gpucoll.arrays.operands import prepare
 from gpucoll.backends.mpi import blocks
 from gpucoll.backends.protocol import Request
+from gpucoll.transport.tcp.exchange_words import Word
 from gpucoll.types import Collective
 
 WORLD = MPI.COMM_WORLD
@@ -112,6 +114,10 @@ def calls() -> None:
         works = [comm.all_reduce(np.full(4, i), async_op=True) for i in range(8)]
         assert [work.wait()[0] for work in works] == [size * i for i in range(8)]
         assert comm.all_gather_object({"rank": comm.rank}) == [{"rank": r} for r in range(size)]
+        mark = os.urandom(16).hex()  # was in no memory before
+        assert comm.all_gather_object(mark)[comm.rank] == mark
+        if (exchanges := getattr(comm._group, "exchanges", None)) is not None:
+            assert mark.encode() not in exchanges._held.tobytes(), "nothing seals what MPI carries"
         assert comm.all_gather(np.ones(comm.rank), counts="auto").size == size * (size - 1) // 2
         assert comm.all_reduce(np.ones(9000, np.float32), compression="int8_block")[0] == size
         with comm.duplicate() as same, comm.split(comm.rank % 2) as part:
@@ -234,17 +240,61 @@ def mismatch() -> None:
             assert comm.all_reduce(np.ones(count))[-1] == comm.world_size
 
 
+def other_calls() -> None:
+    """A rank calls something else, small or large: all are told who and what, and go on."""
+    with made() as comm:
+        for odd in (1, comm.world_size - 1):  # on another host than rank 0, or maybe not
+            for count in (3, 3_800, 100_000):  # 30 KB from each root are small
+                call_something_else(comm, odd, count)
+
+
+def call_something_else(comm, odd: int, count: int) -> None:
+    x, other_count, is_odd = np.ones(count), 100_003 - count, comm.rank == odd
+    calls = {
+        rf"all_reduce\(op=max, float64, shape \({count},": lambda: comm.all_reduce(
+            x, op="max" if is_odd else "sum"
+        ),
+        r"all_reduce\(op=sum, float32,": lambda: comm.all_reduce(
+            x.astype(np.float32) if is_odd else x
+        ),
+        rf"all_reduce\(op=sum, float64, shape \({other_count},": lambda: comm.all_reduce(
+            np.ones(other_count) if is_odd else x
+        ),
+        rf"broadcast\(float64, shape \({count},\), root=1": lambda: comm.broadcast(x, int(is_odd)),
+        r"all_gather\(": lambda: (comm.all_gather if is_odd else comm.all_reduce)(x),
+        r"barrier\(": lambda: comm.barrier() if is_odd else comm.all_reduce(x),
+        r"broadcast_object\(": lambda: comm.broadcast_object(1) if is_odd else comm.all_reduce(x),
+    }
+    for text, call in calls.items():
+        with pytest.raises(gpucoll.MismatchError, match=rf"rank {odd} called {text}"):
+            call()
+        assert comm.all_reduce(x)[-1] == comm.world_size
+    for text in ("scan", "all_reduce"):  # the two in another order
+        is_mine = is_odd == (text == "scan")
+        with pytest.raises(gpucoll.MismatchError, match=rf"rank {odd} called {text}\("):
+            (comm.scan if is_mine else comm.all_reduce)(x)
+    assert comm.all_reduce(x)[-1] == comm.world_size
+
+
 def late() -> None:
-    """A rank that does not come: the others end in time and say so."""
-    comm = made(timeout_s=1.0)
-    comm.all_reduce(np.ones(100_000))
-    if comm.rank:
-        with pytest.raises(gpucoll.DeadlineError, match="rank 0"):
-            comm.all_reduce(np.ones(100_000))
-    elif comm.world_size > 1:
-        while not comm._group.is_aborted:
-            time.sleep(0.01)
-    comm._give_up()
+    """A rank that does not come, once for good and once stopped: the others end in time."""
+    for count, stops in ((3, False), (100_000, False), (3, True), (100_000, True)):
+        comm = made()
+        pids = comm.all_gather_object(os.getpid())
+        x = np.ones(count)
+        comm.all_reduce(x)
+        if comm.rank:
+            with pytest.raises(gpucoll.DeadlineError, match="rank 0"):
+                comm.all_reduce(x, timeout_s=0.3)
+            os.kill(pids[0], signal.SIGCONT)
+        elif comm.world_size > 1:
+            if stops:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif count == 3:  # it calls something that is no collective
+                comm.send(x, 1)
+            while not comm._group.is_aborted:
+                time.sleep(0.01)
+        comm._give_up()
 
 
 def given_up() -> None:
@@ -269,16 +319,41 @@ def given_up() -> None:
     os._exit(0)  # MPI's end would wait for it
 
 
+def given_up_between_hosts() -> None:
+    """The same of a large call: every rank has come to it, but for one MPI is never asked."""
+    comm = made()
+    x, exchanges = np.ones(100_000), comm._group.exchanges
+    if comm.rank:
+        skips = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(lambda *_: 0)
+        exchanges.words[Word.LARGE] = ctypes.cast(skips, ctypes.c_void_p).value
+        comm.all_reduce(x, out=x)
+    else:
+        with pytest.raises(gpucoll.DeadlineError, match=r"all ranks had begun .* not come through"):
+            comm.all_reduce(x, out=x, timeout_s=0.5)
+        assert comm._backend._memory.words.is_given_up
+        comm._give_up()
+        del comm
+        gc.collect()
+        assert sys.getrefcount(x) > 2, "nobody keeps what MPI may still write"
+    WORLD.Barrier()
+    print("as expected", flush=True)
+    os._exit(0)
+
+
 def killed() -> None:
-    """A rank that is gone: the others say which."""
+    """A rank that is gone: the others say which, where their mpiexec lets them."""
     comm = made()
     comm.all_reduce(np.ones(100_000))
+    comm.all_reduce(np.ones(3))
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGKILL)
     try:
-        comm.all_reduce(np.ones(100_000))
-    except (gpucoll.PeerLostError, gpucoll.AbortedError) as error:
+        while True:
+            comm.all_reduce(np.ones(3))
+            comm.all_reduce(np.ones(100_000))
+    except gpucoll.PeerLostError as error:
         print(f"rank {comm.rank}: {error}", flush=True)
+    comm.close()
     os._exit(3)
 
 

@@ -83,6 +83,19 @@ def test_sizes_that_differ(hosts, name, placed):
             assert f"This is rank {rank} of {len(placed)}. Nothing was written" in text
 
 
+def take_from_oneself(comm):
+    """Each host says that it is the root, of as much as goes this way: together more."""
+    with pytest.raises(MismatchError) as caught:
+        comm.broadcast(np.ones(4000), root=comm.rank)
+    return str(caught.value), add(comm)
+
+
+@pytest.mark.parametrize("placed", ["ab", "abc"])
+def test_much_from_each(hosts, placed):
+    for text, total in hosts.call(placed, take_from_oneself):
+        assert text.count("root=") == total == len(placed)
+
+
 def call_another(comm, others):
     """Each host makes another collective, in turn with one that all make."""
     warm(comm)

@@ -192,6 +192,7 @@ UNORDERED = (
     "transport.tcp.stream_loop.run_streams",
     "transport.tcp.exchange.begin",
     "transport.tcp.exchange.proceed",
+    "backends.mpi.exchange.go_on_by_mpi",
     "devices.host.loop.set_device",
     "devices.host.loop.place_of",
 )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -114,13 +114,10 @@ class Connections:
 
     def steps(self) -> list[list[int]]:
         """Return the rows of an exchange's steps, see `gpucoll.transport.tcp.exchange_words`."""
-        count, distance, rows = len(self._names), 1, []
-        while distance < count:
-            after, before = (self._here + distance) % count, (self._here - distance) % count
-            fds = self._ends[after].fileno(), self._ends[before].fileno()
-            rows.append([*fds, min(distance, count - distance)])
-            distance *= 2
-        return rows
+        return [
+            [self._ends[after].fileno(), self._ends[before].fileno(), n_parts]
+            for after, before, n_parts in _steps(self._here, len(self._names))
+        ]
 
     def close_connections(self) -> None:
         """Close what is open."""
@@ -164,7 +161,8 @@ class Exchanges:
         self.connections = connections
         self.hosts = hosts
         count, world_size = hosts.count, hosts.world_size
-        capacity = MOST_BYTES + count * (8 * PART_WORDS + 8)
+        # Hosts that make different calls each bring as much as their own may have of all ranks.
+        capacity = count * (MOST_BYTES + 8 * PART_WORDS + 8)
         edges = np.cumsum([0, *(len(ranks) for ranks in hosts.ranks)], dtype=np.int64)
         self._tables = {
             Word.EDGES: edges,
@@ -256,6 +254,23 @@ class Exchanges:
         self.words[Word.IS_OPEN] = 1
         return None
 
+    def carry_by(self, go_on: int, carrier: int, leaders: Sequence[int], large: int) -> None:
+        """Have something else than connections carry exchanges, from here on; all ranks do.
+
+        Parameters
+        ----------
+        go_on, carrier, large : int
+            Addresses, see `gpucoll.transport.tcp.exchange_words.Word`.
+        leaders : sequence of int
+            By host: the steps' rows have these numbers where they would have descriptors.
+        """
+        here, count = int(self.words[Word.HERE]), int(self.words[Word.N_HOSTS])
+        rows = [[leaders[to], leaders[origin], n] for to, origin, n in _steps(here, count)]
+        self._tables[Word.STEPS][: len(rows)] = rows
+        fields = Word.N_STEPS, Word.GO_ON, Word.CARRIER, Word.LARGE, Word.IS_OPEN
+        for field, value in zip(fields, (len(rows), go_on, carrier, large, 1), strict=True):
+            self.words[field] = value
+
     def announce(self, digest: int, kind: PartKind, look: Callable[[], None]) -> Outcome:
         """Find out, on a leader, whether all hosts make the same call.
 
@@ -284,6 +299,12 @@ class Exchanges:
         self.words[Word.IS_OPEN] = 0
         if self.connections is not None:
             self.connections.close()
+
+
+def _steps(here: int, count: int) -> list[tuple[int, int, int]]:
+    """Return, by step, the host that a message goes to, the one it comes from, and its parts."""
+    distances = [1 << step for step in range((count - 1).bit_length())]
+    return [((here + d) % count, (here - d) % count, min(d, count - d)) for d in distances]
 
 
 def _after_fork() -> None:

@@ -217,9 +217,10 @@ class Call(IntEnum):
     MPI_DTYPE = 61  # its handles; without them the call is a movement, or reduced by our kernels
     MPI_OPERATION = 62
     MPI_COLLECTIVE = 63  # which, where COLLECTIVE says what it is a part of
+    MPI_DIVIDES = 64  # whether KERNEL makes the average of the sum that MPI has made
 
 
-CALL_WORDS = 64
+CALL_WORDS = 65
 
 
 class Pending(IntEnum):

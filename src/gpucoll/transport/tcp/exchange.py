@@ -14,7 +14,7 @@ import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import get, load32, load64, put
+from gpucoll.kernels.cpu.memory import call_loop, get, load32, load64, put
 from gpucoll.transport.tcp.exchange_words import (
     MAGIC,
     MESSAGE_WORDS,
@@ -31,7 +31,7 @@ HELD, HELD_BYTES, CAPACITY = int(Word.HELD), int(Word.HELD_BYTES), int(Word.CAPA
 DIGEST, KIND, NUMBER = int(Word.DIGEST), int(Word.KIND), int(Word.NUMBER)
 SENT, CAME, COMES = int(Word.SENT), int(Word.CAME), int(Word.COMES)
 OUTCOME, LINK, ERRNO = int(Word.OUTCOME), int(Word.LINK), int(Word.ERRNO)
-PARTS, CLOCK = int(Word.PARTS), int(Word.CLOCK)
+PARTS, CLOCK, _GO_ON = int(Word.PARTS), int(Word.CLOCK), int(Word.GO_ON)
 SENT_HEADER, CAME_HEADER = int(Word.SENT_HEADER), int(Word.CAME_HEADER)
 MESSAGE, VECTORS, POLL_FDS = int(Word.MESSAGE), int(Word.VECTORS), int(Word.POLL_FDS)
 AGREED, DIFFERS, AGAIN = int(Outcome.AGREED), int(Outcome.DIFFERS), int(Outcome.AGAIN)
@@ -73,12 +73,13 @@ def now_ns(words):
 
 
 @inline
-def _step_of(words):
+def step_of(words):
+    """Return the address of the row of the step that is under way."""
     return get(words, STEPS) + 8 * STEP_WORDS * get(words, STEP)
 
 
 @inline
-def _sender_of(words):
+def sender_of(words):
     """Return from which host a step's message comes."""
     n_hosts = get(words, N_HOSTS)
     return (get(words, HERE) - (1 << get(words, STEP)) + n_hosts) % n_hosts
@@ -94,21 +95,27 @@ def _size_of_parts(words, count):
 
 
 @inline
-def _begin_step(words):
+def begin_step(words):
     """Make the header of a step's message, and note how large the one that comes is to be."""
-    n_hosts, count = get(words, N_HOSTS), get(_step_of(words), 2)
+    n_hosts, count = get(words, N_HOSTS), get(step_of(words), 2)
     comes, sizes = 0, get(words, PARTS) + 8 * n_hosts
     for place in range(count):
-        host = (_sender_of(words) - place + n_hosts) % n_hosts
+        host = (sender_of(words) - place + n_hosts) % n_hosts
         comes += PART_BYTES + whole_words(get(sizes, host))
     put(words, COMES, comes)
     put(words, SENT, 0)
     put(words, CAME, 0)
-    size_bytes = _size_of_parts(words, get(_step_of(words), 2))
+    size_bytes = _size_of_parts(words, get(step_of(words), 2))
     put(words, SENT_HEADER, MAGIC)
     put(words, SENT_HEADER + 1, get(words, NUMBER))
     put(words, SENT_HEADER + 2, get(words, STEP))
     put(words, SENT_HEADER + 3, size_bytes)
+
+
+@inline
+def owner_of(words, host):
+    """Return the word that says whose part it is, and of which call."""
+    return (get(words, NUMBER) << 32) | host
 
 
 @inline
@@ -121,13 +128,13 @@ def begin_exchange(words, digest, kind, size_bytes):
     put(held, 0, digest)
     put(held, 1, kind)
     put(held, 2, size_bytes)
-    put(held, 3, get(words, HERE))
+    put(held, 3, owner_of(words, get(words, HERE)))
     put(words, DIGEST, digest)
     put(words, KIND, kind)
     put(words, HELD_BYTES, PART_BYTES + whole_words(size_bytes))
     put(words, OUTCOME, AGAIN)
     put(words, STEP, 0)
-    _begin_step(words)
+    begin_step(words)
 
 
 @inline
@@ -160,7 +167,7 @@ def _send_some(words):
     sent, whole = get(words, SENT), HEADER_BYTES + get(words, SENT_HEADER + 3)
     if sent == whole:
         return IDLE
-    fd, flags = np.int32(get(_step_of(words), 0)), np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
+    fd, flags = np.int32(get(step_of(words), 0)), np.int32(MSG_DONTWAIT | MSG_NOSIGNAL)
     held = get(words, HELD)
     if sent < HEADER_BYTES:
         start = words + 8 * SENT_HEADER + sent
@@ -183,7 +190,7 @@ def _is_header_wrong(words):
         return True
     if get(header, 2) != get(words, STEP) or size_bytes & 7 != 0:
         return True
-    least_bytes = PART_BYTES * get(_step_of(words), 2)
+    least_bytes = PART_BYTES * get(step_of(words), 2)
     return size_bytes < least_bytes or size_bytes > get(words, CAPACITY) - get(words, HELD_BYTES)
 
 
@@ -195,7 +202,7 @@ def _receive_some(words):
         whole += get(words, CAME_HEADER + 3)
         if came == whole:
             return IDLE
-    fd, flags = np.int32(get(_step_of(words), 1)), np.int32(MSG_DONTWAIT)
+    fd, flags = np.int32(get(step_of(words), 1)), np.int32(MSG_DONTWAIT)
     place = get(words, HELD) + get(words, HELD_BYTES)
     if came < HEADER_BYTES:
         start = words + 8 * CAME_HEADER + came
@@ -205,16 +212,16 @@ def _receive_some(words):
     else:
         got = _recv(fd, place + came - HEADER_BYTES, whole - came, flags)
     if got < 0:
-        return _failed(words, _sender_of(words))
+        return _failed(words, sender_of(words))
     if got == 0:
         put(words, ERRNO, 0)
-        put(words, LINK, _sender_of(words))
+        put(words, LINK, sender_of(words))
         return GONE
     put(words, CAME, came + got)
     if came < HEADER_BYTES <= came + got:
         size_bytes = get(words, CAME_HEADER + 3)
         if _is_header_wrong(words) or came + got > HEADER_BYTES + size_bytes:
-            put(words, LINK, _sender_of(words))
+            put(words, LINK, sender_of(words))
             return GARBLED
     return MOVED
 
@@ -243,7 +250,7 @@ def find_parts(words):
         is_whole = end - at >= PART_BYTES
         size_bytes = get(part, 2) if is_whole else -1
         rest = end - at - PART_BYTES
-        if size_bytes < 0 or size_bytes > rest or get(part, 3) != host:
+        if size_bytes < 0 or size_bytes > rest or get(part, 3) != owner_of(words, host):
             put(words, LINK, host)
             return GARBLED
         if get(part, 0) != get(words, DIGEST) or get(part, 1) != get(words, KIND):
@@ -258,7 +265,7 @@ def find_parts(words):
 @inline
 def _sleep(words, duration_ns):
     """Sleep until something can move, for at most this long; return whether a signal came."""
-    fds, count, step = words + 8 * POLL_FDS, 0, _step_of(words)
+    fds, count, step = words + 8 * POLL_FDS, 0, step_of(words)
     came = get(words, CAME)
     if came < HEADER_BYTES or came < HEADER_BYTES + get(words, CAME_HEADER + 3):
         put(fds, count, get(step, 1) | (POLLIN << 32))  # {int32 fd, int16 events, int16 revents}
@@ -290,7 +297,7 @@ def go_on_until(words, end_ns):
             return result
         if _end_step(words):
             if get(words, STEP) < get(words, N_STEPS):
-                _begin_step(words)
+                begin_step(words)
             idle = 0
         elif result == MOVED:
             idle = 0
@@ -311,10 +318,18 @@ def go_on_until(words, end_ns):
     return find_parts(words)
 
 
+@inline
+def go_on_as_told(words, end_ns):
+    """Do the same over whatever carries the messages."""
+    if get(words, _GO_ON) != 0:
+        return call_loop(get(words, _GO_ON), words, end_ns)
+    return go_on_until(words, end_ns)
+
+
 @compiled_when_used(_i64(_i64, _i64))
 def proceed(words, slice_ns):
     """Go on with an exchange for one slice; return its `Outcome`, which is kept, too."""
-    outcome = go_on_until(words, now_ns(words) + slice_ns)
+    outcome = go_on_as_told(words, now_ns(words) + slice_ns)
     put(words, OUTCOME, outcome)
     return outcome
 

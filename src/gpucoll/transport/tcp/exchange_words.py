@@ -14,9 +14,9 @@ MAGIC = int.from_bytes(b"gpusmal\x01", "little")
 MESSAGE_WORDS = 4
 """Magic, number of the call, step, bytes that follow."""
 PART_WORDS = 4
-"""Digest of the call's signature, `PartKind`, bytes of data, the host."""
+"""Digest of the call's signature, `PartKind`, bytes of data, `owner_of`: number and host."""
 STEP_WORDS = 3
-"""Descriptor to send on, descriptor to receive from, parts to send."""
+"""Descriptor to send on, descriptor to receive from, parts to send; `Word.GO_ON` may differ."""
 
 
 class PartKind(IntEnum):
@@ -63,7 +63,11 @@ class Word(IntEnum):
     ORDER : int
         Address of all ranks, host by host.
     MOST_BYTES : int
-        Calls with more data, of all ranks together, are left to Python.
+        Calls with more data, of all ranks together, are large.
+    LARGE : int
+        Address of the loop that runs those, once all hosts have agreed on them; 0: Python does.
+    IS_LARGE : int
+        Whether this call is one.
     NUMBER : int
         Of the last call, counted alike on all ranks.
     COMPLETED : int
@@ -80,6 +84,9 @@ class Word(IntEnum):
         Address of this host's abort word.
     IS_OPEN : int
         Whether this leader's connections are.
+    GO_ON, CARRIER : int
+        Address of the function that goes on with an exchange, instead of over connections, until a
+        time, and returns its `Outcome`; and of what it needs beside these words. 0: there is none.
     STEPS, N_STEPS : int
         Address and number of the exchange's steps.
     HELD, HELD_BYTES, CAPACITY : int
@@ -143,6 +150,10 @@ class Word(IntEnum):
     POLL_FDS = 52
     CLOCK = 54
     COMPLETED = 56
+    LARGE = 57
+    IS_LARGE = 58
+    GO_ON = 59
+    CARRIER = 60
 
 
-WORDS = 57
+WORDS = 61

@@ -4,6 +4,8 @@ The inputs of a host's ranks go to its leader through their slots, between the l
 exchange (`exchange`), and from each leader to its ranks in the same way. Then every rank has all
 inputs, and makes its own result of them, in rank order: to the same bits on all ranks, whoever is
 on which host. What is rare is left to Python: `Word.OUTCOME` says what it is.
+
+Of a large call only the question goes this way whether all hosts make it: `Word.LARGE`.
 """
 
 from __future__ import annotations
@@ -12,7 +14,15 @@ import numpy as np
 
 from gpucoll.kernels.cpu.jit import inline, types
 from gpucoll.kernels.cpu.kept_loops import compiled_when_used
-from gpucoll.kernels.cpu.memory import call_copy, call_reduce, exchange64, get, load64, put
+from gpucoll.kernels.cpu.memory import (
+    call_copy,
+    call_loop,
+    call_reduce,
+    exchange64,
+    get,
+    load64,
+    put,
+)
 from gpucoll.transport.shared.flags import give_up, python_raised, release_interpreter
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.steps import (
@@ -40,7 +50,7 @@ from gpucoll.transport.shared.steps import (
 )
 from gpucoll.transport.shared.words import Call, Context, Flow, Status
 from gpucoll.transport.tcp import exchange
-from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_until, now_ns
+from gpucoll.transport.tcp.exchange import begin_exchange, find_parts, go_on_as_told, now_ns
 from gpucoll.transport.tcp.exchange_words import Outcome, PartKind, Word
 
 _CONTEXT_HOSTS, _PLACE, _N_HERE = int(Context.HOSTS), int(Context.RANK), int(Context.WORLD_SIZE)
@@ -62,6 +72,8 @@ _PARTS, _INPUTS, _COMPLETED = int(Word.PARTS), int(Word.INPUTS), int(Word.COMPLE
 _W_DIGEST, _W_KIND = int(Word.DIGEST), int(Word.KIND)
 _NONE, _AGREED, _AGAIN = int(Outcome.NONE), int(Outcome.AGREED), int(Outcome.AGAIN)
 _DEADLINE, _DATA = int(Outcome.DEADLINE), int(PartKind.DATA)
+_LARGE, _IS_LARGE = int(Word.LARGE), int(Word.IS_LARGE)
+_NOTHING = int(PartKind.NOTHING)
 LATER_NS = 1_000_000_000
 """So much longer others wait for their leader, whose own error says more."""
 LEADER = 0
@@ -76,6 +88,8 @@ _write = types.ExternalFunction("write", _i64(_i32, _i64, _i64))
 @inline
 def _input_bytes(words, call, rank):
     """Return how many bytes a rank brings; alike on all ranks that make the same call."""
+    if get(words, _IS_LARGE) != 0:
+        return 0
     if get(call, _FLOW) == _FROM_ROOT:
         return get(call, LARGEST_BYTES) if rank == get(call, ROOT) else 0
     if get(call, _IS_SPREAD) != 0:
@@ -118,9 +132,23 @@ def _data_bytes(words, call):
 
 
 @inline
+def _note_whether_large(words, call):
+    """Note whether this call is a large one; of counts that others may not know all are."""
+    put(words, _IS_LARGE, 0)
+    if get(call, _PIECES) != 0 or _data_bytes(words, call) > get(words, _MOST_BYTES):
+        put(words, _IS_LARGE, 1)
+
+
+@inline
+def _kind(words):
+    """Return what hosts bring to this call's exchange."""
+    return _NOTHING if get(words, _IS_LARGE) != 0 else _DATA
+
+
+@inline
 def _is_for_python(words, context, call):
     """Return whether this call goes another way, or Python has to look at something first."""
-    if get(call, _PIECES) != 0 or _data_bytes(words, call) > get(words, _MOST_BYTES):
+    if get(words, _IS_LARGE) != 0 and get(words, _LARGE) == 0:
         return True
     if get(words, _MAY_RUN) == 0 and load64(get(words, _N_CLOSED)) != 0:
         return True
@@ -259,12 +287,12 @@ def _exchange(words, context, call):
     """Exchange the hosts' parts; return OK, whatever the outcome, or SIGNAL."""
     release_interpreter(context)
     size_bytes = get(get(words, _PARTS), get(words, _N_HOSTS) + get(words, _HERE))
-    begin_exchange(words, get(call, DIGEST), _DATA, size_bytes)
+    begin_exchange(words, get(call, DIGEST), _kind(words), size_bytes)
     deadline_ns = get(words, _START_NS) + get(context, _TIMEOUT_NS)
     outcome = _AGAIN
     while outcome == _AGAIN:
         end_ns = min(now_ns(words) + get(context, _SLICE_NS), deadline_ns)
-        outcome = go_on_until(words, end_ns)
+        outcome = go_on_as_told(words, end_ns)
         if outcome == _AGAIN:
             if python_raised(context):
                 give_up(context, _INTERRUPTED, get(context, _PLACE))
@@ -396,6 +424,17 @@ def _finish(words, context, call):
 
 
 @inline
+def _run_large(words, context, call):
+    """Run a large call, which all ranks make; return its loop's status."""
+    timeout_ns = get(context, _TIMEOUT_NS)
+    if get(context, _PLACE) != LEADER:
+        put(context, _TIMEOUT_NS, timeout_ns + LATER_NS)
+    status = call_loop(get(words, _LARGE), context, call)
+    put(context, _TIMEOUT_NS, timeout_ns)
+    return status
+
+
+@inline
 def _run(words, context, call):
     """Run a call that has begun; return a status."""
     status = _gather(words, context, call)
@@ -420,11 +459,13 @@ def _run(words, context, call):
         put(words, _OUTCOME, get(get(words, _HELD) - 8, 0))
         put(words, _W_DIGEST, get(call, DIGEST))
         if get(words, _OUTCOME) == _AGREED:
-            put(words, _W_KIND, _DATA)
+            put(words, _W_KIND, _kind(words))
             put(words, _HELD_BYTES, whole_bytes)
             find_parts(words)
     if get(words, _OUTCOME) != _AGREED:
         return _NOT_YET
+    if get(words, _IS_LARGE) != 0:
+        return _run_large(words, context, call)
     _finish(words, context, call)
     return OK
 
@@ -437,6 +478,7 @@ def small_call(context, call):
     """
     words = get(context, _CONTEXT_HOSTS)
     put(words, _OUTCOME, _NONE)
+    _note_whether_large(words, call)
     if _is_for_python(words, context, call):
         return _NOT_YET
     whole_bytes = _note_sizes(words, call) + 8
