@@ -181,7 +181,7 @@ def test_closing_a_broken_communicator_does_not_complain_of_messages(hosts):
 
 
 def test_the_eager_room_is_counted_in_bytes(hosts):
-    assert hosts.call("ab", fill_the_room, timeout_s=0.3)[0] == (1 << 20) // (8192 + 64)
+    assert hosts.call("ab", fill_the_room, timeout_s=1.0)[0] == (1 << 20) // (8192 + 64)
 
 
 # --- beside collectives -------------------------------------------------------------------------
