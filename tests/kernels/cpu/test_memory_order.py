@@ -148,6 +148,7 @@ ENTRIES = {
     "entries.begun_messages.wait_entry": "A",
     "entries.begun_messages.take_entry": "A",
     "entries.begun_messages.fetch_entry": "A",
+    "entries.begun_messages.receive_entry": "A",
     "entries.begun_messages.probe_entry": "A",
     "entries.starting.start_entry": "XAX+OX",
     "entries.starting.start_block": "XAX+OX",
@@ -180,6 +181,7 @@ UNORDERED = (
     "entries.collectives.queued_call",
     "entries.collective_entry.collective_entry",
     "entries.lists.list_entry",
+    "entries.block_entry.block_entry",
     "entries.messages.message_entry",
     "entries.begun_messages.let_go_entry",
     "entries.waiting.reap_started",
@@ -199,6 +201,11 @@ UNORDERED = (
 """Entries that leave it to the loops they call, by address, or touch private memory alone."""
 
 READ_NUMPY = {
+    "entries.block_arguments._have_same_rows",
+    "entries.block_arguments.is_array",
+    "entries.block_arguments.row_count_of",
+    "entries.block_words.describe_equal",
+    "entries.block_words.show",
     "entries.collectives.count_elements",
     "entries.collective_entry.fill",
     "entries.collectives.is_usable",
