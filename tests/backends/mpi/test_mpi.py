@@ -17,7 +17,7 @@ def run(mpi, n_ranks, *names, **given):
 ON_ONE_HOST = {
     1: ("cases", "calls"),
     2: ("cases", "mismatch", "beside"),
-    3: ("cases", "pieces", "calls", "mismatch", "as_among_many"),
+    3: ("cases", "pieces", "calls", "mismatch"),
     4: ("as_among_many",),
 }
 
