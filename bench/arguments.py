@@ -186,10 +186,10 @@ def without_missing(dtypes: list[str]) -> tuple[list[str], tuple[str, ...]]:
 
 def refuse_places(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     """End the program where arrays are asked for that a backend or a peer does not move."""
-    if given.backend != "auto" and given.array == "numpy":
+    if given.backend not in ("auto", "mpi") and given.array == "numpy":
         parser.error(f"--backend {given.backend} moves arrays on GPUs: give --array too")
     if given.array == TEST_ARRAY:
-        if given.backend not in ("auto", "direct"):
+        if given.backend not in ("auto", "direct", "mpi"):
             parser.error(
                 f"--array {TEST_ARRAY} --backend {given.backend}: there is no vendor's library for "
                 "Host devices; direct moves their arrays"

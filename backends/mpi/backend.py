@@ -258,6 +258,7 @@ class MpiBackend:
         return {
             "MPI": described_mpi(),
             "messages": "through shared memory, as with backend='cpu'",
+            "last call on this rank": self._host.last_path().spelled,
             **PROMISES,
         }
 

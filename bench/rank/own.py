@@ -152,10 +152,10 @@ class Own:
         return stream(*ends, call.destination[:1], self.wait)
 
     def path(self) -> str:
-        """Return which way the last call took, as `describe` says."""
+        """Return which way the last call took, as `describe` says of ranks of one host."""
         if self.arrays.on_gpu or not hasattr(self.comm, "describe"):
             return ""
-        return str(self.comm.describe().facts["last call on this rank"])
+        return str(self.comm.describe().facts.get("last call on this rank", ""))
 
     def barrier(self) -> None:
         """Return when every rank has come here."""

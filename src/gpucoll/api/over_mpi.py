@@ -22,6 +22,9 @@ def from_communicator(
 ) -> Any:
     """Return what `gpucoll.Communicator.from_mpi` does."""
     mpi = library.import_mpi()
+    is_whole = not library.problem_of(mpi) and communicator == mpi.COMM_WORLD
+    if is_whole and communicator.Get_size() == 1:  # every rank would be alone
+        _check_launcher(mpi)
     return _made(communicator, mpi, limit, exits, wish, "Communicator.from_mpi", create)
 
 
@@ -38,6 +41,12 @@ def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> 
     mpi = library.import_mpi()
     if not mpi.Is_initialized():
         mpi.Init_thread(mpi.THREAD_MULTIPLE)
+    _check_launcher(mpi)
+    return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init", create)
+
+
+def _check_launcher(mpi: Any) -> None:
+    """Raise where MPI sees another number of ranks than a launcher has started."""
     started = started_ranks()
     n_seen = mpi.COMM_WORLD.Get_size() if not mpi.Is_finalized() else 0
     if started is not None and n_seen not in (0, started[1]):
@@ -47,7 +56,6 @@ def from_world(limit: float, exits: bool | None, wish: Wish, create: Create) -> 
             "them with the mpiexec of that MPI, or install mpi4py with the library of this one; or "
             f"meet without MPI: set {config.MEET} and a secret, backend 'auto' or 'cpu'"
         )
-    return _made(mpi.COMM_WORLD, mpi, limit, exits, wish, "init", create)
 
 
 def _made(

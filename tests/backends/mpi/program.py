@@ -389,6 +389,10 @@ def threads() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1] == "bench":
+        from gpucoll.bench.cli import main
+
+        sys.exit(main(sys.argv[2:]))
     for name in sys.argv[1:]:
         globals()[name]()
     print(f"rank {WORLD.rank if not MPI.Is_finalized() else '?'} has ended well", flush=True)

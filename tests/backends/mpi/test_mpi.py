@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
+from tests.mpis import ROOT, WAIT_S
 
 PROGRAM = "tests/backends/mpi/program.py"
 
@@ -37,10 +41,36 @@ def test_bad_input(mpi):
     assert output.count("as expected") == 2, output
 
 
+def test_ranks_of_another_launcher(mpi):
+    """MPI, which has not started them, would see each of them alone."""
+    launcher = "import sys; from gpucoll.launcher.cli import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", launcher, "-n", "2", sys.executable, PROGRAM, "calls"]
+    ended = subprocess.run(
+        command,
+        cwd=ROOT,
+        env=mpi.environment(),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=WAIT_S,
+    )
+    assert ended.returncode
+    assert "has 2 ranks, but the MPI that mpi4py has loaded" in ended.stdout + ended.stderr
+
+
 def test_what_mpi_does_not_end(mpi):
     _, output = mpi.run(2, PROGRAM, "given_up")
 
     assert output.count("as expected") == 2, output
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_the_bench(mpi, hosts):
+    given = ["all_reduce,ping_pong", "--backend", "mpi", "-b", "8", "-e", "4K", "--rounds", "2"]
+    code, output = mpi.run(2, PROGRAM, "bench", *given, GPUCOLL_TEST_HOSTS=hosts)
+
+    assert code == 0, output
+    assert "Out of bounds values : 0 OK" in output
 
 
 def test_too_few_threads(mpi):
