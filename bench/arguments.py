@@ -55,7 +55,7 @@ class Options:
     array : str
         Whose arrays: "numpy", or on the ranks' GPUs "cupy" or "torch", or on "host-device"s.
     backend : str
-        Which backend gpucoll takes for arrays on GPUs.
+        Which backend gpucoll takes for arrays on GPUs; "mpi": for NumPy's, too.
     left_out : tuple of str
         Dtypes that ``-d all`` means, and that are not to be had here.
     compare : dict

@@ -321,7 +321,7 @@ class MessageThread:
                         shut(wire.end)
                     said.add(wire)
             missing = awaited - self._by_rank.keys()
-            if self._is_setting_up:
+            if self._is_setting_up and self._thread.is_alive():
                 stop = time.monotonic() + _LEAVING_S
             if not wires and not missing:
                 return
@@ -330,7 +330,7 @@ class MessageThread:
             for wire in wires:
                 if wire.carrier is None and (fd := wire.end.fileno()) >= 0:  # or it was closed
                     poll.register(fd, select.POLLIN | (select.POLLOUT * (wire not in said)))
-            is_slow = not missing and len(said) == len(wires) and self._carriers is None
+            is_slow = not missing and len(said) >= len(wires) and self._carriers is None
             poll.poll(1000 * (_PENDING_S if is_slow else 0.002))
 
     def _is_over(self) -> bool:
