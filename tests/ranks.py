@@ -176,6 +176,10 @@ class Pool(pool.Pool):
         return "".join(rank.stdout.text() + rank.stderr.text() for rank in self.ranks)
 
 
+def _be_there(loop: RankLoop) -> None:
+    """Do nothing: a rank that answers has started."""
+
+
 class RankServer(server.RankServer):
     """The warm process that ranks are forked from."""
 
@@ -187,9 +191,11 @@ class RankServer(server.RankServer):
         self.call(import_modules)
 
     def fork(self, count: int, **options: Any) -> Pool:
-        """Return new ranks."""
+        """Return new ranks, all of which have started: deadlines are short on a busy machine."""
         made = super().fork(count, **options)
         assert isinstance(made, Pool)
+        pool.Pool.start(made, _be_there)
+        made.collect()
         return made
 
     def compile(self, kernels: Iterable[tuple[str, str]]) -> None:

@@ -32,7 +32,9 @@ from gpucoll.errors import (
 from gpucoll.testing.session import environment
 
 IN_TIME_S = 12.0
-"""Of ranks whose deadline for meeting is 2 s at most: it runs out, and the others are told."""
+"""Of ranks whose deadline for meeting is 3 s at most: it runs out, and the others are told."""
+MISSED_S = 3.0
+"""The deadline of ranks that must have met, all but one: long enough for a busy machine."""
 
 
 def meet(seat, meet_s=2.0, changes=None, **given):
@@ -102,10 +104,10 @@ def test_one_rank_twice(hosts):
 
 @pytest.mark.parametrize("missing", [0, 1, 2])
 def test_a_missing_rank(hosts, missing, rank_server):
-    start = time.monotonic()
     there = [rank for rank in range(3) if rank != missing]
     with rank_server.fork(3) as pool:
-        hosts.start(pool, "aab", meet, 1.0, gives="seat", only=there)
+        start = time.monotonic()
+        hosts.start(pool, "aab", meet, MISSED_S, gives="seat", only=there)
         found = errors(pool.collect(only=there))
 
     assert time.monotonic() - start < IN_TIME_S
