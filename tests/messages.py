@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 
 from gpucoll.backends.cpu.host.message_rows import held_words
@@ -54,19 +52,6 @@ def place(comm, way, shape, dtype):
 def pattern(size_bytes, seed):
     """Return bytes that tell where they belong."""
     return np.random.default_rng(seed).integers(0, 256, size_bytes, np.uint8)
-
-
-def until(condition, limit_s=15.0):
-    """Poll for what has no event to wait for, with a deadline."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.0005)
-
-
-def is_broken(comm):
-    """Return whether somebody has given the communicator up."""
-    return comm._group.is_aborted
 
 
 def posted(comm, receiver, sender):

@@ -13,13 +13,16 @@ from __future__ import annotations
 import importlib
 import os
 import pkgutil
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from gpucoll import config, init
 from gpucoll.api import communicator
+from gpucoll.backends import precompile
 from gpucoll.backends.choice import Wish
+from gpucoll.kernels.cpu import jit
 from gpucoll.rendezvous.job import Job
 from gpucoll.testing import pool, server
 from gpucoll.testing.pool import CALL_TIMEOUT_S, Answer, Ended, Silent
@@ -93,7 +96,7 @@ NOT_PRELOADED = ("gpucoll.transport.tcp.secure", "gpucoll.transport.tcp.tls")
 
 
 def import_modules() -> None:
-    """Import what ranks come to need: each would take a quarter of a second for it."""
+    """Import what ranks come to need, and compile it: each would take a while for it."""
     for package in PRELOADED:
         path = importlib.import_module(package).__path__
         for found in pkgutil.walk_packages(path, f"{package}."):
@@ -104,6 +107,10 @@ def import_modules() -> None:
                     pass
     for name in ("ml_dtypes", "numba", "ssl", "tests.collective_cases", "tests.hosts"):
         importlib.import_module(name)
+    for name in precompile.MODULES_WHEN_USED:
+        if name in sys.modules:  # not those through MPI
+            for loop in jit.loops_of(name):
+                assert loop.address
 
 
 class RankError(Exception):

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -80,14 +79,6 @@ def left_over():
     links = [os.readlink(path) for path in fds if os.path.lexists(path)]
     words = ("pidfd", "segment", "board", "eventfd")
     return threads + mapped + [link for link in links if any(word in link for word in words)]
-
-
-def until(condition, limit_s=15.0):
-    """Poll for what has no event to wait for, with a deadline."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
 
 
 def lose_at_random(comm, seed, victims):

@@ -11,7 +11,7 @@ import weakref
 
 import numpy as np
 import pytest
-from tests.messages import until
+from tests.waiting import until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.calls.begun_message import BegunMessage

@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from tests.messages import WAYS, choose_way, is_broken, place, until
+from tests.messages import WAYS, choose_way, place
+from tests.waiting import is_broken, until
 
 from gpucoll.errors import (
     ArgumentError,

@@ -7,7 +7,8 @@ import time
 
 import numpy as np
 import pytest
-from tests.messages import WAYS, choose_way, is_broken, place, posted, until
+from tests.messages import WAYS, choose_way, place, posted
+from tests.waiting import is_broken, until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import DeadlineError, MismatchError

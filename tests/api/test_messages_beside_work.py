@@ -13,7 +13,8 @@ import weakref
 
 import numpy as np
 import pytest
-from tests.messages import WAYS, choose_way, place, until
+from tests.messages import WAYS, choose_way, place
+from tests.waiting import until
 
 from gpucoll.errors import DeadlineError
 from gpucoll.group.host.progress import thread

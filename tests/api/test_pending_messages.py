@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.messages import choose_way, held, place, until
+from tests.messages import choose_way, held, place
+from tests.waiting import until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import (

@@ -6,16 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from tests.dtypes import any_values, assert_same
-from tests.messages import (
-    WAYS,
-    choose_way,
-    eager_bytes,
-    pattern,
-    place,
-    sizes,
-    sleeps,
-    until,
-)
+from tests.messages import WAYS, choose_way, eager_bytes, pattern, place, sizes, sleeps
+from tests.waiting import until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, MismatchError

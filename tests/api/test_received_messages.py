@@ -6,7 +6,8 @@ import threading
 
 import numpy as np
 import pytest
-from tests.messages import eager_bytes, members_of, pattern, until
+from tests.messages import eager_bytes, members_of, pattern
+from tests.waiting import until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import (

@@ -10,7 +10,8 @@ import time
 
 import numpy as np
 import pytest
-from tests.shrinking import LOSSES, arrive, die, facts, left_over, results, until, until_lost, use
+from tests.shrinking import LOSSES, arrive, die, facts, left_over, results, until_lost, use
+from tests.waiting import SOON_S, until
 
 import gpucoll
 from gpucoll.errors import (
@@ -26,9 +27,6 @@ from gpucoll.errors import (
 from gpucoll.group.host import shrinking
 from gpucoll.group.survivors import are_enough
 from gpucoll.transport.shared.layout import Record, RecordState
-
-SOON_S = 5.0
-"""Well below the ranks' deadline of 20 s."""
 
 
 @pytest.fixture
@@ -358,7 +356,7 @@ def test_a_rank_dies_inside(fresh, moment, victim):
     start = time.monotonic()
     found = results(fresh(5, lose_two), [2, victim])
 
-    assert time.monotonic() - start < SOON_S + 5
+    assert time.monotonic() - start < SOON_S
     left = tuple(rank for rank in range(5) if rank not in (2, victim))
     assert [each[0] for each in found] == [(place, 3, 1, left) for place in range(3)]
     assert {each[1] for each in found} == {found[0][1]}
@@ -455,7 +453,7 @@ def test_others_wait_in_another_call(fresh):
     start = time.monotonic()
     found = results(fresh(3, shrink))
 
-    assert time.monotonic() - start < SOON_S + 5
+    assert time.monotonic() - start < SOON_S
     assert [each[1] for each in found] == [(place, 3, 1, (0, 1, 2)) for place in range(3)]
     assert all(isinstance(each[0], AbortedError) for each in found[1:])
 

@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.messages import until
+from tests.waiting import until
 
 import gpucoll
 from gpucoll.errors import StateError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.messages import until
+from tests.waiting import until
 
 import gpucoll
 from gpucoll.errors import (

@@ -11,6 +11,7 @@ from unittest import mock
 import ml_dtypes  # noqa: F401
 import numpy as np
 import pytest
+from tests.waiting import is_broken, until
 
 import gpucoll
 from gpucoll import Compression, config
@@ -24,19 +25,6 @@ from gpucoll.errors import (
     MismatchError,
     StateError,
 )
-
-
-def until(condition, limit_s=15.0):
-    """Poll for what has no event to wait for, with a deadline."""
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
-
-
-def is_broken(comm):
-    return comm._group.is_aborted
-
 
 # --- bad input ----------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 import pytest
-from tests.faults.test_ends import is_broken, until
+from tests.waiting import is_broken, until
 
 from gpucoll.errors import DeadlineError, MismatchError
 from gpucoll.transport.shared.words import Context

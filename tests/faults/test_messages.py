@@ -8,15 +8,14 @@ import time
 
 import numpy as np
 import pytest
-from tests.messages import choose_way, is_broken, pattern, posted, sleeps, until
+from tests.messages import choose_way, pattern, posted, sleeps
 from tests.ranks import Ended, Reply
+from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 from gpucoll.transport.shared.words import Context
 
-SOON_S = 5.0
-"""Well below the ranks' deadline of 20 s: who needs longer has waited for that."""
 LARGE = 20_000_000
 
 
@@ -90,7 +89,7 @@ def test_a_killed_peer_is_lost(rank_server, way, direction):
         pool.start(lose_peer, way, direction)
         replies = pool.collect()
 
-    assert time.monotonic() - start < SOON_S + 5
+    assert time.monotonic() - start < SOON_S
     assert replies[1] == Ended(-signal.SIGKILL)
     # Its memory may go before its end is known (bugs.md, 11): AbortedError says so.
     assert isinstance(replies[0].error, (PeerLostError, AbortedError)), replies[0]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.faults.test_ends import errors, is_broken, until
+from tests.faults.test_ends import errors
 from tests.ranks import Ended
+from tests.waiting import is_broken, until
 
 import gpucoll
 from gpucoll.errors import AbortedError, DeadlineError, PeerLostError

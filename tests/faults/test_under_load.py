@@ -18,8 +18,8 @@ BUSY = 20
 TIMES = 7
 
 # A dozen runnable processes a CPU, 4 ms each: who is woken waits about 50 ms for its turn, more
-# where other tests run beside these. Ten such turns are a fortieth of the deadline of these waits.
-SOON_S = 0.5
+# where other tests run beside these. Forty such turns are a tenth of the deadline of these waits.
+SOON_S = 2.0
 
 
 @pytest.fixture

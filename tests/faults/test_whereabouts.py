@@ -8,7 +8,7 @@ import signal
 
 import numpy as np
 import pytest
-from tests.messages import is_broken, until
+from tests.waiting import is_broken, until
 
 from gpucoll import ANY_SOURCE
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError

@@ -16,9 +16,10 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.faults.test_ends import has_begun, until
+from tests.faults.test_ends import has_begun
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
+from tests.waiting import SOON_S, until
 
 from gpucoll.api import communicator
 from gpucoll.errors import (
@@ -33,8 +34,6 @@ from gpucoll.rendezvous import guest
 from gpucoll.rendezvous.host import Host
 
 TIMEOUT_S = 30.0
-SOON_S = 6.0
-"""Far above what noticing takes, far below the ranks' deadline."""
 WORLD, VICTIMS = 4, {"host": 0, "guest": 2}
 
 

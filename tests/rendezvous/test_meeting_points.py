@@ -10,7 +10,7 @@ import socket
 import time
 
 import pytest
-from tests.faults.test_ends import until
+from tests.waiting import until
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError, AuthenticationError, RendezvousError
 from gpucoll.rendezvous import meeting_points

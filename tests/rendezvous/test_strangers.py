@@ -14,7 +14,7 @@ import threading
 import time
 
 import pytest
-from tests.faults.test_ends import until
+from tests.waiting import until
 
 from gpucoll.errors import RendezvousDeadlineError, RendezvousError
 from gpucoll.rendezvous import arrivals, frames, meeting_numbers

@@ -31,7 +31,7 @@ from tests.collective_cases import COLLECTIVES, COUNTED, REDUCTIONS, Case, draw,
 from tests.dtypes import covering
 from tests.group.world.test_message_ends import arrive_beside_work, receive_from_both_kinds
 from tests.group.world.test_messages import cases as message_cases
-from tests.messages import is_broken, until
+from tests.waiting import is_broken, until
 
 import gpucoll
 from gpucoll.arrays.operands import prepare

@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 from tests.doubles.communicators import communicator
-from tests.messages import until
+from tests.waiting import until
 
 from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.backends.nccl.memory import Registrations

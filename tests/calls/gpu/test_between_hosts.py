@@ -24,9 +24,10 @@ from tests.calls.gpu.conftest import vendors_in_turn
 from tests.calls.gpu.failing import counted, ones
 from tests.calls.gpu.test_collectives import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
-from tests.faults.test_ends import SOON_S, errors, until
+from tests.faults.test_ends import errors
 from tests.ranks import Ended
 from tests.topology.machines import write_xml
+from tests.waiting import SOON_S, until
 
 from gpucoll.errors import (
     AbortedError,

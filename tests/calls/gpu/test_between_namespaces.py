@@ -10,8 +10,8 @@ import time
 import pytest
 from tests.calls.gpu.conftest import in_rank_on_host
 from tests.calls.gpu.failing import counted, ones
-from tests.faults.test_ends import until
 from tests.group.world.test_namespaces import USER_TIMEOUT_S, enter, made_namespaces
+from tests.waiting import until
 
 from gpucoll import config
 from gpucoll.errors import MismatchError, PeerLostError

@@ -15,11 +15,11 @@ from tests.calls.gpu.test_giving_up import (
 from tests.calls.gpu.test_repeated_calls import after_the_end, outlive
 from tests.calls.gpu.test_unasked import never_ask
 from tests.ranks import Ended
+from tests.waiting import SOON_S
 
 from gpucoll import ReduceOp
 from gpucoll.errors import ArgumentTypeError
 
-SOON_S = 5.0
 MEMORY_BYTES = 1 << 32
 """What a GPU of the double has."""
 

@@ -10,10 +10,9 @@ import pytest
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import HostDevices, gpus_of_host_devices, in_rank
 from tests.ranks import Ended
+from tests.waiting import SOON_S
 
 from gpucoll.errors import GpucollError
-
-SOON_S = 10.0
 
 
 def fork_with_calls_pending(comm, kit):

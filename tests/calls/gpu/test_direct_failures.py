@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 from tests.calls.gpu.failing import ones
-from tests.faults.test_ends import SOON_S, is_broken, until
 from tests.ranks import Ended, Reply
+from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError

@@ -17,13 +17,11 @@ from tests.calls.gpu.conftest import Gpus
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import gpus_of_host_devices
 from tests.calls.gpu.host_devices import in_rank as host_devices_in_rank
-from tests.faults.test_ends import until
+from tests.waiting import SOON_S, until
 
 from gpucoll.errors import AbortedError, BackendError, GpucollError
 from gpucoll.testing import device_arrays, host_device
 
-SOON_S = 10.0
-"""Well below the deadline of 20 s: who needs longer has waited for that."""
 THREADS = {
     "gpucoll-gpu",
     "gpucoll-direct",

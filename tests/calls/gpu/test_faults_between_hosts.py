@@ -9,8 +9,9 @@ import pytest
 from tests.calls.gpu import test_connecting as connecting
 from tests.calls.gpu import test_giving_up as giving_up
 from tests.calls.gpu import test_random_faults as random_faults
-from tests.faults.test_ends import SOON_S, errors
+from tests.faults.test_ends import errors
 from tests.ranks import Ended, Reply
+from tests.waiting import SOON_S
 
 from gpucoll.errors import (
     AbortedError,

@@ -12,8 +12,9 @@ import time
 import pytest
 from tests.calls.gpu.conftest import in_rank, left_on_gpu
 from tests.calls.gpu.failing import certainly, counted, ones
-from tests.faults.test_ends import SOON_S, errors, is_broken, until
+from tests.faults.test_ends import errors
 from tests.ranks import Ended
+from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll.errors import (
     AbortedError,

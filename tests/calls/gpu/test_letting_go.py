@@ -11,7 +11,7 @@ import weakref
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import in_rank
-from tests.faults.test_ends import until
+from tests.waiting import until
 
 from gpucoll.backends.gpu import abandoned
 from gpucoll.errors import ArgumentError, DeadlineError, StateError

@@ -7,7 +7,7 @@ import gc
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import REPLAYED
-from tests.messages import until
+from tests.waiting import until
 
 from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.errors import ArgumentError, BackendUnavailableError, StateError

@@ -18,8 +18,8 @@ from tests.calls.gpu.mixed_ranks import as_kind
 from tests.calls.gpu.test_direct import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS, SAME_EVERYWHERE
 from tests.dtypes import any_values, assert_same, bits, dtype_of
-from tests.faults.test_ends import until
 from tests.hosts import PlayedHosts
+from tests.waiting import until
 
 import gpucoll
 from gpucoll.backends.direct.pieces import SLOT_BYTES

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from tests.calls.gpu.mixed_ranks import MixedRank
 from tests.calls.gpu.test_direct_failures import COUNT, THREADS
-from tests.faults.test_ends import SOON_S, errors, is_broken, until
+from tests.faults.test_ends import errors
 from tests.ranks import Ended, Reply
+from tests.waiting import SOON_S, is_broken, until
 
 import gpucoll
 from gpucoll import config

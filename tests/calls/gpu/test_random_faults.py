@@ -14,11 +14,10 @@ from tests.calls.gpu.cases import run_cases
 from tests.calls.gpu.conftest import in_rank
 from tests.calls.gpu.test_collectives import cases_of
 from tests.ranks import Ended, Reply
+from tests.waiting import SOON_S
 
 from gpucoll.errors import AbortedError, BackendError, GpucollError, PeerLostError
 
-SOON_S = 10.0
-"""Well below the ranks' deadline of 20 s: who needs longer has waited for that."""
 NAMES = (
     "all_reduce", "reduce", "broadcast", "all_gather", "gather", "reduce_scatter", "scatter",
     "all_to_all", "scan",

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import EVERYWHERE, REPLAYED
-from tests.faults.test_ends import until
+from tests.waiting import until
 
 from gpucoll.backends.gpu.enqueue_words import POLLS, Step
 from gpucoll.backends.nccl.library import IN_PROGRESS

@@ -18,8 +18,8 @@ from tests.calls.gpu.conftest import Gpus, in_rank, skip_without_gpu
 from tests.calls.gpu.test_collectives import cases_of
 from tests.calls.gpu.test_messages import grouped, in_order, lists, mixed, pass_around
 from tests.collective_cases import MOVEMENTS, REDUCTIONS
-from tests.faults.test_ends import SOON_S, is_broken, until
 from tests.ranks import Ended, Reply
+from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll.backends.choice import SHARING_VERSION, spelled
 from gpucoll.errors import DeadlineError, MismatchError, PeerLostError

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import EVERYWHERE, REPLAYED
-from tests.faults.test_ends import until
+from tests.waiting import until
 
 from gpucoll import devices
 from gpucoll.backends.gpu.issuer import MOST_IN_FLIGHT

@@ -7,8 +7,8 @@ import threading
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import in_rank
-from tests.faults.test_ends import is_broken, until
 from tests.ranks import Ended
+from tests.waiting import is_broken, until
 
 from gpucoll.errors import DeadlineError
 

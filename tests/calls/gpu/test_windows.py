@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import in_rank
-from tests.messages import until
+from tests.waiting import until
 
 from gpucoll.errors import BackendError, GpucollError, MismatchError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from tests.faults.test_ends import until
+from tests.waiting import until
 
 from gpucoll.group.host import diagnosis
 from gpucoll.group.host.members import words_at

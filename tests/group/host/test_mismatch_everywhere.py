@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.collective_cases import COLLECTIVES, SMALL_TUNING
-from tests.faults.test_ends import until
 from tests.group.host.test_mismatch import ODD, told
+from tests.waiting import until
 
 from gpucoll.errors import MismatchError
 from gpucoll.transport.shared.layout import RING

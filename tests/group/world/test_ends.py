@@ -10,8 +10,9 @@ import time
 
 import numpy as np
 import pytest
-from tests.faults.test_ends import CALLS, SOON_S, come_too_late, errors, is_broken, until
+from tests.faults.test_ends import CALLS, come_too_late, errors
 from tests.ranks import Ended
+from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll.errors import (
     AbortedError,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.faults.test_ends import until
 from tests.group.host.test_enqueued import FEW, poster
+from tests.waiting import until
 
 from gpucoll.errors import DeadlineError, MismatchError, PeerLostError
 from gpucoll.group.world.enqueued import Mirror, row_of

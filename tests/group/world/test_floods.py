@@ -11,8 +11,8 @@ import time
 
 import pytest
 from tests.certificates import Authority
-from tests.faults.test_ends import until
 from tests.group.world.test_joining import free_point, listening_ports, meet
+from tests.waiting import until
 
 from gpucoll.transport.tcp.handshake import MAGIC
 

@@ -13,10 +13,11 @@ import time
 
 import numpy as np
 import pytest
-from tests.faults.test_ends import SOON_S, errors, until
+from tests.faults.test_ends import errors
 from tests.hosts import SECRET
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
+from tests.waiting import SOON_S, until
 
 import gpucoll.group.world.joining as world_joining
 from gpucoll import config

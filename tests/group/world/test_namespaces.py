@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.certificates import Authority
-from tests.faults.test_ends import is_broken, until
 from tests.hosts import SECRET
+from tests.waiting import is_broken, until
 
 from gpucoll import config
 from gpucoll.errors import PeerLostError, RendezvousError

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 from tests.group.world.test_namespaces import ENVIRONMENT, namespaces, on_namespaces
-from tests.shrinking import arrive, die, facts, left_over, results, until, until_lost, use
+from tests.shrinking import arrive, die, facts, left_over, results, until_lost, use
+from tests.waiting import SOON_S, until
 
 from gpucoll.errors import (
     AbortedError,
@@ -24,9 +25,6 @@ from gpucoll.group.world import shrinking
 from gpucoll.group.world.ballots import Ballots, create
 
 __all__ = ["namespaces"]
-
-SOON_S = 5.0
-"""Well below the ranks' deadline of 20 s."""
 
 
 @pytest.fixture

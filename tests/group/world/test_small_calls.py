@@ -13,9 +13,10 @@ import time
 import numpy as np
 import pytest
 from tests.certificates import Authority
-from tests.faults.test_ends import SOON_S, errors, is_broken, until
+from tests.faults.test_ends import errors
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
+from tests.waiting import SOON_S, is_broken, until
 
 from gpucoll.calls.work import Work
 from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError

@@ -7,9 +7,10 @@ import signal
 import time
 
 import pytest
-from tests.faults.test_ends import SOON_S, has_begun, until
+from tests.faults.test_ends import has_begun
 from tests.process_groups import Given, in_group
 from tests.ranks import Ended
+from tests.waiting import SOON_S, until
 
 from gpucoll.errors import DeadlineError, MismatchError, PeerLostError
 

@@ -1,0 +1,23 @@
+"""How long tests wait, on a machine that may be busy: what passes waits no longer for that."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+SOON_S = 12.0
+"""Well below the ranks' deadline of 20 s: who needs longer has waited for that."""
+
+
+def until(condition: Callable[..., Any], limit_s: float = 40.0) -> None:
+    """Poll for what has no event to wait for, with a deadline below that of a rank's answer."""
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.0005)
+
+
+def is_broken(comm: Any) -> bool:
+    """Return whether somebody has given the communicator up."""
+    return bool(comm._group.is_aborted)
