@@ -7,10 +7,18 @@ from dataclasses import replace
 
 import pytest
 from tests.backends.mpi.test_mpi import PROGRAM, run
+from tests.certificates import Authority
 
 
 def test_between_hosts(mpi):
     run(mpi, 3, "cases", "calls", "mismatch", "other_calls", "beside", GPUCOLL_TEST_HOSTS="aba")
+
+
+def test_where_the_links_are_encrypted(mpi, tmp_path):
+    """Then calls are agreed on over those."""
+    certificates = Authority(tmp_path / "ours").environment()
+    names = "calls", "mismatch", "traffic"
+    run(mpi, 3, *names, GPUCOLL_TEST_HOSTS="aba", **certificates)
 
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
