@@ -63,6 +63,10 @@ def meet_again(comm, name, folder):
     return comm.all_gather_object((name, comm.rank))
 
 
+def facts(comm):
+    return dict(comm.describe().facts)
+
+
 def wait_for_the_other(comm):
     return comm.recv_object(1 - comm.rank)
 
@@ -99,8 +103,11 @@ class RunCases:
         assert [place[:2] for place in first] == [(0, 2), (1, 2)]
 
     def test_options_of_init(self, make):
-        with pytest.raises(gpucoll.DeadlineError, match=r"waited 0\.2 s in recv"):
-            make(2).run(wait_for_the_other, init={"timeout_s": 0.2, "backend": "cpu"})
+        found = make(2).run(facts, init={"timeout_s": 33.0, "backend": "cpu"})
+
+        for mine in found:
+            assert mine["deadline of a wait"] == "33 s"
+            assert mine["host arrays"] == "backend cpu: asked for"
 
     @pytest.mark.parametrize("rank", [0, 1])
     def test_the_first_failure_is_raised(self, make, rank):
