@@ -178,13 +178,14 @@ class Host(Generic[T]):
             rank = guest.introduction["rank"]
             self.guests[rank] = guest.connection
             self.introductions[rank], self.fds[rank] = guest.introduction, guest.fds
-            return
-        frames.close_all(guest.fds)
-        self.also_told.append(guest.connection)
-        if self.refusal is None:
-            self.refusal = refusal
-            self.deadline = min(self.deadline, time.monotonic() + _REFUSING_S)
-        if len(self.guests) + len(self.also_told) >= self.world_size - 1:
+        else:
+            frames.close_all(guest.fds)
+            self.also_told.append(guest.connection)
+            if self.refusal is None:
+                self.refusal = refusal
+                self.deadline = min(self.deadline, time.monotonic() + _REFUSING_S)
+        n_come = len(self.guests) + len(self.also_told)
+        if self.refusal is not None and n_come >= self.world_size - 1:
             raise self.refusal
 
     def _examine(self, guest: Introduced) -> RendezvousError | None:

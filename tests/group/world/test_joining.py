@@ -20,6 +20,7 @@ from tests.rendezvous.conftest import held_open
 from tests.waiting import SOON_S, until
 
 import gpucoll.group.world.joining as world_joining
+import gpucoll.rendezvous.host as rendezvous_host
 from gpucoll import config
 from gpucoll.errors import (
     AbortedError,
@@ -30,15 +31,16 @@ from gpucoll.errors import (
     RendezvousDeadlineError,
     RendezvousError,
 )
+from gpucoll.rendezvous.host import Host
 from gpucoll.testing.session import environment
 
-IN_TIME_S = 12.0
-"""Of ranks whose deadline for meeting is 3 s at most: it runs out, and the others are told."""
+IN_TIME_S = 18.0
+"""Of ranks whose deadline for meeting is 8 s at most: it runs out, and the others are told."""
 MISSED_S = 3.0
 """The deadline of ranks that must have met, all but one: long enough for a busy machine."""
 
 
-def meet(seat, meet_s=2.0, changes=None, **given):
+def meet(seat, meet_s=8.0, changes=None, **given):
     """Join in; return what an all_reduce gives."""
     mine = environment((changes or {}).get(seat.rank, {}))
     with mine, seat.init(meet_s=meet_s, **given) as comm:
@@ -143,6 +145,31 @@ def test_another_version(hosts):
             return meet(seat)
 
     for error in refused(hosts, "aab", be_newer):
+        assert isinstance(error, RendezvousError), error
+        assert "the version of gpucoll is 99.0 on rank 2 and" in str(error)
+
+
+def test_nobody_waits_when_the_rank_that_is_refused_came_first(hosts, tmp_path):
+    """Rank 0 stays for ranks that are to be told, too: until they have come, and no longer."""
+    has_come = tmp_path / "has come"
+    examine = Host._examine
+
+    def look(host, guest):
+        found = examine(host, guest)
+        has_come.touch()
+        return found
+
+    def come(seat):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rendezvous_host, "_REFUSING_S", 60.0)
+            patch.setattr(Host, "_examine", look)
+            if seat.rank == 2:
+                patch.setattr(world_joining, "__version__", "99.0")
+            if seat.rank == 1:
+                until(has_come.exists)
+            return meet(seat, 60.0)
+
+    for error in refused(hosts, "aab", come):
         assert isinstance(error, RendezvousError), error
         assert "the version of gpucoll is 99.0 on rank 2 and" in str(error)
 
