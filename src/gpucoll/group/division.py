@@ -72,7 +72,7 @@ class Division(Watch):
 
     def left(self, rank: int, why: str) -> GpucollError:
         """Break the old communicator, and return its error for a rank that raised something."""
-        return self._broken(Abort.INTERRUPTED, rank)
+        return self._broken(Abort.INTERRUPTED, rank, why)
 
     def late(self, text: str) -> GpucollError:
         """Break the old communicator, and return the error for ranks that did not come."""
@@ -80,9 +80,9 @@ class Division(Watch):
         error = RendezvousDeadlineError(f"{text} The communicator is broken: close it")
         return self._group.fail(error)
 
-    def _broken(self, code: Abort, rank: int) -> GpucollError:
+    def _broken(self, code: Abort, rank: int, why: str = "") -> GpucollError:
         try:
-            self._group.break_with(code, self.number(rank))
+            self._group.break_with(code, self.number(rank), why)
         except GpucollError as error:
             return error
         raise AssertionError("a communicator that is given up says so")

@@ -232,8 +232,18 @@ class Group(Protocol):
     ) -> None:
         """Give the group up for all ranks, unless somebody already has."""
 
-    def break_with(self, code: Abort, rank: int) -> None:
-        """Give the group up for all ranks, unless somebody already has; raise."""
+    def break_with(self, code: Abort, rank: int, why: str = "") -> None:
+        """Give the group up for all ranks, unless somebody already has; raise.
+
+        Parameters
+        ----------
+        code : Abort
+            What has happened.
+        rank : int
+            To whom.
+        why : str
+            What that rank has raised, where it is known here.
+        """
 
     def abort_error(self, waited_s: float | None = None) -> GpucollError:
         """Return the error for why it was given up."""

@@ -21,6 +21,7 @@ from gpucoll.errors import (
     PeerLostError,
     StateError,
 )
+from gpucoll.transport.shared.layout import Abort
 
 SHAPES = ["ab", "aabb", "abc", "abbb", "abab"]
 
@@ -130,6 +131,22 @@ def test_ctrl_c_in_a_wait(hosts, name, who):
             assert isinstance(error, AbortedError), error
             assert f"rank {who} was interrupted in" in str(error)
             assert f"rank {rank} of 4" in str(error)
+
+
+def test_what_a_rank_of_another_host_raised_is_told_to_all(hosts):
+    """As where it has said so in the meeting of a part, which the others have no part in."""
+
+    def blame(comm):
+        comm.barrier()
+        if comm.rank == 0:
+            comm._group.break_with(Abort.INTERRUPTED, 2, "PeerLostError: rank 3 is gone.")
+        until(lambda: is_broken(comm))
+        comm.check()
+
+    for rank, error in enumerate(errors(hosts.replies("aabb", blame))):
+        assert isinstance(error, AbortedError), error
+        assert f"rank {rank} of 4" in str(error)
+        assert "rank 2 aborted it, because it raised PeerLostError: rank 3 is gone. " in str(error)
 
 
 @pytest.mark.parametrize("who", range(4))

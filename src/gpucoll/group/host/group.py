@@ -348,8 +348,11 @@ class HostGroup:
         self.members.arena.retire()
         return error
 
-    def break_with(self, code: Abort, rank: int) -> None:
-        """Give the communicator up for all ranks, unless somebody already has; raise."""
+    def break_with(self, code: Abort, rank: int, why: str = "") -> None:
+        """Give the communicator up for all ranks, unless somebody already has; raise.
+
+        `why` the rank is to blame lies in the segment, where it has said so.
+        """
         self.abort(code, rank)
         self.raise_if_aborted()
 

@@ -44,9 +44,10 @@ class WorldDiagnosis(WorldState):
         after = f" after call #{closed}" if closed else " before its first call"
         return f"it closed the communicator{after}{self._board.reason_of(rank)}"
 
-    def _gave_up_error(self, rank: int) -> AbortedError:
+    def _gave_up_error(self, rank: int, why: str = "") -> AbortedError:
+        reason = f", because it raised {why.rstrip('.')}" if why else ""
         return AbortedError(
-            f"{self._who}: the communicator was given up: rank {rank} aborted it. Close it"
+            f"{self._who}: the communicator was given up: rank {rank} aborted it{reason}. Close it"
         )
 
     def late_error(self, number: int, waited_s: float) -> DeadlineError:

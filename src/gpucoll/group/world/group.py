@@ -258,9 +258,13 @@ class WorldGroup(WorldCalls):
             return self._gpu_calls.lost_error(rank, sequence, self._how_it_went(rank))
         return self._lost_error(rank) if code == Abort.LOST else self._gave_up_error(rank)
 
-    def break_with(self, code: Abort, rank: int) -> None:
+    def break_with(self, code: Abort, rank: int, why: str = "") -> None:
         """Give the group up for all ranks, unless somebody already has; raise."""
-        self.abort(code, rank)
+        if why and self.hosts.host_of(rank) != self.here:
+            self.write(failure_of(self._gave_up_error(rank, why), self.rank))
+            self.ring()
+        else:
+            self.abort(code, rank)
         self.raise_if_aborted()
 
     def abort_error(self, waited_s: float | None = None) -> GpucollError:
