@@ -95,7 +95,7 @@ NOT_PRELOADED = ("gpucoll.transport.tcp.secure", "gpucoll.transport.tcp.tls")
 """TLS: a test looks whether ranks without certificates load it."""
 
 
-def import_modules() -> None:
+def prepare_for_ranks() -> None:
     """Import what ranks come to need, and compile it: each would take a while for it."""
     for package in PRELOADED:
         path = importlib.import_module(package).__path__
@@ -195,7 +195,7 @@ class RankServer(server.RankServer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.call(import_modules)
+        self.call(prepare_for_ranks)
 
     def fork(self, count: int, **options: Any) -> Pool:
         """Return new ranks, all of which have started: deadlines are short on a busy machine."""
