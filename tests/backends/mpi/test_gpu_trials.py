@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -120,10 +121,12 @@ class Memory:
         return Memory(address, size_bytes)
 
 
+@pytest.mark.parametrize("drawn", [os.urandom, bytes])
 @pytest.mark.parametrize("but", [None, 0, 7])
-def test_the_bytes_are_compared(monkeypatch, but):
+def test_the_bytes_are_compared(monkeypatch, but, drawn):
     from gpucoll.devices import open_host
 
+    monkeypatch.setattr(os, "urandom", drawn)  # `bytes` draws zeros, as chance does at times
     mpi = mpi_double()
     mpi.COMM_SELF.but, mpi.buffer, mpi.BYTE = but, Memory, None
     mpi.Request = SimpleNamespace(Waitall=lambda _: None)
