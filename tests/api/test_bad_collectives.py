@@ -279,4 +279,4 @@ PREFIXES = sorted({name.split(":")[0] for name in calls()})
 def test_rejected(ranks, prefix):
     names = [name for name in calls() if name.split(":")[0] == prefix]
 
-    assert ranks.call(2, be_rejected, names, timeout_s=2) == [([], 2)] * 2
+    assert ranks.call(2, be_rejected, names) == [([], 2)] * 2

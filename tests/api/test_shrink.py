@@ -174,9 +174,9 @@ def test_a_stopped_rank_is_left_behind(rank_server):
         comm.barrier()
         if comm.rank == late:
             os.kill(os.getpid(), signal.SIGSTOP)
-        error = until_lost(comm)
+        error = until_lost(comm, timeout_s=0.5)
         try:
-            with comm.shrink(timeout_s=0.5) as made:
+            with comm.shrink(timeout_s=2) as made:
                 return error, facts(made), use(made)
         except ShrinkError as left_behind:
             comm.close()
@@ -185,7 +185,7 @@ def test_a_stopped_rank_is_left_behind(rank_server):
     for late in (0, 2):
         others = [rank for rank in range(3) if rank != late]
         with rank_server.fork(3) as pool:
-            pool.start(stop, late, timeout_s=0.5)
+            pool.start(stop, late)
             found = [reply.result for reply in pool.collect(only=others)]
             pool.ranks[late].send(signal.SIGCONT)
             (reply,) = pool.collect(only=[late])
@@ -226,7 +226,7 @@ def test_a_rank_that_never_comes_counts_as_lost(fresh):
             with pytest.raises(ShrinkError, match="ranks 0, 2 have gone on"):
                 comm.shrink()
             return None
-        with comm.shrink(timeout_s=0.4) as made:
+        with comm.shrink(timeout_s=2) as made:
             return error, facts(made), use(made)[-1][0]
 
     found = results(fresh(3, stay_away))
@@ -409,7 +409,7 @@ def test_a_rank_is_stopped_while_they_meet(rank_server):
         if comm.rank == 1:
             patch.setattr(shrinking.HostAgreement, "meeting_of", stop_first)
         try:
-            with comm.shrink(timeout_s=0.5) as made:
+            with comm.shrink(timeout_s=2) as made:
                 return facts(made), use(made)[-1][0]
         except ShrinkError as error:
             return str(error)

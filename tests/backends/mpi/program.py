@@ -297,6 +297,13 @@ def late() -> None:
         comm._give_up()
 
 
+def leave() -> None:
+    """End without MPI's end, for which some mpiexecs kill the ranks that are still there."""
+    print("as expected", flush=True)
+    WORLD.Barrier()  # all have said so
+    os._exit(0)
+
+
 def given_up() -> None:
     """MPI does not end what it has begun: the call does, in time, and its memory is kept."""
     comm = made(timeout_s=1.0)
@@ -314,9 +321,7 @@ def given_up() -> None:
         del comm, backend
         gc.collect()
         assert sys.getrefcount(x) > 2, "nobody keeps what MPI may still write"
-    WORLD.Barrier()
-    print("as expected", flush=True)
-    os._exit(0)  # MPI's end would wait for it
+    leave()  # MPI's end would wait for it
 
 
 def given_up_between_hosts() -> None:
@@ -335,9 +340,7 @@ def given_up_between_hosts() -> None:
         del comm
         gc.collect()
         assert sys.getrefcount(x) > 2, "nobody keeps what MPI may still write"
-    WORLD.Barrier()
-    print("as expected", flush=True)
-    os._exit(0)
+    leave()
 
 
 def killed() -> None:
@@ -374,9 +377,7 @@ def refused() -> None:
     if WORLD.rank == 0:  # alone: the others never call it
         with pytest.raises(gpucoll.RendezvousDeadlineError, match="not every rank"):
             gpucoll.Communicator.from_mpi(WORLD, timeout_s=0.3)
-    WORLD.Barrier()
-    print("as expected", flush=True)
-    os._exit(0)  # MPI's end would wait for what only one rank has begun
+    leave()  # MPI's end would wait for what only one rank has begun
 
 
 def threads() -> None:

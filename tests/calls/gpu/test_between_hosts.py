@@ -148,7 +148,7 @@ def test_a_gpu_that_hangs_is_a_deadline(gpus_on_hosts):
 
 def stop(rank):
     def calls(comm, kit):
-        comm.all_reduce(ones(kit))
+        comm.all_reduce(ones(kit), timeout_s=20)
         comm.check()
         if comm.rank == 1:
             os.kill(os.getpid(), signal.SIGSTOP)

@@ -131,7 +131,7 @@ def test_counts_between_two_ranks_that_differ(gpus):
 
 def come_too_late(rank, way):
     def calls(comm, kit):
-        comm.all_reduce(ones(kit))
+        comm.all_reduce(ones(kit), timeout_s=20)
         if comm.rank == 1:
             until(lambda: is_broken(comm))
             comm.check()
@@ -163,7 +163,7 @@ def test_a_deadline_names_the_late_rank(gpus, way):
 
 def come_too_late_where_nothing_moves(rank):
     def calls(comm, kit):
-        comm.all_reduce(ones(kit))
+        comm.all_reduce(ones(kit), timeout_s=20)
         if comm.rank == 1:
             until(lambda: is_broken(comm))
             comm.check()
@@ -182,7 +182,7 @@ def test_a_late_rank_is_found_where_this_ranks_part_is_over(gpus):
 def hang_on_the_gpu(rank):
     def calls(comm, kit):
         with rank.control.library_set(hang_at=2):
-            comm.all_reduce(ones(kit))
+            comm.all_reduce(ones(kit), timeout_s=20)
             comm.all_reduce(ones(kit))
             comm.check()
 
@@ -226,7 +226,7 @@ def fill_the_queue(rank, way):
     with rank.init(device=0, timeout_s=1.5) as comm:
         x, queue = ones(rank.kit), 8
         plan = comm.plan_all_reduce(x, out=x)
-        comm.all_reduce(x, out=x)
+        comm.all_reduce(x, out=x, timeout_s=20)
         out = ones(rank.kit)
         comm.check()
         device = comm._gpu._connected.device

@@ -151,7 +151,7 @@ def test_a_rank_that_is_lost_while_the_library_connects_it(rank_server, gpus):
 
 def stay_in_progress(rank):
     def calls(comm, kit):
-        comm.all_reduce(ones(kit))
+        comm.all_reduce(ones(kit), timeout_s=20)
         comm.check()
         with rank.control.library_set(polls=10**9):
             comm.all_reduce(ones(kit))

@@ -22,7 +22,7 @@ def never_ask(rank, on_async_error):
 
     monitor_thread.ASKING_S = 0.1
     comm = rank.init(on_async_error=on_async_error, timeout_s=1, meet_s=20)
-    comm.all_reduce(ones(rank.kit))
+    comm.all_reduce(ones(rank.kit), timeout_s=20)
     comm.check()
     if rank.rank == 0:
         comm.all_reduce(ones(rank.kit))

@@ -79,12 +79,12 @@ def test_a_stopped_rank_is_late_and_not_lost(hosts, rank_server):
         comm.barrier()
         if comm.rank == late:
             os.kill(os.getpid(), signal.SIGSTOP)
-        comm.all_reduce(np.ones(3))
+        comm.all_reduce(np.ones(3), timeout_s=0.5)
 
     for late in (2, 3):
         others = [rank for rank in range(4) if rank != late]
         with rank_server.fork(4) as pool:
-            hosts.start(pool, "aabb", stop, late, timeout_s=0.5)
+            hosts.start(pool, "aabb", stop, late)
             found = errors(pool.collect(only=others))
             pool.ranks[late].send(signal.SIGCONT)
             (error,) = errors(pool.collect(only=[late]))

@@ -67,14 +67,14 @@ def send_and_stop(comm):
     until(lambda: _state_of(pid) == "T")
     try:
         with pytest.raises(DeadlineError) as error:
-            comm.recv(np.zeros(3), 1, 5)
+            comm.recv(np.zeros(3), 1, 5, timeout_s=1)
         return str(error.value)
     finally:
         os.kill(pid, signal.SIGCONT)
 
 
 def test_a_rank_that_is_stopped_does_not_answer_where_it_is(hosts):
-    text = hosts.replies("ab", send_and_stop, timeout_s=1.0)[0].result
+    text = hosts.replies("ab", send_and_stop)[0].result
 
     assert "rank 0 of 2 waited 1 s in recv(float64, 24 bytes, source=1, tag=5)" in text
     assert "is not answering (stopped, or its host is cut off)" in text

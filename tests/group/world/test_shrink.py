@@ -204,7 +204,7 @@ def test_a_stopped_rank_is_left_behind(hosts, rank_server, late):
         arrive(comm)
         if comm.rank == late:
             os.kill(os.getpid(), signal.SIGSTOP)
-        error = until_lost(comm)
+        error = until_lost(comm, timeout_s=0.5)
         try:
             # A leader that is stopped tells its ranks nothing: those wait a second longer.
             with comm.shrink(timeout_s=3) as made:
@@ -215,7 +215,7 @@ def test_a_stopped_rank_is_left_behind(hosts, rank_server, late):
 
     others = [rank for rank in range(4) if rank != late]
     with rank_server.fork(4) as pool:
-        hosts.start(pool, "aabb", stop, timeout_s=0.5)
+        hosts.start(pool, "aabb", stop)
         found = [reply.result for reply in pool.collect(only=others)]
         pool.ranks[late].send(signal.SIGCONT)
         (reply,) = pool.collect(only=[late])

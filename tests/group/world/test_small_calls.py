@@ -249,7 +249,7 @@ def stop(comm):
 
 def test_a_stopped_leader_is_late(hosts, rank_server):
     with rank_server.fork(3) as pool:
-        hosts.start(pool, "abc", wait_for, 2, stop, timeout_s=0.5)
+        hosts.start(pool, "abc", wait_for, 2, stop, timeout_s=2)
         found = errors(pool.collect(only=[0, 1]))
         pool.ranks[2].send(signal.SIGCONT)
         found += errors(pool.collect(only=[2]))
