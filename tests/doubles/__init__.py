@@ -16,6 +16,7 @@ are skipped. What they do is said at the head of ``nccl_double.c``, ``device_dou
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import shutil
 import subprocess
@@ -159,6 +160,7 @@ class Control:
             function.argtypes = [ctypes.c_char_p, ctypes.c_long]
         self.library.ncclDoubleFailAt.argtypes = [ctypes.c_char_p, ctypes.c_long, ctypes.c_int]
         self.driver.double_trace.restype = ctypes.c_char_p
+        self.driver.double_disturbance.restype = ctypes.c_char_p
         self.driver.double_capture_begin.argtypes = [ctypes.c_void_p]
         self.driver.double_capture_end.argtypes = [
             ctypes.c_void_p,
@@ -260,6 +262,7 @@ class Control:
     def captured(self, stream: int) -> Iterator[Graph]:
         """Capture what the block enqueues on a stream, and whatever that stream draws in."""
         graph = Graph(self.driver)
+        gc.collect()  # what other tests have left would be freed meanwhile, which ends a capture
         assert self.driver.double_capture_begin(stream) == 0
         try:
             yield graph
@@ -279,7 +282,8 @@ class Graph:
 
     def launch(self, stream: Any) -> None:
         """Enqueue it all once more, on a stream or what has its number as `ptr`."""
-        assert self.handle, f"nothing was captured: code {self.code}"
+        by = self._driver.double_disturbance().decode()
+        assert self.handle, f"nothing was captured: code {self.code}, ended last by {by or 'none'}"
         number = getattr(stream, "ptr", stream)
         assert self._driver.double_graph_launch(self.handle, number) == 0
 

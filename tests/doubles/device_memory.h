@@ -61,7 +61,7 @@ DOUBLE_API int double_allocate(void **out, size_t size)
     size_t page = 4096, mapped = (size + page - 1) / page * page;
     int code = OK;
     pthread_mutex_lock(&lock);
-    if (disturbs_capture())
+    if (disturbs_capture(__func__))
         code = CAPTURE_UNSUPPORTED;
     else if (!size)
         code = INVALID_VALUE;
@@ -105,7 +105,7 @@ static int wait_for_device(int number)
 static int synchronize(void)
 {
     pthread_mutex_lock(&lock);
-    int code = disturbs_capture() ? CAPTURE_UNSUPPORTED : wait_for_device(current());
+    int code = disturbs_capture(__func__) ? CAPTURE_UNSUPPORTED : wait_for_device(current());
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -118,7 +118,7 @@ DOUBLE_API int double_free(void *address)
     while (*at && (*at)->address != address)
         at = &(*at)->next;
     struct block *b = *at;
-    int code = !b ? INVALID_VALUE : disturbs_capture() ? CAPTURE_UNSUPPORTED : OK;
+    int code = !b ? INVALID_VALUE : disturbs_capture(__func__) ? CAPTURE_UNSUPPORTED : OK;
     if (!code)
         code = wait_for_device(b->device);
     if (!code) {

@@ -76,7 +76,7 @@ static int module_load(void **out, const void *image)
     if (memcmp(image, ELFMAG, SELFMAG))
         return strstr(image, ".version") ? INVALID_PTX : INVALID_IMAGE;
     pthread_mutex_lock(&lock);
-    int code = module_error, is_disturbing = disturbs_capture();
+    int code = module_error, is_disturbing = disturbs_capture(__func__);
     pthread_mutex_unlock(&lock);
     if (code || is_disturbing)
         return code ? code : CAPTURE_UNSUPPORTED;

@@ -89,6 +89,7 @@ static struct stream *streams, default_streams[DEVICES];
 static struct event *events;
 static struct event *event_buckets[1024]; /* so that having many costs a call nothing */
 static struct block *blocks;
+static char disturbance[64];
 static int is_initialised, is_held, captures, sticky_error, device_count_value = 8;
 static int module_error, launch_error = 719;
 static long fail_launch_in, launch_count, module_count;

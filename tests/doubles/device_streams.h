@@ -161,19 +161,29 @@ DOUBLE_API int double_stream_device(void *handle)
     return s ? s->device : -1;
 }
 
-static void invalidate_captures(void)
+static void note_disturbance(const char *call)
 {
+    int is_main = gettid() == getpid();
+    snprintf(disturbance, sizeof disturbance, "%s%s", call, is_main ? "" : " in another thread");
+}
+
+/* What ended a capture last: that call's own answer may be looked at by nobody. */
+DOUBLE_API const char *double_disturbance(void) { return disturbance; }
+
+static void invalidate_captures(const char *call)
+{
+    note_disturbance(call);
     for (struct stream *s = streams; s; s = s->next_stream)
         if (s->capture)
             s->capture->is_invalid = 1;
 }
 
 /* Whether a call that can wait is made while another thread's graph is captured. */
-static int disturbs_capture(void)
+static int disturbs_capture(const char *call)
 {
     if (!captures || capture_mode == RELAXED)
         return 0;
-    invalidate_captures();
+    invalidate_captures(call);
     return 1;
 }
 
@@ -213,9 +223,10 @@ static int stream_state(void *handle, int is_waiting)
     if (!s) {
         code = INVALID_HANDLE;
     } else if (s->capture) {
+        note_disturbance(__func__);
         s->capture->is_invalid = 1;
         code = CAPTURE_UNSUPPORTED;
-    } else if (disturbs_capture()) {
+    } else if (disturbs_capture(__func__)) {
         code = CAPTURE_IMPLICIT;
     } else {
         while (is_waiting && !code && !s->error && (s->first || s->is_busy))
@@ -288,6 +299,7 @@ static int stream_wait_event(void *stream, void *event)
         if (s == s->capture->origin)
             e->captured_on->is_joined = 1;
     } else if (s->capture) {
+        note_disturbance(__func__);
         s->capture->is_invalid = 1; /* a graph cannot wait for what is not in it */
         code = 905;
     } else if (e->completed < e->recorded) {
@@ -307,7 +319,7 @@ static int event_state(void *handle, int is_waiting)
         code = INVALID_HANDLE;
     else if (e->capture)
         code = CAPTURED_EVENT;
-    else if (disturbs_capture())
+    else if (disturbs_capture(__func__))
         code = CAPTURE_IMPLICIT;
     else
         while (is_waiting && !code && e->completed < e->recorded)
@@ -411,7 +423,7 @@ static int is_capturing(void *handle, int *out)
     struct stream *s = find_stream(handle);
     int code = s ? OK : INVALID_HANDLE;
     if (s && captures && (uintptr_t)handle <= 1) {
-        invalidate_captures(); /* the default stream would wait for the captured ones */
+        invalidate_captures(__func__); /* the default stream would wait for the captured ones */
         code = CAPTURE_IMPLICIT;
     }
     *out = s && s->capture ? 1 + s->capture->is_invalid : 0;

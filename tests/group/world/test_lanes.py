@@ -158,7 +158,7 @@ def test_large_arrays_use_all_interfaces(hosts, rank_server, twins, interfaces):
         assert all(right)
         subnets = [f"10.9{name[-1]}.0" for name in sorted(used)]
         assert ends == [(f"{net}.{rank + 1}", f"{net}.{2 - rank}") for net in subnets]
-        # Two ranks send each other as many bytes as the array has: half of it as it is, half summed.
+        # Two ranks send each other as many bytes as the array has: half of it summed already.
         # Packets' headers, and what is sent again, come on top; what is small takes one card.
         share = 4 * count / len(used)
         for card, n_bytes in sent.items():
