@@ -161,8 +161,9 @@ DOUBLE_API int double_stream_device(void *handle)
     return s ? s->device : -1;
 }
 
-static void note_disturbance(const char *call)
+static void invalidate(struct graph *g, const char *call)
 {
+    g->is_invalid = 1;
     int is_main = gettid() == getpid();
     snprintf(disturbance, sizeof disturbance, "%s%s", call, is_main ? "" : " in another thread");
 }
@@ -172,10 +173,9 @@ DOUBLE_API const char *double_disturbance(void) { return disturbance; }
 
 static void invalidate_captures(const char *call)
 {
-    note_disturbance(call);
     for (struct stream *s = streams; s; s = s->next_stream)
         if (s->capture)
-            s->capture->is_invalid = 1;
+            invalidate(s->capture, call);
 }
 
 /* Whether a call that can wait is made while another thread's graph is captured. */
@@ -223,8 +223,7 @@ static int stream_state(void *handle, int is_waiting)
     if (!s) {
         code = INVALID_HANDLE;
     } else if (s->capture) {
-        note_disturbance(__func__);
-        s->capture->is_invalid = 1;
+        invalidate(s->capture, __func__);
         code = CAPTURE_UNSUPPORTED;
     } else if (disturbs_capture(__func__)) {
         code = CAPTURE_IMPLICIT;
@@ -299,8 +298,7 @@ static int stream_wait_event(void *stream, void *event)
         if (s == s->capture->origin)
             e->captured_on->is_joined = 1;
     } else if (s->capture) {
-        note_disturbance(__func__);
-        s->capture->is_invalid = 1; /* a graph cannot wait for what is not in it */
+        invalidate(s->capture, __func__); /* a graph cannot wait for what is not in it */
         code = 905;
     } else if (e->completed < e->recorded) {
         code = append(s, event_task(e, 0));

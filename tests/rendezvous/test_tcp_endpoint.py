@@ -45,8 +45,7 @@ def test_no_answer_is_asked_for_in_short_steps(silent_address, monkeypatch):
     start = time.monotonic()
     for _ in range(3):
         assert endpoint.connect(100, 0) is None
-    # Ctrl-C is looked for in between: none waited until it gave the attempt up.
-    assert time.monotonic() - start < 3 * tcp._CONNECTING_S
+    assert time.monotonic() - start < 0.5  # Ctrl-C is looked for in between
 
     assert endpoint._connecting is not None
     monkeypatch.setattr(tcp, "_CONNECTING_S", 0.0)

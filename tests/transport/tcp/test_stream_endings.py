@@ -17,7 +17,6 @@ import pytest
 from tests.transport.tcp import schedules
 from tests.transport.tcp.schedules import row
 from tests.transport.tcp.stream_ends import HEADER, HEADER_SENT, Ends, reduction
-from tests.waiting import SOON_S
 
 from gpucoll.transport.tcp.stream_words import MAGIC
 from gpucoll.transport.tcp.streams import Outcome, StreamStatus, deadline_after
@@ -172,7 +171,7 @@ def test_abort():
         word.value = 5
         start = time.monotonic()
         thread.join()
-        assert time.monotonic() - start < SOON_S
+        assert time.monotonic() - start < 0.5
     assert found == [Outcome(StreamStatus.ABORTED)]
 
 
@@ -195,7 +194,7 @@ def test_deadline(seconds):
         outcome = ends.run_one(0, rows, array, deadline_ns=deadline_after(seconds))
         took_s = time.monotonic() - start
     assert outcome == Outcome(StreamStatus.DEADLINE)
-    assert seconds <= took_s < seconds + SOON_S
+    assert seconds <= took_s < seconds + 1.5
 
 
 def test_what_is_there_is_done_though_the_deadline_is_over():
@@ -231,7 +230,7 @@ def test_ctrl_c(moving):
         stack.callback(stop.set)
         with pytest.raises(KeyboardInterrupt):
             ends.run_one(0, rows, array)
-        assert time.monotonic() - sent[0] < SOON_S
+        assert time.monotonic() - sent[0] < 0.5
 
 
 def test_a_slice_ends_while_bytes_move():
