@@ -423,13 +423,15 @@ def _take_buffered(table, wire):
 
 
 @inline
-def _receive_carried(table, wire, address, most_bytes):
-    """Receive what a carrier has brought; return as `_receive`."""
-    carry = get(get(table, WIRES), CARRY_HERE)
-    got = call_post(carry, get(wire, CARRIER), address, most_bytes)
-    put(wire, _IS_EMPTY, 1 if got == 0 else 0)
-    if got > 0:
-        return got
+def _receive_carried(table, wire, address, most_bytes, enough_bytes):
+    """Receive what a carrier has brought, message by message; return as `_receive`."""
+    carry, came, got = get(get(table, WIRES), CARRY_HERE), 0, 1
+    while got > 0 and came < enough_bytes:
+        got = call_post(carry, get(wire, CARRIER), address + came, most_bytes - came)
+        came += max(got, 0)
+    put(wire, _IS_EMPTY, 1 if came == 0 and got == 0 else 0)
+    if came > 0:
+        return came
     if got < 0:
         fail(table, wire, CARRIER_FAILED)
     elif get(wire, HAS_BYE) != 0 and get(wire, SAYS_BYE) == SAID_BYE:
@@ -439,10 +441,10 @@ def _receive_carried(table, wire, address, most_bytes):
 
 
 @inline
-def _receive(table, wire, address, most_bytes):
-    """Receive; return the bytes, 0 where there are none."""
+def _receive(table, wire, address, most_bytes, enough_bytes):
+    """Receive, from a carrier until there is no more or enough; return the bytes, 0: none."""
     if get(wire, CARRIER) != 0:
-        return _receive_carried(table, wire, address, most_bytes)
+        return _receive_carried(table, wire, address, most_bytes, enough_bytes)
     got = _recv(np.int32(get(wire, FD)), address, most_bytes, np.int32(_MSG_DONTWAIT))
     if got > 0:
         return got
@@ -468,7 +470,8 @@ def _receive_buffered(table, wire):
         stop -= start
         put(wire, _START, 0)
         put(wire, _STOP, stop)
-    got = _receive(table, wire, buffer + stop, BUFFER_BYTES - stop)
+    room = BUFFER_BYTES - stop
+    got = _receive(table, wire, buffer + stop, room, room)
     put(wire, _STOP, stop + got)
     return got
 
@@ -482,7 +485,7 @@ def _receive_body(table, wire):
         move_bytes(get(wire, _BODY_AT), get(wire, _BUFFER) + start, waiting)
         put(wire, _START, start + waiting)
     else:
-        waiting = _receive(table, wire, get(wire, _BODY_AT), min(left, _MOST_BODY_BYTES))
+        waiting = _receive(table, wire, get(wire, _BODY_AT), min(left, _MOST_BODY_BYTES), 1)
     if waiting > 0:
         _note_body(table, wire, waiting)
     return waiting

@@ -35,6 +35,7 @@ from tests.waiting import is_broken, until
 
 import gpucoll
 from gpucoll.arrays.operands import prepare
+from gpucoll.backends.cpu.wires.words import Wire, Wires
 from gpucoll.backends.mpi import blocks
 from gpucoll.backends.protocol import Request
 from gpucoll.transport.tcp.exchange_words import Word
@@ -143,7 +144,27 @@ def messages() -> None:
                 function(comm, **given)
             n_cases += 1
     assert n_cases > 2
+    many_at_once()
     traffic()
+
+
+def many_at_once() -> None:
+    """Small messages for a rank that calls nothing are taken many at a time, not one by one."""
+    count, last = 6000, WORLD.size - 1
+    with made() as comm:
+        if comm.rank in {0, last}:
+            comm.send_recv(np.ones(1), last - comm.rank, last - comm.rank)  # connects
+        if comm.rank == last:
+            for number in range(count):
+                comm.send(np.full(1, number), 0)
+        wires = comm._backend.messages._thread.wires
+        n_steps = int(wires.words[Wires.N_STEPS])
+        WORLD.Barrier()  # there MPI goes on: each send ends before the next one begins
+        if comm.rank == 0:
+            until(lambda: wires.wires[0].words[Wire.CAME_BYTES] > 64 * count)
+            assert wires.words[Wires.N_STEPS] - n_steps < count / 10
+            out = np.zeros(1, int)
+            assert [int(comm.recv(out, last)[0]) for _ in range(count)] == [*range(count)]
 
 
 def traffic() -> None:
