@@ -1,8 +1,8 @@
-"""What communicators leave on their GPU that were dropped without `close`.
+"""What communicators leave on their GPU: those dropped without `close`, arrays that outlive them.
 
 They die in a garbage collection, which may be anywhere: inside another call of the library, under a
-lock. Nothing is called there. What is left is queued, with the arrays of calls under way, and ended
-when the next communicator of the process connects or closes.
+lock, while a graph is captured. Nothing is called there. What is left is queued, with the arrays of
+calls under way, and ended when another communicator of the process connects, allocates or closes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 
 class Resources(Protocol):
-    """All that a communicator has on its GPU. None of it may refer to the communicator."""
+    """What a communicator has on its GPU. None of it may refer to the communicator."""
 
     def end(self) -> None:
         """Give it up, whatever the other ranks do."""
@@ -37,8 +37,13 @@ def watch_over(
     return finalizer
 
 
+def leave(resources: Resources) -> None:
+    """Queue what may not be ended here, in a garbage collection, and is this process's."""
+    _left.append((os.getpid(), resources))
+
+
 def end_all() -> None:
-    """End what dropped communicators of this process have left. Not from a garbage collection."""
+    """End what communicators of this process have left. Not from a garbage collection."""
     with contextlib.suppress(IndexError):
         while True:
             process, resources = _left.popleft()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
+from gpucoll.backends.gpu.abandoned import end_all
 from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.connected import ConnectedGpu
 from gpucoll.backends.gpu.enqueue_words import MOST_ARGUMENTS
@@ -101,6 +102,7 @@ class Connected(ConnectedGpu[NcclBackend]):
     def allocate(self, size_bytes: int) -> Memory:
         """Return memory that the library knows on this rank."""
         registrations = self.backend.registrations
+        end_all()
         registrations.collect(self.issuer.lock)
         with self.issuer.lock, self.device:
             return registrations.allocate(size_bytes)

@@ -7,16 +7,18 @@ every such way needs.
 Who dies first does not matter. An array that dies hands its memory to `Registrations`, which gives
 it back when `collect` is called: garbage may be collected anywhere, inside a group or while a graph
 is captured, where the library may not be called. When the communicator goes first, its
-registrations end with it, and memory is given back when the last array on it dies. At the
+registrations end with it, and memory whose last array dies after that is left to the process's
+other communicators (`gpucoll.backends.gpu.abandoned`): giving it back waits for the whole GPU,
+which would end any capture that is under way on it, in whichever thread and mode. At the
 interpreter's end nothing is called any more: the driver takes everything back with the process.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import ctypes
 import os
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Container
@@ -24,6 +26,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from gpucoll.arrays.device_array import DeviceArray
+from gpucoll.backends.gpu import abandoned
 from gpucoll.backends.nccl.allocation import give_back, take, whole_pages
 from gpucoll.backends.nccl.library import Library
 from gpucoll.backends.nccl.prototypes import NCCL_WIN_COLL_SYMMETRIC
@@ -34,6 +37,8 @@ __all__ = ["Memory", "Registration", "Registrations"]
 
 
 UNGUARDED = contextlib.nullcontext()
+_IDLE_S = 2.0
+"""How long the GPU has for what is on it, before somebody else goes on."""
 
 
 class Memory:
@@ -74,7 +79,7 @@ class Registration:
 
     def close(self) -> None:
         """End it; nothing where it has ended already. The memory stays."""
-        self._registrations.end(self)
+        self._registrations.deregister(self)
 
 
 class Registrations:
@@ -138,11 +143,22 @@ class Registrations:
         if process != os.getpid():  # a forked child: the GPU's memory is the parent's
             return
         self._dead.append((address, held))
-        if self._is_closed:  # nobody else will; not here, where it might wait for what hangs
-            with contextlib.suppress(RuntimeError):  # at the interpreter's end there are no threads
-                _thread.start_new_thread(self._collect_later, ())  # takes no lock, as Thread does
+        if self._is_closed:  # it collects nothing any more
+            abandoned.leave(self)
 
-    def _collect_later(self) -> None:
+    def end(self) -> None:
+        """Give back what died after the communicator, for `abandoned`.
+
+        In a thread, for which nobody waits for long: what the GPU is busy with may go on only when
+        this rank does.
+        """
+        if not self._dead:
+            return
+        thread = threading.Thread(target=self._collect_all, name="gpucoll-memory", daemon=True)
+        thread.start()
+        thread.join(_IDLE_S)
+
+    def _collect_all(self) -> None:
         with contextlib.suppress(GpucollError):  # a GPU that has failed gives nothing back
             self.collect()
 
@@ -173,7 +189,7 @@ class Registrations:
         with lock:
             for address, held in dead:
                 for registration in held:
-                    self.end(registration)
+                    self.deregister(registration)
                 give_back(self.library, self.device, address)
 
     def _take_dead(self, windows: Container[int]) -> list[tuple[int, list[Registration]]]:
@@ -261,7 +277,7 @@ class Registrations:
         self.open.add(registration)
         return registration
 
-    def end(self, registration: Registration) -> None:
+    def deregister(self, registration: Registration) -> None:
         """End a registration; nothing where it has ended already."""
         if registration not in self.open:
             return
@@ -289,7 +305,7 @@ class Registrations:
             self.open.clear()
         for registration in tuple(self.open):
             try:
-                self.end(registration)
+                self.deregister(registration)
             except GpucollError:
                 pass
 

@@ -105,7 +105,7 @@ static int wait_for_device(int number)
 static int synchronize(void)
 {
     pthread_mutex_lock(&lock);
-    int code = disturbs_capture(__func__) ? CAPTURE_UNSUPPORTED : wait_for_device(current());
+    int code = disturbs_any_capture(__func__) ? CAPTURE_UNSUPPORTED : wait_for_device(current());
     pthread_mutex_unlock(&lock);
     return code;
 }

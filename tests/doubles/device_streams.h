@@ -187,6 +187,14 @@ static int disturbs_capture(const char *call)
     return 1;
 }
 
+/* The same of a call that waits for a whole device, which no mode allows. */
+static int disturbs_any_capture(const char *call)
+{
+    if (captures)
+        invalidate_captures(call);
+    return captures != 0;
+}
+
 static int stream_create(void **out)
 {
     struct stream *s = calloc(1, sizeof *s);

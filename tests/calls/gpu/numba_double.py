@@ -32,8 +32,7 @@ class Context:
 
         def free() -> None:
             del self.allocations[address]
-            self.gpu.synchronize()  # as cuMemFree does; Numba puts it off for a while
-            self.gpu.free(address)
+            self.gpu.free(address)  # waits for the GPU; Numba puts it off for a while
 
         pointer = ctypes.c_void_p(address)
         memory = driver.AutoFreePointer(self, pointer, size_bytes, finalizer=free)

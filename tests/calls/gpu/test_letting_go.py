@@ -63,6 +63,32 @@ def test_captured_calls_leave_no_events(gpus):
     assert gpus.call_ranks(2, leave_captures) == [(True, 2.0, 0)] * 2
 
 
+def capture_beside_dead_arrays(rank):
+    """Arrays that outlive their communicator die in a capture, which waiting for the GPU ends."""
+    with rank.init(device=rank.rank) as comm:
+        kept = [comm.empty(1000, like=full(rank.kit, 1))]
+    with rank.init(device=rank.rank) as comm:
+        x, stream = full(rank.kit, 1), rank.kit.stream()
+        comm.all_reduce(x, out=x)
+        comm.check()
+        memory = rank.control.count("memory")
+        with stream, rank.control.captured(stream.ptr) as graph:
+            kept.clear()
+            gc.collect()
+            comm.all_reduce(x, out=x)
+        left = rank.control.count("memory") - memory
+        graph.launch(stream.ptr)
+        stream.synchronize()
+        graph.close()
+        comm.empty(1, like=x)
+        return left, rank.kit.read(x)[0], rank.control.count("memory") - memory
+
+
+def test_arrays_that_die_in_a_capture_leave_it_alone(gpus):
+    # What one gives back another one takes.
+    assert gpus.call_ranks(2, capture_beside_dead_arrays) == [(0, 4.0, 0)] * 2
+
+
 def refuse_in_a_capture(rank):
     """What cannot be captured draws no other stream into the capture: it would end in an error."""
     with rank.init() as comm:

@@ -8,8 +8,8 @@ import time
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import in_rank
-from tests.waiting import until
 
+from gpucoll.backends.gpu import abandoned
 from gpucoll.errors import BackendError, GpucollError, MismatchError
 
 COUNT = 1000
@@ -36,7 +36,8 @@ def use_windows(rank, polls):
     windows_after = rank.control.registrations
     del kept
     gc.collect()
-    until(lambda: rank.control.count("memory") <= before)  # by a thread of its own
+    abandoned.end_all()
+    assert rank.control.count("memory") <= before
     return windows, results, windows_after
 
 

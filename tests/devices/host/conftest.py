@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 
 import pytest
 
@@ -30,6 +31,7 @@ class Gate:
 def device(monkeypatch):
     monkeypatch.delenv("GPUCOLL_CPU_ONLY", raising=False)
     device = HostDevice(0)
+    gc.collect()  # arrays of earlier tests shall not go while memory is counted
     before = device.counts()
     with device:
         yield device

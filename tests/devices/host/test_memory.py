@@ -34,8 +34,14 @@ def test_memory_is_the_device_s_until_it_is_freed(device):
         device.free(address + 1)
 
 
-def test_memory_runs_out_and_comes_back_whole(device):
-    device = HostDevice(62)  # of whose memory nobody else holds any
+@pytest.fixture
+def own_device(device):
+    """One of whose memory nobody else has or had any, as earlier tests may of the others'."""
+    return HostDevice(62)
+
+
+def test_memory_runs_out_and_comes_back_whole(own_device):
+    device = own_device
     free, total = device.memory_bytes()
     assert free == total
     half = device.allocate(total // 2)
@@ -50,7 +56,9 @@ def test_memory_runs_out_and_comes_back_whole(device):
     device.free(whole)
 
 
-def test_freed_memory_goes_back_to_the_system(device):
+def test_freed_memory_goes_back_to_the_system(own_device):
+    device = own_device
+
     def pages():
         return os.fstat(device._arena.file).st_blocks * 512
 
