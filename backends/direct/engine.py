@@ -105,7 +105,8 @@ class Engine:
         self.written_word = words.address + WORD_BYTES
         """Counts pieces that the CPU backend is done with."""
         self._jobs: deque[Job] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # not the condition: an interrupt can leave that locked
+        self._changed = threading.Condition(self._lock)
         self._writing = threading.Lock()
         """Held while a host array is written, so that none is any more after an abort."""
         self._is_stopping = self._is_aborted = self._is_working = False
@@ -117,13 +118,13 @@ class Engine:
 
     def add(self, job: Job) -> None:
         """Do a job's part on the host when its turn comes."""
-        with self._changed:
+        with self._lock:
             self._jobs.append(job)
             self._changed.notify_all()
 
     def abort(self) -> None:
         """Let go on whatever waits for this: streams, and ranks."""
-        with self._changed:
+        with self._lock:
             self._is_aborted = True
             self._words.store(self.written_word, LAST)
             self._changed.notify_all()
@@ -133,7 +134,7 @@ class Engine:
 
     def stop(self, limit_s: float) -> bool:
         """End the thread, once its jobs are done or aborted; return whether it has ended."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         if self._thread is threading.current_thread():
@@ -150,7 +151,7 @@ class Engine:
                 return
 
     def _next(self) -> Job | None:
-        with self._changed:
+        with self._lock:
             while not self._jobs and not self._is_stopping and not self._is_aborted:
                 self._changed.wait()
             if self._is_aborted or not self._jobs:
@@ -208,6 +209,6 @@ class Engine:
         return not self._is_aborted
 
     def _say(self, value: int) -> None:
-        with self._changed:
+        with self._lock:
             if not self._is_aborted:
                 self._words.store(self.written_word, value)

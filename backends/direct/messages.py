@@ -116,7 +116,8 @@ class MessageEngine:
         self._all_slots: list[Slots] = []
         self._sequences: dict[tuple[Kind, int], int] = {}
         self._flows: list[Flow] = []
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # not the condition: an interrupt can leave that locked
+        self._changed = threading.Condition(self._lock)
         self._is_stopping = self._is_aborted = False
         self._thread: threading.Thread | None = None
         self.error: GpucollError | None = None
@@ -143,7 +144,7 @@ class MessageEngine:
 
     def begin(self, flows: Sequence[Flow]) -> None:
         """Have the thread do the host's part; before anything is on a stream."""
-        with self._changed:
+        with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(
                     target=self._run, name="gpucoll-direct-messages", daemon=True
@@ -156,7 +157,7 @@ class MessageEngine:
 
     def _take_slots(self, size_bytes: int) -> Slots:
         size_bytes = 1 << max(size_bytes - 1, 4095).bit_length()
-        with self._changed:
+        with self._lock:
             if free := self._free_slots.setdefault(size_bytes, []):
                 return free.pop()
         # Without the lock, which the thread needs: the driver may wait for the GPU here.
@@ -165,14 +166,14 @@ class MessageEngine:
         return made
 
     def _take_words(self) -> WordPair:
-        with self._changed:
+        with self._lock:
             if self._free_words:
                 return self._free_words.pop()
         page = Words(self._device)
         self._pages.append(page)
         starts = range(0, page.count * WORD_BYTES, 2 * WORD_BYTES)
         made = [WordPair(page.address + start) for start in starts]
-        with self._changed:
+        with self._lock:
             self._free_words += made[1:]
         return made[0]
 
@@ -181,7 +182,7 @@ class MessageEngine:
     def _run(self) -> None:
         pause_s = PAUSES_S[0]
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._flows and not self._is_stopping and not self._is_aborted:
                     self._changed.wait()
                 if self._is_aborted or (self._is_stopping and not self._flows):
@@ -236,7 +237,7 @@ class MessageEngine:
                 "must give arrays of the same size; messages of GPU arrays match in order. The "
                 "communicator is broken: close it"
             )
-        with self._changed:
+        with self._lock:
             if not self._is_aborted:  # else the array is its user's again
                 if flow.is_on_host and not flow.sends:
                     flow.keep_received()
@@ -244,7 +245,7 @@ class MessageEngine:
                 self._pages[0].store(flow.words.by_host, flow.base + flow.done)
 
     def _let_go(self, flow: Flow) -> None:
-        with self._changed:
+        with self._lock:
             self._flows.remove(flow)
             flow.words.value = flow.end
             if flow.words.value < _RENEWED_AT:
@@ -262,7 +263,7 @@ class MessageEngine:
 
     def abort(self) -> None:
         """Let go on the streams that wait for messages."""
-        with self._changed:
+        with self._lock:
             self._is_aborted = True
             self._release_streams()
             self._changed.notify_all()
@@ -279,7 +280,7 @@ class MessageEngine:
 
     def stop(self, limit_s: float) -> bool:
         """End the thread, once its messages are over or aborted; return whether it has ended."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             self._changed.notify_all()
         if self._thread is None:

@@ -80,7 +80,8 @@ class Links:
         self._is_taken_by_caller = False
         self._is_exchanging = False
         self._n_exchanges = 0
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()  # not the condition: an interrupt can leave that locked
+        self._changed = threading.Condition(self._lock)
         """Guards the connections and what has come; told of everything."""
         self._heard: set[tuple[int, int]] = set()
         self._n_told = 0
@@ -106,7 +107,7 @@ class Links:
 
     def tell_all(self, kind: Kind, facts: Mapping[str, Any]) -> None:
         """Tell every host; nothing of it is waited for."""
-        with held_signals(), self._changed:
+        with held_signals(), self._lock:
             self._n_told += 1
             message = Message(kind, {**facts, "from": self.host, "n": self._n_told})
             self._heard.add((self.host, self._n_told))
@@ -117,7 +118,7 @@ class Links:
 
         What one host tells reaches every other one in the order in which it was told.
         """
-        with held_signals(), self._changed:
+        with held_signals(), self._lock:
             self._hand_on(Message(kind, {**facts, "from": self.host}, data))
 
     def _hand_on(self, message: Message) -> None:
@@ -195,7 +196,7 @@ class Links:
             n_sent = min(distance, self.count - distance)
             facts = {"call": number[0], "round": number[1], "step": step}
             message = Message(Kind.PART, facts, pack(held[:n_sent]))
-            with self._changed:
+            with self._lock:
                 self._send((self.host + distance) % self.count, message.encode())
             source = (self.host - distance) % self.count
             held += unpack(self._await((*number, step), source, look))
@@ -219,7 +220,7 @@ class Links:
     def _take_what_comes(self) -> None:
         """Wait a moment for the links, and take what has come."""
         poll = select.poll()
-        with self._changed:
+        with self._lock:
             hosts = self._register_links(poll, select.POLLIN)
         for fd, _ in poll.poll(1000 * _SLICE_S):
             self._hear(hosts[fd])
@@ -239,7 +240,7 @@ class Links:
         stop = time.monotonic() + timeout_s
         self._is_taken_by_caller = False
         self.ring()
-        with self._changed:
+        with self._lock:
             while not is_over():
                 if (left_s := stop - time.monotonic()) <= 0:
                     return False
@@ -265,7 +266,7 @@ class Links:
         """Sleep until something happens, and take it."""
         poll, n_exchanges = select.poll(), self._n_exchanges
         is_watching = not self._is_taken_by_caller
-        with self._changed:
+        with self._lock:
             by_fd = self._register_links(poll, select.POLLIN if is_watching else 0)
         rest_s = self._rest_until_s - time.monotonic()
         if rest_s <= 0:
@@ -277,7 +278,7 @@ class Links:
             self._take(fd, by_fd.get(fd))
         if not self._is_exchanging and self._n_exchanges == n_exchanges:
             self._is_taken_by_caller = False
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _take(self, fd: int, host: int | None) -> None:
@@ -312,28 +313,28 @@ class Links:
             # First what has come: where nothing can be sent any more, that may say why.
             while (encoded := self._next(connection)) is not None:
                 self._accept(host, Message.decode(encoded), listener)
-            with self._changed:
+            with self._lock:
                 connection.flush()
         except (OSError, AuthenticationError, ValueError) as error:
-            with self._changed:
+            with self._lock:
                 self._connections.pop(host).close()
             if host not in self._leaving and not self._is_stopping:
                 listener.lose(host, getattr(error, "strerror", None) or str(error))
 
     def _next(self, connection: SealedConnection) -> bytes | None:
-        with self._changed:
+        with self._lock:
             return connection.receive()
 
     def _accept(self, host: int, message: Message, listener: Listener) -> None:
         facts = message.facts
         if message.kind == Kind.PART:
-            with self._changed:
+            with self._lock:
                 place = int(facts["call"]), int(facts["round"]), int(facts["step"])
                 self._parts[place] = message.data
         elif message.kind == Kind.LEAVING:
             self._leaving.add(host)
         elif message.kind == Kind.CALLS:
-            with self._changed:
+            with self._lock:
                 self._hand_on(message)
             listener.hear(message)
         else:
@@ -341,7 +342,7 @@ class Links:
             if key in self._heard:
                 return
             self._heard.add(key)
-            with self._changed:
+            with self._lock:
                 self._spread(message, but=host)
             listener.hear(message)
 
@@ -349,7 +350,7 @@ class Links:
 
     def close(self) -> bool:
         """Say that this leader leaves, and let go of everything; return whether the thread has."""
-        with self._changed:
+        with self._lock:
             self._spread(Message(Kind.LEAVING, {}), but=-1)
         stop = time.monotonic() + _LEAVING_S
         while time.monotonic() < stop and self._is_sending():
@@ -364,7 +365,7 @@ class Links:
         return not thread.is_alive()
 
     def _is_sending(self) -> bool:
-        with self._changed:
+        with self._lock:
             return any(end.is_sending for end in self._connections.values())
 
     def drop(self) -> None:
