@@ -58,6 +58,9 @@
 #define PLACE(kind, s, r) PAYLOAD_SLOT(s, r)
 #endif
 
+/* steps.goes_ahead: whether this rank may end such a call before all have arrived. */
+#define GOES_AHEAD(kind, r) ((kind) == SCAN || IS_FROM(kind) || (IS_TO(kind) && (r) != ROOT(kind)))
+
 #define OK 0
 #define EVENT 1
 #define MISMATCH 2
@@ -65,6 +68,7 @@
 
 /* What the ranks share. */
 byte header_sequence[N_SLOTS], header_digest[N_SLOTS];	/* one 64-bit exchange */
+bit goes_ahead[N_SLOTS];				/* the record's state, until the call is done */
 byte payload[N_SLOTS];
 byte done[P];						/* STATUS_DONE */
 byte event;						/* EVENT_WORD's generation */
@@ -81,6 +85,7 @@ byte header_generation[N_SLOTS];			/* after which event a header was posted */
 byte plan[2 * R] = NONE;				/* what all are to call, by sequence number */
 byte odds;
 byte agreed_event[2], agreed_sequence[2];
+byte raised_event[2], raised_in[2];			/* in which call all raise it */
 bit dead[P], has_ended[P];
 
 #ifdef KILL
@@ -148,7 +153,11 @@ inline wait_header(q, digest) {
        :: else -> status = OK
        fi
      }
+#ifdef EVENT_FIRST
   :: event != seen[me] -> status = EVENT
+#else
+  :: event != seen[me] && BEHIND(header_sequence[SLOT(q, j)], q) -> status = EVENT
+#endif
   :: aborted -> status = ENDED
 #ifdef KILL
   :: dead[j] && BEHIND(header_sequence[SLOT(q, j)], q) -> aborted = 1; status = ENDED
@@ -188,7 +197,7 @@ inline wait_all_arrived() {
      :: j != me ->
         wait_header(s, mine);
         if
-        :: status == MISMATCH -> worst = MISMATCH
+        :: status == MISMATCH -> atomic { worst = MISMATCH; q = s }
         :: status == EVENT || status == ENDED -> goto failed
         :: else
         fi
@@ -211,7 +220,7 @@ inline write_payload() {
 inline post() {
   atomic {
     header_sequence[SLOT(s, me)] = s; header_digest[SLOT(s, me)] = mine;
-    header_generation[SLOT(s, me)] = seen[me]
+    header_generation[SLOT(s, me)] = seen[me]; goes_ahead[SLOT(s, me)] = GOES_AHEAD(kind, me)
   }
 }
 
@@ -244,13 +253,38 @@ inline check_slot_is_free() {
   }
 }
 
+/* recovery.announce: an event where all raise the mismatch in call q, else the end. */
+inline announce() {
+  atomic {
+    j = 0; is_first = 1;
+    do
+    :: j < P ->
+       if
+       :: header_sequence[SLOT(q, j)] != q || goes_ahead[SLOT(q, j)] || !BEHIND(done[j], q) -> is_first = 0
+       :: else
+       fi;
+       j++
+    :: else -> break
+    od;
+#ifdef GOES_ON
+    is_first = 1;
+#endif
+    if
+    :: !is_first -> aborted = 1
+    :: is_first && event == seen[me] -> event = seen[me] + 1
+    :: else
+    fi;
+    j = 0; is_first = 0
+  }
+}
+
 proctype rank(byte me) LIVES {
   byte s, verified, calls, kind, mine, j, q, digest, status, worst, highest;	/* calls: since the start, at most R + 1 */
   byte last, n_posted, kinds[AHEAD], digests[AHEAD];	/* s: the call that is posted or ended; last: SEQUENCE */
   bit is_first, is_last;
 again:
   do
-  :: event != seen[me] -> goto answer
+  :: event != seen[me] && n_posted == 0 -> s = PLUS(last, 1); goto answer
   :: aborted -> goto ended
 #ifdef MESSAGES
   :: event != seen[me] && answer_event[ANSWER(me, event)] != event ->	/* messages._answer */
@@ -272,7 +306,7 @@ again:
      post();
 #endif
      atomic { kinds[n_posted] = kind; digests[n_posted] = mine; n_posted++; kind = SYNC; mine = 0 }
-  :: event == seen[me] && !aborted && n_posted > 0 ->	/* the oldest is ended */
+  :: !aborted && n_posted > 0 ->	/* the oldest is ended */
      atomic {
        s = PLUS(last, M + 1 - n_posted); kind = kinds[0]; mine = digests[0];
        j = 1;
@@ -336,13 +370,22 @@ again:
      atomic { done[me] = s; kind = SYNC; mine = 0 }
   od;
 failed:
-  atomic { memory[me] = 0; q = 0; j = 0; digest = 0; worst = OK }	/* the call is over: its array is used anew */
+  atomic { memory[me] = 0; j = 0; digest = 0; worst = OK }	/* the call is over: its array is used anew */
   if
   :: status == ENDED || aborted -> goto ended
-  :: status == MISMATCH -> atomic { if :: event == seen[me] -> event = seen[me] + 1 :: else fi }	/* recovery.announce */
+  :: status == MISMATCH -> announce()
   :: else
   fi;
+  q = 0;
+  if :: aborted -> goto ended :: else fi;
 answer:
+  /* Never a call apart: all who go on raise the mismatch in the same call. */
+  atomic {
+    if
+    :: raised_event[event % 2] == event -> assert(raised_in[event % 2] == s)
+    :: else -> raised_event[event % 2] = event; raised_in[event % 2] = s
+    fi
+  }
   atomic {
     s = last; j = 0;	/* what was posted is void: the others may be in any of it */
     do :: j < n_posted -> kinds[j] = 0; digests[j] = 0; j++ :: else -> break od;

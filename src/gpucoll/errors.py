@@ -7,7 +7,7 @@
     │   ├── ArgumentError          a value (also ValueError): shape, op, root, overlap, read-only
     │   ├── ArgumentTypeError      a type (also TypeError): no array, another library, object dtype
     │   └── StateError             not now (also RuntimeError): closed, forked child, second thread
-    ├── MismatchError              the ranks did not make the same call; stays usable on the CPU
+    ├── MismatchError              the ranks did not make the same call; says what holds from now on
     ├── BackendUnavailableError    a backend that is needed cannot serve here: cause and remedy
     ├── BackendError               a vendor's library or the GPU failed inside a call; broken
     ├── DeadlineError              a wait ran out (also TimeoutError); broken
@@ -20,6 +20,9 @@
     │   └── RendezvousDeadlineError   a rank did not come in time (also DeadlineError)
     └── LaunchError                a rank that gpucoll started ended by itself (signal, exit code)
 
+After a MismatchError the communicator is usable where every rank raises it in the call that
+differed: calls on host arrays in which all ranks wait for all. After small rooted calls and scans,
+which some ranks end before the others have come, and after calls on GPU arrays, it is broken.
 "Broken" means: every later call raises the same error at once; what is left to do is `shrink`, to
 go on with the ranks that are left, or `close`.
 After any error `out` holds undefined values, and so does the input where it was `out`.
@@ -72,7 +75,9 @@ class MismatchError(GpucollError):
     """The ranks did not make the same call.
 
     Raised on every rank that is in the call; a rank that had already left it (a broadcast's root)
-    gets it at its next call. On the CPU the communicator stays usable.
+    gets it at its next call. Where all ranks are still in the call the communicator stays usable,
+    for host arrays; otherwise it is broken. The text says in which call the ranks differed, and
+    which of the two it is.
     """
 
 

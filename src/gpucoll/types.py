@@ -75,6 +75,7 @@ class Collective(IntEnum):
     ALL_REDUCE_LIST = 22
     COMPRESSED_ALL_REDUCE = 23
     CONNECT = 24
+    UNFIT = 25
 
     __hash__ = int.__hash__  # an enumeration's own is that of the name, by Python code
 

@@ -202,56 +202,49 @@ def test_ctrl_c_between_two_steps(ranks):
 # --- mismatches beside messages -----------------------------------------------------------------
 
 
-def mismatch_beside_a_message(comm, way, leaves_early):
-    """The root of a small broadcast leaves it, and sends; only then the others disagree with it."""
+def mismatch_beside_a_message(comm, way, waits_first):
+    """Two ranks have begun a call that differs from the others', and exchange a message."""
     choose_way(comm, way)
-    x, raised = pattern(LARGE, 1), []
-
-    def attempt(call):
-        try:
-            return call()
-        except MismatchError as error:
-            raised.append(error)
-            return call()
-
-    if comm.rank == 3:
-        comm.broadcast(np.zeros(1), 3)
-        comm.send(x, 2)  # ends well: it is under way
-    elif comm.rank == 2 and leaves_early:
-        comm.broadcast(np.zeros(1), 3)
-    until(lambda: posted(comm, 2, 3) > 0)
-    if comm.rank < 2 or (comm.rank == 2 and not leaves_early):
+    x = pattern(LARGE, 1)
+    if comm.rank < 2:
+        until(lambda: posted(comm, 2, 3) > 0)
         with pytest.raises(MismatchError):
-            comm.broadcast(np.zeros(2), 3)
-        raised.append(comm.rank)
-    if comm.rank == 2:
-        assert (attempt(lambda: comm.recv(np.empty(LARGE, "u1"), 3)) == x).all()
-    assert attempt(lambda: comm.all_reduce(1)) == 4
-    assert comm.send_recv(3, comm.rank ^ 1, comm.rank ^ 1) == 3
-    return len(raised)
+            comm.all_reduce(np.zeros(2))
+    else:
+        work = comm.all_reduce(np.zeros(1), async_op=True)
+        if comm.rank == 3:
+            comm.send(x, 2)  # ends well: it is under way
+        elif waits_first:
+            assert (comm.recv(np.empty(LARGE, "u1"), 3) == x).all()
+        with pytest.raises(MismatchError):
+            work.wait()
+        if comm.rank == 2 and not waits_first:
+            assert (comm.recv(np.empty(LARGE, "u1"), 3) == x).all()
+    assert comm.all_reduce(1) == 4
+    return comm.send_recv(3, comm.rank ^ 1, comm.rank ^ 1)
 
 
 @pytest.mark.parametrize("way", ["private", "streamed"])
-@pytest.mark.parametrize("leaves_early", [False, True])
-def test_a_mismatch_of_others_ends_no_message(ranks, way, leaves_early):
-    assert ranks.call(4, mismatch_beside_a_message, way, leaves_early, timeout_s=8) == [1] * 4
+@pytest.mark.parametrize("waits_first", [False, True])
+def test_a_mismatch_of_others_ends_no_message(ranks, way, waits_first):
+    assert ranks.call(4, mismatch_beside_a_message, way, waits_first, timeout_s=8) == [3] * 4
 
 
 def keep_waiting(comm):
-    """A mismatch of collectives that a rank has left ends no receive, and loses no message."""
+    """A mismatch of a call that a rank has begun ends no receive, and loses no message."""
     x = np.zeros(2)
     if comm.rank == 2:
-        comm.broadcast(x, 2)
+        work = comm.all_reduce(x, async_op=True)
         assert comm.recv(x, 1, 7)[0] == 7
         assert comm.recv(x, 1, 3)[0] == 3
         with pytest.raises(MismatchError):
-            comm.all_reduce(1)
+            work.wait()
         return comm.all_reduce(1)
     if comm.rank == 1:
         until(lambda: sleeps(comm, 2))
         comm.send(x + 3, 2, 3)
     with pytest.raises(MismatchError):
-        comm.broadcast(np.zeros(3), 2)
+        comm.all_reduce(np.zeros(3))
     if comm.rank == 1:
         comm.send(x + 7, 2, 7)
     return comm.all_reduce(1)
@@ -259,6 +252,25 @@ def keep_waiting(comm):
 
 def test_a_mismatch_ends_no_receive(ranks):
     assert ranks.call(3, keep_waiting, timeout_s=8) == [3] * 3
+
+
+def break_beside_a_message(comm):
+    """A mismatch that breaks the communicator ends messages, too, until it is shrunk."""
+    if comm.rank == 2:
+        comm.broadcast(np.zeros(2), 2)
+        with pytest.raises(MismatchError, match="broken"):
+            comm.recv(np.zeros(2), 1, 7)
+    else:
+        if comm.rank == 1:
+            until(lambda: sleeps(comm, 2))
+        with pytest.raises(MismatchError, match="broken"):
+            comm.broadcast(np.zeros(3), 2)
+    with comm.shrink() as whole:
+        return whole.all_reduce(1)
+
+
+def test_a_mismatch_that_breaks_ends_messages(ranks):
+    assert ranks.call(3, break_beside_a_message, timeout_s=8) == [3] * 3
 
 
 # --- messages left behind -----------------------------------------------------------------------

@@ -62,6 +62,7 @@ from gpucoll.transport.shared.steps import (
     begin,
     begin_ahead,
     close_record,
+    goes_ahead,
     make_ready,
     payload_of,
     post,
@@ -232,6 +233,8 @@ def _post_input(context, call):
     sends, size_bytes = _sends(context, call), get(call, SIZE_BYTES)
     is_small, is_listed = _is_small(context, call), get(call, INPUTS) != 0
     source = destination = NOT_SHARED
+    if is_small and get(call, _FLOW) != _ALL:
+        goes_ahead(context)
     # Small rooted ones go through slots, so that senders need not wait.
     may_share = get(call, _FLOW) == _ALL or not is_small
     if is_listed:

@@ -51,6 +51,7 @@ from gpucoll.transport.shared.steps import (
     begin,
     begin_ahead,
     close_record,
+    goes_ahead,
     make_ready,
     payload_of,
     post,
@@ -206,7 +207,9 @@ def _shift(context, call):
 def _waits_for_few(context, call, count):
     """Return whether this rank needs the first `count` ranks alone, who need not wait for it."""
     kind = get(call, COLLECTIVE)
-    return kind == _SCAN or kind == _EXCLUSIVE_SCAN or (kind == _REDUCE and count == 0)
+    is_small = get(call, SIZE_BYTES) <= get(context, _ONE_SHOT_BYTES)
+    is_one_sided = kind == _SCAN or kind == _EXCLUSIVE_SCAN or (kind == _REDUCE and count == 0)
+    return is_small and is_one_sided
 
 
 @inline
@@ -227,6 +230,8 @@ def _post_input(context, call, source, destination, shared):
     """Post this rank's header; the input in its slot, if that is small and not shared already."""
     size_bytes = get(call, SIZE_BYTES)
     is_small = size_bytes <= get(context, _ONE_SHOT_BYTES)
+    if _waits_for_few(context, call, n_inputs(context, call)):
+        goes_ahead(context)
     if is_small and not shared:
         copy_in(
             call,
@@ -257,7 +262,7 @@ def _move(context, call, source, destination, posts):
     staged_ahead = not is_small and not shared and not is_shift
     if staged_ahead:
         stage_first_chunk(context, call)  # while the others arrive
-    elif is_small and _waits_for_few(context, call, count):
+    elif _waits_for_few(context, call, count):
         return _reduce_few(context, call, count)
     status = wait_all_arrived(context, call)
     if status != OK:

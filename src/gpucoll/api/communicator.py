@@ -44,6 +44,7 @@ from gpucoll.errors import (
     BackendUnavailableError,
     DeadlineError,
     GpucollError,
+    MismatchError,
     PeerLostError,
     StateError,
 )
@@ -57,7 +58,7 @@ from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
-_LOSSES = (PeerLostError, DeadlineError, AbortedError)
+_LOSSES = (PeerLostError, DeadlineError, AbortedError, MismatchError)
 """What `shrink` is for."""
 _ENDING_S = 2.0
 """What is pending on a broken communicator ends within a slice of waiting."""
@@ -301,7 +302,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         Notes
         -----
         What is lost on the way is left out, too. On a communicator that is whole it returns one of
-        all ranks. After a MismatchError it is not needed: on the CPU that one works on.
+        all ranks. So it does after a MismatchError that has broken the communicator, because not
+        every rank raised it in the call that differed: `resumed_from` says from where to go on.
 
         Examples
         --------

@@ -53,7 +53,7 @@ class Scans(Front):
         -----
         Rounding as for `all_reduce`. Cost: as `all_reduce`, whatever the number of ranks. Small
         arrays do not synchronise: a rank waits only for those before it, and a mismatch with a
-        later one is found within twelve calls.
+        later one is found within twelve calls, and breaks the communicator.
 
         Examples
         --------

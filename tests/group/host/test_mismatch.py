@@ -1,4 +1,7 @@
-"""Ranks that do not make the same call: every one is told who passed what, and can go on."""
+"""Ranks that do not make the same call: every one is told who passed what.
+
+They can go on where all raise that in the very call; else the communicator is broken.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from gpucoll.errors import MismatchError
 from gpucoll.types import ReduceOp
 
 ODD = 1
+LARGE = 300_000
+"""Of so many elements a rooted call waits for all."""
 
 
 def zeros(*shape, dtype="float32"):
@@ -124,10 +129,33 @@ def told(comm, call):
     raise AssertionError(f"rank {comm.rank} was told nothing")
 
 
+def afterwards(comm):
+    """Return the sum over all ranks that the communicator gives.
+
+    Where it is broken, every call says so until all ranks have shrunk it: "broken", and the sum
+    that the new one gives.
+    """
+    try:
+        return comm.all_reduce(comm.rank + 1)
+    except MismatchError:
+        for call in (comm.barrier, comm.check):
+            with pytest.raises(MismatchError, match="The communicator is broken"):
+                call()
+        with comm.shrink() as whole:
+            assert whole.world_size == comm.world_size
+            return "broken", whole.all_reduce(comm.rank + 1)
+
+
+def goes_on(world_size, is_broken=False):
+    """Return what `afterwards` returns on every rank."""
+    total = world_size * (world_size + 1) // 2
+    return ("broken", total) if is_broken else total
+
+
 def call_differently(comm, name):
-    """Return this rank's error, and what an all_reduce gives afterwards."""
+    """Return this rank's error, and what the communicator gives afterwards."""
     odd, usual, _ = DIFFERENCES[name]
-    return told(comm, odd if comm.rank == ODD else usual), comm.all_reduce(comm.rank)
+    return told(comm, odd if comm.rank == ODD else usual), afterwards(comm)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -136,8 +164,9 @@ def test_every_rank_is_told(ranks, name, world_size):
     replies = ranks.call(world_size, call_differently, name)
 
     of_odd, of_others = DIFFERENCES[name][2]
-    for rank, (message, total) in enumerate(replies):
-        assert total == world_size * (world_size - 1) // 2
+    is_broken = name == "broadcast and all_reduce"  # its root need not wait for the others
+    for rank, (message, after) in enumerate(replies):
+        assert after == goes_on(world_size, is_broken)
         assert f"This is rank {rank} of {world_size}" in message
         assert re.search(rf"rank {ODD} called [^;]*{re.escape(of_odd)}", message), message
         others = "rank 0" if world_size == 2 else "ranks 0, 2"
@@ -164,31 +193,32 @@ def two_roots(comm, count, is_shared):
     x = comm.empty(count) if is_shared else np.empty(count, np.float32)
     x[...] = comm.rank
     message = told(comm, lambda comm: comm.broadcast(x, root=1 if comm.rank == 1 else 0))
-    return message, comm.all_reduce(comm.rank)
+    return message, afterwards(comm)
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
 @pytest.mark.parametrize("is_shared", [False, True])
-@pytest.mark.parametrize("count", [0, 1, 1000, 300_000])
+@pytest.mark.parametrize("count", [0, 1, 1000, LARGE])
 def test_a_broadcast_with_two_roots(ranks, world_size, count, is_shared):
     replies = ranks.call(world_size, two_roots, count, is_shared, timeout_s=4)
 
-    for message, total in replies:
-        assert total == world_size * (world_size - 1) // 2
+    for message, after in replies:
+        assert after == goes_on(world_size, count < LARGE)
         assert re.search(r"rank 1 called broadcast\([^;]*root=1\)", message), message
 
 
 def no_root(comm, count):
     root = (comm.rank + 1) % comm.world_size
-    return told(comm, lambda comm: comm.broadcast(np.zeros(count), root)), comm.all_reduce(1)
+    return told(comm, lambda comm: comm.broadcast(np.zeros(count), root)), afterwards(comm)
 
 
-@pytest.mark.parametrize("count", [1, 300_000])
+@pytest.mark.parametrize("count", [1, LARGE])
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_a_broadcast_that_everyone_expects_from_another(ranks, world_size, count):
     replies = ranks.call(world_size, no_root, count, timeout_s=4)
 
-    assert all(total == world_size and "root=1" in message for message, total in replies)
+    after = goes_on(world_size, count < LARGE)
+    assert all(found == after and "root=1" in message for message, found in replies)
 
 
 def late_news(comm, calls_between):
@@ -200,13 +230,18 @@ def late_news(comm, calls_between):
         for _ in range(calls_between):
             comm.broadcast(x, root=0)
 
-    return told(comm, call), comm.all_reduce(1)
+    return told(comm, call), afterwards(comm)
 
 
 @pytest.mark.parametrize("calls_between", [0, 1, 3, 4, 9])
 def test_a_root_that_had_left_is_told_later(ranks, calls_between):
-    for message, total in ranks.call(3, late_news, calls_between, timeout_s=5):
-        assert total == 3
+    replies = ranks.call(3, late_news, calls_between, timeout_s=5)
+
+    told_where = [re.findall(r"This is rank \d of 3, ([^.]*)\.", message) for message, _ in replies]
+    assert told_where[1:] == [["in that call"]] * 2
+    assert told_where[0][0].endswith(", which did not take place")
+    for message, after in replies:
+        assert after == goes_on(3, is_broken=True)
         assert "rank 0 called broadcast(float64, shape (3,), root=0)" in message
 
 
@@ -264,6 +299,6 @@ def test_structured_dtypes_of_one_size_are_different(ranks):
     def differ(comm):
         fields = [("a", "i4"), ("b", "f4")] if comm.rank else [("a", "f4"), ("b", "i4")]
         told(comm, lambda comm: comm.broadcast(np.zeros(3, fields)))
-        return comm.all_reduce(1)
+        return afterwards(comm)
 
-    assert ranks.call(2, differ) == [2, 2]
+    assert ranks.call(2, differ) == [goes_on(2, is_broken=True)] * 2

@@ -32,6 +32,7 @@ from gpucoll.group.host.whereabouts import (
     late_for,
     message_timeout_s,
     numbered,
+    present_call,
     trace,
 )
 from gpucoll.transport.shared import layout
@@ -76,8 +77,11 @@ def _who(group: Inside) -> str:
     return group.members.who(group.rank)
 
 
-def mismatch_error(group: Inside, sequence: int) -> MismatchError:
-    """Say which ranks called what under this sequence number, the odd ones first."""
+def mismatch_error(group: Inside, sequence: int, *, is_broken: bool = False) -> MismatchError:
+    """Say which ranks called what under this sequence number, the odd ones first.
+
+    `is_broken`: some ranks may have gone on to later calls, which ends the communicator.
+    """
     by_call: dict[tuple[str, int], list[int]] = defaultdict(list)
     for rank in range(group.world_size):
         word = group.members.header_word(rank, sequence)
@@ -96,11 +100,32 @@ def mismatch_error(group: Inside, sequence: int) -> MismatchError:
     early = ("broadcast(", "scatter(")  # small ones: see `steps.wait_arrived`
     is_early = any(called.startswith(early) for called, _ in by_call)
     written = "Outputs are undefined" if is_early else "Nothing was written"
+    who, after = _who(group), "The communicator stays usable"
+    if is_broken:
+        who, after = f"{who}, {_where(group, sequence)}", _GONE_ON
     return MismatchError(
-        f"the ranks did not make the same call (#{sequence}): {calls}. This is {_who(group)}. "
+        f"the ranks did not make the same call (#{sequence}): {calls}. This is {who}. "
         f"{written}; make the same calls in the same order on every rank{counts_hint(by_call)}. "
-        "The communicator stays usable"
+        f"{after}"
     )
+
+
+_GONE_ON = (
+    "Some ranks may have ended that call before the mismatch was found, so the ranks may be at "
+    "different places in the program. The communicator is broken: call shrink() on every rank to "
+    "go on, or close it"
+)
+
+
+def _where(group: Inside, sequence: int) -> str:
+    """Return where this rank is told of a mismatch: in that call, or in which later one."""
+    present = present_call(group.members, group.rank)
+    if present == sequence:
+        return "in that call"
+    if present is None:
+        return "in its next call, which did not take place"
+    called = numbered(describe_call(group.members, group.rank, present), present)
+    return f"in {called}, which did not take place"
 
 
 def _not_shown(called: str) -> str:
@@ -284,6 +309,8 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
     # Memory goes before the process: whoever reads it may find that out first.
     if code == Abort.LOST or (code == Abort.UNREADABLE and group.members.ends_within(rank, 1.0)):
         return lost_error(group, rank)
+    if code == Abort.MISMATCH:
+        return mismatch_error(group, sequence, is_broken=True)
     if code == Abort.UNREADABLE:
         return AbortedError(
             f"{_who(group)}: the communicator was given up: the kernel no longer lets its ranks "

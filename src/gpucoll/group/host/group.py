@@ -7,6 +7,7 @@ say what happened. Backends add loops; `group.host.channel` adds objects.
 from __future__ import annotations
 
 import os
+import threading
 import time
 import warnings
 import weakref
@@ -67,6 +68,8 @@ class HostGroup:
         """Whether that was raised to somebody."""
         self.is_closed = False
         self._is_forked = False
+        self._settling = threading.Lock()
+        """Held by the thread that agrees with the other ranks on where to go on."""
         self._started: StartedCalls | None = None
         self._at_close: list[Callable[[], None]] = []
         self.error_elsewhere: Callable[[], GpucollError] = _no_elsewhere
@@ -77,6 +80,8 @@ class HostGroup:
         """Says where such ranks stand, for errors: sentences, each behind a full stop."""
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
+        self.spans_hosts = False
+        """Whether calls are parts of calls of several hosts, none of which a rank ends alone."""
         self._cpus = ""
         self._tables = np.zeros((2, self.world_size), np.int64)
         self._waiting = waiting
@@ -163,14 +168,15 @@ class HostGroup:
         if self._state == State.IDLE:
             return
         self.check_open()
-        if self._started is not None:
-            self._started.settle()
+        with self._settling:
+            if self._started is not None:
+                self._started.settle()
             if self._state == State.IDLE:
                 return
-        if self.is_running:
-            raise another_thread(self.rank, self.world_size)
-        self.raise_if_aborted()
-        recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
+            if self.is_running:
+                raise another_thread(self.rank, self.world_size)
+            self.raise_if_aborted()
+            recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
 
     def check_alive(self) -> None:
         """Raise where this rank has closed the communicator, or is a forked child."""

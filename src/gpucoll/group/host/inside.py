@@ -22,6 +22,8 @@ class Inside(Group, Protocol):
         What the ranks share.
     context : array
         The words of this rank that compiled loops get.
+    spans_hosts : bool
+        Whether calls are parts of calls of several hosts, none of which a rank ends alone.
     error_elsewhere : callable
         Returns the error that the abort code `ELSEWHERE` stands for.
     lost_elsewhere, standing_elsewhere : callable
@@ -30,6 +32,7 @@ class Inside(Group, Protocol):
 
     members: Members
     context: npt.NDArray[np.int64]
+    spans_hosts: bool
     error_elsewhere: Callable[[], GpucollError]
     lost_elsewhere: Callable[[int], GpucollError]
     standing_elsewhere: Callable[[list[int]], str]

@@ -124,5 +124,6 @@ _AS_CALLED = {
 _INTERNAL: dict[Collective, Callable[[list[int]], str]] = {
     Collective.COUNTS: _describe_counts,
     Collective.CONNECT: lambda _: "a collective on GPU arrays (it connects the GPUs first)",
+    Collective.UNFIT: lambda _: "nothing: its arguments do not fit the counts that it was told",
 }
 """Parts of calls that are no methods of their own."""

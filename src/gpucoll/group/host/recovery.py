@@ -1,9 +1,14 @@
-"""After a mismatch: every rank answers, and all go on from a common sequence number.
+"""After a mismatch: all ranks go on from a common sequence number, or the communicator is broken.
 
-Whoever sees a mismatch counts the event word up (once per mismatch). Each rank that meets the event
-answers it in its status line with its own sequence and chunk numbers, and raises. At its next call
-it waits until all have answered and takes the greatest numbers, so that nothing which a rank had
-already posted can be taken for something new.
+Ranks can go on where every one of them raises the mismatch in the very call that differed. Whoever
+sees it counts the event word up (once per mismatch). Each rank that meets the event answers it in
+its status line with its own sequence and chunk numbers, and raises. At its next call it waits until
+all have answered and takes the greatest numbers, so that nothing which a rank had already posted
+can be taken for something new.
+
+A rank that ended the differing call, or may have, raises in a later one. Its program and those of
+the others are then a call apart, and their next calls might fit each other. So whoever sees such a
+mismatch aborts the communicator (docs/decisions/0061).
 """
 
 from __future__ import annotations
@@ -28,17 +33,38 @@ def pending_event(group: Inside) -> int:
 
 def announce(group: Inside) -> None:
     """Make the mismatch that this rank saw known to all; whoever comes second finds it done."""
+    sequence = int(group.context[Context.MISMATCHED])
+    if any(_may_have_gone_on(group, rank, sequence) for rank in range(group.world_size)):
+        group.abort(Abort.MISMATCH, sequence=sequence)
+        return
     seen = int(group.context[Context.EVENT_SEEN])
     generation = (seen + 1) & 0x7FFFFFFF
-    sequence = int(group.context[Context.MISMATCHED])
     group.members.compare_exchange(layout.EVENT_WORD, seen, generation | (sequence << 32))
+
+
+def _may_have_gone_on(group: Inside, rank: int, sequence: int) -> bool:
+    """Return whether a rank raises the mismatch in this call in a later one, or may do so.
+
+    Alike on all ranks that are asked in that call, where the headers of all have come: what a
+    rank's record says then changes to `DONE` from `GOES_AHEAD` alone.
+    """
+    if group.spans_hosts:
+        return False
+    words = group.members.record_words(rank, sequence)
+    if difference(int(words[Record.SEQUENCE]), sequence) != 0:
+        return True
+    return int(words[Record.STATE]) in (RecordState.DONE, RecordState.GOES_AHEAD)
 
 
 def answer(group: Inside) -> MismatchError:
     """Answer the pending event, and return the error for it."""
     event = pending_event(group)
-    error = diagnosis.mismatch_error(group, event >> 32)
-    _leave_call(group)
+    sequence = difference(event >> 32, 0)
+    if _may_have_gone_on(group, group.rank, sequence):  # by what `announce` knew this cannot be
+        group.abort(Abort.MISMATCH, sequence=sequence)
+        group.raise_if_aborted()
+    error = diagnosis.mismatch_error(group, sequence)
+    _leave_calls(group, sequence)
     group.context[Context.EVENT_SEEN] = event
     group.context[Context.STATE] = State.NEEDS_PYTHON
     place = _place(event)
@@ -49,12 +75,16 @@ def answer(group: Inside) -> MismatchError:
     return error
 
 
-def _leave_call(group: Inside) -> None:
-    """Note in this rank's record that it stands in that call no more."""
-    sequence = int(group.context[Context.SEQUENCE])
-    words = group.members.record_words(group.rank, sequence)
-    if int(words[Record.STATE]) == RecordState.STARTED:
-        words[Record.STATE] = RecordState.LEFT
+def _leave_calls(group: Inside, sequence: int) -> None:
+    """Note in this rank's records that it stands in that call no more, nor in those after it.
+
+    Calls that it has posted ahead get new numbers.
+    """
+    last = int(group.context[Context.SEQUENCE])
+    for number in range(sequence, sequence + difference(last, sequence) + 1):
+        words = group.members.record_words(group.rank, number)
+        if int(words[Record.STATE]) in layout.UNFINISHED:
+            words[Record.STATE] = RecordState.LEFT
 
 
 def _place(event: int) -> int:

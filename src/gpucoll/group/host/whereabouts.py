@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import describe_call, describe_enqueued, difference
 from gpucoll.transport.shared import layout
-from gpucoll.transport.shared.layout import Doing, Record, RecordState
+from gpucoll.transport.shared.layout import Doing, Record
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import Collective, dtype_name
 
@@ -129,8 +129,25 @@ def last_call(members: Members, rank: int) -> tuple[int | None, bool]:
     place = _last_of(records)
     if place is None:
         return None, False
-    is_in_it = int(records[place, Record.STATE]) == RecordState.STARTED
+    is_in_it = int(records[place, Record.STATE]) in layout.UNFINISHED
     return difference(int(records[place, Record.SEQUENCE]), 0), is_in_it
+
+
+def present_call(members: Members, rank: int) -> int | None:
+    """Return the number of the collective that a rank stands in; None: it stands in none.
+
+    That is the first of those that it has posted: it ends them in order.
+    """
+    last, is_in_it = last_call(members, rank)
+    if last is None or not is_in_it:
+        return None
+    with members.held():
+        records = members.all_records(rank).copy()
+    numbers = records[np.isin(records[:, Record.STATE], layout.UNFINISHED), Record.SEQUENCE]
+    return min(
+        (difference(number, 0) for number in numbers.tolist()),
+        key=lambda number: difference(number, last),
+    )
 
 
 def last_enqueued(members: Members, rank: int) -> int | None:

@@ -145,6 +145,7 @@ class WorldGroup(WorldCalls):
         self._has_told_failure = False
         self._gpu_calls = gpu_calls.GpuCalls(self, board)
         self._telling = threading.RLock()
+        host.spans_hosts = True
         host.error_elsewhere = self._error_elsewhere
         host.standing_elsewhere = self._standing_elsewhere
         if pairs is not None:  # whose thread must not keep this alive

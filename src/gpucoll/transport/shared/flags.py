@@ -403,6 +403,17 @@ def _yield_until(context, address, value):
     return False
 
 
+@inline
+def _event_unless_reached(address, value):
+    """Return EVENT, unless what is waited for came before the event; return a status.
+
+    A mismatch is announced when all ranks have posted the call. A rank that has posted that call
+    ahead still ends the calls before it, which the others have ended: an event must not fail one.
+    """
+    fence_acquire()
+    return _EVENT if behind(load32_acquire(address), value) else _OK
+
+
 @compiled(_i64(_i64, _i64, _i64, _i64, _i64))
 def wait_long(context, address, waiters, value, rank):
     """Spin on, yield, then sleep in slices with a look around after each.
@@ -428,7 +439,7 @@ def wait_long(context, address, waiters, value, rank):
         if not behind(load32_acquire(address), value):
             return _OK
         if event_pending(context):
-            return _EVENT
+            return _event_unless_reached(address, value)
         time_ns = now_ns(context)
         if time_ns >= look_ns or time_ns > end_ns:
             status = look_around(context, _ABORT_DEADLINE)
@@ -500,7 +511,7 @@ def wait_long_alone(context, address, waiters, value, rank):
         if not behind(load32_acquire(address), value):
             return _OK
         if event_pending(context):
-            return _EVENT
+            return _event_unless_reached(address, value)
         status = look_for_end(context, _ABORT_DEADLINE)
         if status != _OK:
             return status

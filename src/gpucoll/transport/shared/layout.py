@@ -41,7 +41,7 @@ import functools
 from dataclasses import dataclass, fields
 from enum import IntEnum
 
-LAYOUT_VERSION = 12
+LAYOUT_VERSION = 13
 LINE_BYTES = 128
 RING = 16
 """Slots per rank: how many unsynchronised calls (small broadcasts) a rank may be ahead."""
@@ -236,6 +236,11 @@ class RecordState(IntEnum):
     STARTED = 1
     DONE = 2
     LEFT = 3  # with a MismatchError
+    GOES_AHEAD = 4  # started, and this rank may end it before all ranks have arrived
+
+
+UNFINISHED = (RecordState.STARTED, RecordState.GOES_AHEAD)
+"""States of calls that a rank is in."""
 
 
 class Abort(IntEnum):
@@ -260,6 +265,7 @@ class Abort(IntEnum):
     NO_ADDRESSES = 12  # a rank could not map what it needed of a peer's arena
     ELSEWHERE = 13  # on another host, or between hosts: what happened is kept apart
     ENQUEUED_MESSAGE = 14  # a message of GPU arrays waited too long; it has no sequence number
+    MISMATCH = 15  # the ranks' calls differed, and a rank may have gone on before that was found
 
 
 @dataclass(frozen=True)

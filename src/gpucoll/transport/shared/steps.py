@@ -52,6 +52,7 @@ NOT_SHARED, STATUS_DONE = layout.NOT_SHARED, layout.STATUS_DONE
 OK, EVENT, MISMATCH = int(Status.OK), int(Status.EVENT), int(Status.MISMATCH)
 NOT_RUN = int(Status.NOT_RUN)
 STARTED, DONE = int(RecordState.STARTED), int(RecordState.DONE)
+_GOES_AHEAD = int(RecordState.GOES_AHEAD)
 
 RANK, WORLD_SIZE, SEQUENCE = int(Context.RANK), int(Context.WORLD_SIZE), int(Context.SEQUENCE)
 VERIFIED, START_NS, PATH = int(Context.VERIFIED), int(Context.START_NS), int(Context.PATH)
@@ -220,6 +221,16 @@ def begin_ahead(context, call):
     put(context, SEQUENCE, sequence)
     fill_record(record_of(context, sequence), call, sequence)
     return OK
+
+
+@inline
+def goes_ahead(context):
+    """Note, before the header is posted, that this rank may end the call before all have arrived.
+
+    If the ranks' calls differ, some of them find that out in a later call: then no rank can say
+    which of its calls the others have made, and the communicator is broken.
+    """
+    put(record_of(context, get(context, SEQUENCE)), _R_STATE, _GOES_AHEAD)
 
 
 @inline
