@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from gpucoll.calls.block_preparation import prepare_blocks
 from gpucoll.calls.dispatch import Dispatch
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.lists import (
     FUSED,
     Packed,
@@ -201,8 +203,12 @@ class Collectives:
             self._learn(Collective.ALL_REDUCE_LIST, xs[0], made[0].template, given)
 
         def task(timeout_s: float | None) -> None:
-            for part in tasks:
+            for part in tasks[:1]:
                 part(timeout_s)
+            if len(tasks) > 1:
+                with in_one_piece(self.runner.group):
+                    for part in tasks[1:]:
+                        part(timeout_s)
 
         return self.runner.run(
             collective.spelled,
@@ -349,7 +355,9 @@ class Collectives:
                 known.update(exchanged_counts.exchange(channel, collective, mine, rank, timeout_s))
 
             self.runner.run(collective.spelled, ask, timeout_s=timeout_s)
-            return self._run_now(collective, x, {**given, **known}, async_op, timeout_s, stream)
+            with in_one_piece(self.runner.group):
+                given = {**given, **known}
+                return self._run_now(collective, x, given, async_op, timeout_s, stream)
         if not async_op and self.runner.grouped is None:
             known = {}
             self.runner.run(
@@ -360,13 +368,22 @@ class Collectives:
                 timeout_s=timeout_s,
             )
             named = exchanged_counts.as_given(collective, {**given, **known})
-            return self._call_again(collective.spelled, x, **named, timeout_s=timeout_s)
+
+            def fail() -> None:
+                self.runner.run(
+                    collective.spelled, partial(exchanged_counts.fail, channel), timeout_s=timeout_s
+                )
+
+            with exchanged_counts.known_to_all(self.runner.group, fail):
+                return self._call_again(collective.spelled, x, **named, timeout_s=timeout_s)
         finishing: list[Callable[[], Any]] = []
 
         def task(timeout_s: float | None) -> None:
             known = exchanged_counts.exchange(channel, collective, mine, rank, timeout_s)
-            prepared = self._prepare(collective, x, self.parse({**given, **known}))
-            self.host.prepare(prepared.request).run(timeout_s)
+            fail = partial(exchanged_counts.fail, channel, timeout_s)
+            with exchanged_counts.known_to_all(self.runner.group, fail):
+                prepared = self._prepare(collective, x, self.parse({**given, **known}))
+                self.host.prepare(prepared.request).run(timeout_s)
             finishing.append(prepared.finish)
 
         return self.runner.run(

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
 
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import ensure_served, template_of
+from gpucoll.calls.in_one_piece import give_up, in_one_piece
 from gpucoll.calls.preparation import Arguments
 from gpucoll.calls.shapes import check_rows, parse_counts
-from gpucoll.errors import ArgumentError, ArgumentTypeError
-from gpucoll.group.protocol import Channel
+from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError
+from gpucoll.group.protocol import Channel, Group
 from gpucoll.types import Collective
 
 
@@ -40,6 +43,31 @@ def exchange(
     if collective == Collective.ALL_TO_ALL:
         return {"counts": mine, "receive_counts": [row[rank] for row in rows]}
     return {"counts": [row[0] for row in rows]}
+
+
+@contextmanager
+def known_to_all(group: Group, fail: Callable[[], None]) -> Iterator[None]:
+    """Make, within the block, the call whose counts have been exchanged.
+
+    The other ranks make it. A rank whose own arguments turn out not to fit the counts calls `fail`
+    in its place, which differs from theirs: all of them raise, in that call.
+    """
+    try:
+        yield
+    except (ArgumentError, ArgumentTypeError):
+        with in_one_piece(group), suppress(MismatchError):
+            fail()
+        raise
+    except MismatchError:
+        raise
+    except BaseException as error:
+        give_up(group, error)
+        raise
+
+
+def fail(channel: Channel, timeout_s: float | None) -> None:
+    """Make a call that differs from any but that of ranks which fail, too."""
+    channel.all_gather_bytes(b"", Collective.UNFIT, timeout_s=timeout_s)
 
 
 def as_given(collective: Collective, known: dict[str, Any]) -> dict[str, Any]:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 from gpucoll.calls.collected import Collected
 from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.gpu.runner import GpuRunner
+from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.lists import shared_by
 from gpucoll.calls.messages import Grouped, MessageQueue
 from gpucoll.calls.runner import GroupedTask, Runner
-from gpucoll.errors import ArgumentError, StateError
+from gpucoll.errors import ArgumentError, MismatchError, StateError
 from gpucoll.transport.shared.words import Kind
 
 
@@ -34,18 +35,33 @@ def collected(
         runner.grouped = message_queue.grouped = gpu.grouped = None
         message_queue.hold(False)
 
-    def task(_timeout_s: float | None) -> None:
-        for call in calls:
+    _check_independent(gpu_calls)
+    failures: list[Exception] = []
+    with in_one_piece(runner.group) if messages or calls else nullcontext():
+        if messages:
+            try:
+                message_queue.run_group(messages, timeout_s)
+            except Exception as error:  # collectives are independent of messages
+                failures.append(error)
+        if calls:
+            runner.run("group", lambda _: failures.extend(_run_all(calls)), timeout_s=timeout_s)
+        gpu.run_group(gpu_calls, timeout_s)
+    if failures:
+        raise failures[0]
+
+
+def _run_all(calls: Sequence[GroupedTask]) -> Iterator[MismatchError]:
+    """Run collectives in order, also behind one that differed; return those failures.
+
+    To ranks that make the same calls outside of a group each of them is one of its own.
+    """
+    for call in calls:
+        try:
             call.run(call.timeout_s)
             if call.finish is not None:
                 call.finish()
-
-    _check_independent(gpu_calls)
-    if messages:
-        message_queue.run_group(messages, timeout_s)
-    if calls:
-        runner.run("group", task, timeout_s=timeout_s)
-    gpu.run_group(gpu_calls, timeout_s)
+        except MismatchError as error:
+            yield error
 
 
 def _check_independent(calls: Sequence[GpuCall]) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.protocol import HostBackend, PartOf, PreparedCall, Request
+from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.calls.parcels import NOTHING, Arrival, Bytes, Parcel, buffer_of, pack
 from gpucoll.calls.runner import Runner
 from gpucoll.errors import ArgumentTypeError
@@ -76,20 +77,33 @@ class ObjectMover:
             if head.tail_bytes <= ROOM and not head.n_large:
                 arrived.append(self._arrival(root, head))
                 return
-            arrival = self._arrival(root, head)
-            if head.tail_bytes > ROOM:
-                tail: Any = parcel.tail if is_root else np.empty(head.tail_bytes, np.uint8)
-                self._spread(collective, root, 0, tail, timeout_s)
-                arrival.tail = tail
-            if not is_root:
-                arrival.make_room()
-            for place in range(head.n_large):
-                part = (parcel.large if is_root else arrival.large)[place]
-                self._spread(collective, root, 1 + place, part, timeout_s)
-            arrived.append(arrival)
+            with in_one_piece(self._runner.group):
+                arrived.append(self._spread_rest(collective, root, head, parcel, timeout_s))
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return value if is_root else arrived[0].unpack()
+
+    def _spread_rest(
+        self,
+        collective: Collective,
+        root: int,
+        head: Head,
+        parcel: Parcel,
+        timeout_s: float | None,
+    ) -> Arrival:
+        """Give all ranks what did not go with the first round."""
+        is_root = self._rank == root
+        arrival = self._arrival(root, head)
+        if head.tail_bytes > ROOM:
+            tail: Any = parcel.tail if is_root else np.empty(head.tail_bytes, np.uint8)
+            self._spread(collective, root, 0, tail, timeout_s)
+            arrival.tail = tail
+        if not is_root:
+            arrival.make_room()
+        for place in range(head.n_large):
+            part = (parcel.large if is_root else arrival.large)[place]
+            self._spread(collective, root, 1 + place, part, timeout_s)
+        return arrival
 
     def gather(
         self, collective: Collective, value: Any, root: int, timeout_s: float | None
@@ -104,14 +118,18 @@ class ObjectMover:
             heads = self._first(collective, root, parcel, failure, timeout_s, everyone)
             for rank in self._others() if gets else ():
                 arrived[rank] = self._arrival(rank, heads[rank])
-            receivers = [rank for rank in self._others() if root in (NO_ROOT, rank)]
-            if any(head.tail_bytes > ROOM for head in heads.values()):
-                is_long = len(parcel.tail) > ROOM
-                sent = dict.fromkeys(receivers, parcel.tail) if is_long else {}
-                self._move_tails(collective, root, sent, arrived, heads, timeout_s)
-            sent_parts = dict.fromkeys(receivers, parcel.large)
+            has_tails = any(head.tail_bytes > ROOM for head in heads.values())
             n_rounds = max(head.n_large for head in heads.values())
-            self._move_large(collective, root, sent_parts, arrived, n_rounds, timeout_s)
+            if not has_tails and not n_rounds:
+                return
+            receivers = [rank for rank in self._others() if root in (NO_ROOT, rank)]
+            with in_one_piece(self._runner.group):
+                if has_tails:
+                    is_long = len(parcel.tail) > ROOM
+                    sent = dict.fromkeys(receivers, parcel.tail) if is_long else {}
+                    self._move_tails(collective, root, sent, arrived, heads, timeout_s)
+                sent_parts = dict.fromkeys(receivers, parcel.large)
+                self._move_large(collective, root, sent_parts, arrived, n_rounds, timeout_s)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         return arrived if gets else None
@@ -127,31 +145,57 @@ class ObjectMover:
 
         def task(timeout_s: float | None) -> None:
             head = self._first(collective, root, bundle, failure, timeout_s, (root,))[root]
-            table_bytes = _PLACE.size * self._world_size
-            if head.tail_bytes <= ROOM:
-                table: Any = self._room_of(root, head.tail_bytes)
-            else:
-                table = bundle.tail[:table_bytes] if is_root else np.empty(table_bytes, np.uint8)
-                self._spread(collective, root, 0, table, timeout_s)
-            entries = _PLACE.iter_unpack(bytes(table[:table_bytes]))
-            places = [Head(n_parts, n_bytes, 0, 0) for n_parts, n_bytes in entries]
-            mine = Arrival(places[self._rank].n_parts)
-            arrived.update({} if is_root else {root: mine})
-            if head.tail_bytes <= ROOM:
-                start = table_bytes + sum(place.tail_bytes for place in places[: self._rank])
-                mine.tail = table[start : start + places[self._rank].tail_bytes]
-            else:
-                sent = {rank: parcels[rank].tail for rank in self._others()} if is_root else {}
-                sizes = {root: places[self._rank]}
-                self._move_tails(collective, root, sent, arrived, sizes, timeout_s, least=0)
-            sent_parts = {rank: parcels[rank].large for rank in self._others()} if is_root else {}
-            self._move_large(collective, root, sent_parts, arrived, head.n_large, timeout_s)
+            if head.tail_bytes <= ROOM and not head.n_large:
+                mine = self._cut_out(self._room_of(root, head.tail_bytes))
+                arrived.update({} if is_root else {root: mine})
+                return
+            with in_one_piece(self._runner.group):
+                self._scatter_rest(root, head, bundle, parcels, arrived, timeout_s)
 
         self._runner.run(_NAMES[collective], task, timeout_s=timeout_s)
         if is_root:
             assert values is not None
             return values[root]
         return arrived[root].unpack()
+
+    def _cut_out(self, table: Any) -> Arrival:
+        """Return this rank's object, out of a table of places with all tails behind it."""
+        places = self._places(table)
+        start = _PLACE.size * self._world_size
+        start += sum(place.tail_bytes for place in places[: self._rank])
+        own = places[self._rank]
+        return Arrival(own.n_parts, table[start : start + own.tail_bytes])
+
+    def _places(self, table: Any) -> list[Head]:
+        entries = _PLACE.iter_unpack(bytes(table[: _PLACE.size * self._world_size]))
+        return [Head(n_parts, n_bytes, 0, 0) for n_parts, n_bytes in entries]
+
+    def _scatter_rest(
+        self,
+        root: int,
+        head: Head,
+        bundle: Parcel,
+        parcels: list[Parcel],
+        arrived: dict[int, Arrival],
+        timeout_s: float | None,
+    ) -> None:
+        """Give each rank what did not go with the first round."""
+        collective, is_root = Collective.SCATTER_OBJECT, self._rank == root
+        others = self._others() if is_root else []
+        if head.tail_bytes <= ROOM:
+            arrived.update(
+                {} if is_root else {root: self._cut_out(self._room_of(root, head.tail_bytes))}
+            )
+        else:
+            table_bytes = _PLACE.size * self._world_size
+            table: Any = bundle.tail[:table_bytes] if is_root else np.empty(table_bytes, np.uint8)
+            self._spread(collective, root, 0, table, timeout_s)
+            own = self._places(table)[self._rank]
+            arrived.update({} if is_root else {root: Arrival(own.n_parts)})
+            sent = {rank: parcels[rank].tail for rank in others}
+            self._move_tails(collective, root, sent, arrived, {root: own}, timeout_s, least=0)
+        sent_parts = {rank: parcels[rank].large for rank in others}
+        self._move_large(collective, root, sent_parts, arrived, head.n_large, timeout_s)
 
     # --- pickling ---------------------------------------------------------------------------------
 

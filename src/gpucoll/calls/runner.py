@@ -9,6 +9,7 @@ from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.collected import Collected, check_in_group
+from gpucoll.calls.in_one_piece import give_up
 from gpucoll.calls.preparation import NOT_IN_GROUPS
 from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.config import check_timeout_s
@@ -73,17 +74,21 @@ class Runner:
             check_in_group(self.grouped, name, async_op, lasting)
             self.grouped.append(GroupedTask(task, finish, timeout_s))
             return lasting
-        group = self.group
-        if async_op:
-            group.check_open()
-            return self.queue.submit(lambda: task(timeout_s), name, finish)
-        # Not acquire and try: an interrupt in between would leave it locked for ever.
-        if self._entering.locked():
-            raise another_thread(group.rank, group.world_size)
-        with self._entering, self.queue.held():
-            self.queue.drain()
-            task(timeout_s)
-            return None if finish is None else finish()
+        try:
+            if async_op:
+                self.group.check_open()
+                return self.queue.submit(lambda: task(timeout_s), name, finish)
+            # Not acquire and try: an interrupt in between would leave it locked for ever.
+            if self._entering.locked():
+                raise another_thread(self.group.rank, self.group.world_size)
+            with self._entering, self.queue.held():
+                self.queue.drain()
+                task(timeout_s)
+                return None if finish is None else finish()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # nobody can say whether the call was made
+                give_up(self.group, error)
+            raise
 
     def run_call(
         self,

@@ -79,8 +79,8 @@ class Starting:
         try:
             number = entry(x, out, given.get("op"), given.get("root"))
             return None if number is None else self._queue.note_started(number, name, result, keep)
-        except BaseException:  # Ctrl-C, or what else a handler raises
-            self._queue.note_lost(name, result, keep)
+        except BaseException as error:
+            self._queue.note_lost(name, result, keep, error)
             raise
 
     def _entry(self, collective: Collective) -> _Entry:

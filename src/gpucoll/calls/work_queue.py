@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
+from gpucoll.calls.in_one_piece import give_up
 from gpucoll.calls.work import Work
 from gpucoll.errors import DeadlineError, GpucollError, StateError
 from gpucoll.group.protocol import Group, StartedCalls
@@ -66,8 +67,12 @@ class WorkQueue:
         """Behind those; the first may be running."""
         self._failed: list[Work[Any]] = []
         self._watched: set[Work[Any]] = set()
-        self._changed = threading.Condition(threading.RLock())
-        """Guards all of these, but for what compiled code starts by itself."""
+        self._lock = threading.RLock()
+        """Guards all of these, but for what compiled code starts by itself.
+
+        A condition is not entered: that is Python code, which an interrupt can leave locked.
+        """
+        self._changed = threading.Condition(self._lock)
         self._turn = threading.Lock()
         """Held by whoever runs what waits here."""
         self._holders: set[_Hold] = set()
@@ -80,7 +85,7 @@ class WorkQueue:
     def begin_compiled(self) -> StartedCalls:
         """Return the group's queue, made when it is first needed."""
         if self._started is None:
-            with self._changed:
+            with self._lock:
                 if self._started is None:
                     started = self._group.started_calls()
                     self._wait = started.wait
@@ -105,37 +110,41 @@ class WorkQueue:
     ) -> Work[Any]:
         """Start a prepared call."""
         work: Work[Any] = Work(self, name, finish, keep=call)
-        self._settle_ended()  # makes room
-        with self._changed:
-            is_next = not self._waiting and not self._holders
-            try:
+        try:
+            self._settle_ended()  # makes room
+            with self._lock:
+                is_next = not self._waiting and not self._holders
                 if is_next and (number := call.start(self.begin_compiled(), timeout_s)):
                     work.number = number
                     self._works[number] = work
                     _busy.add(self)
                     return work
-            except BaseException:  # Ctrl-C, or what else a handler raises
-                self.note_lost(name, None, call)
-                raise
-            self._append(work, lambda: call.run(timeout_s))
+                self._append(work, lambda: call.run(timeout_s))
+        except BaseException as error:
+            self.note_lost(name, None, call, error)
+            raise
         return work
 
-    def note_lost(self, name: str, result: Any, keep: object) -> None:
-        """Keep what was started where an interrupt came before it was noted: nobody has its Work.
+    def note_lost(self, name: str, result: Any, keep: object, error: BaseException) -> None:
+        """Keep what was started where `error`, an interrupt, came before it was noted.
 
-        Else its arrays would be let go of while compiled code still writes to them.
+        Nobody has its Work, and its arrays would be let go of while compiled code still writes to
+        them. Where nothing was started the other ranks start it: the communicator is given up.
         """
+        lost = []
         if self._started is not None:
-            for number in self._started.started():
-                if number not in self._works:
-                    self.note_started(number, name, result, keep)
+            lost = [number for number in self._started.started() if number not in self._works]
+        for number in lost:
+            self.note_started(number, name, result, keep)
+        if not lost and not isinstance(error, Exception):
+            give_up(self._group, error)
 
     def submit(
         self, task: Callable[[], None], name: str, finish: Callable[[], Any] | None = None
     ) -> Work[Any]:
         """Queue what Python has to run; return its Work."""
         work: Work[Any] = Work(self, name, finish)
-        with self._changed:
+        with self._lock:
             self._append(work, task)
         return work
 
@@ -162,13 +171,13 @@ class WorkQueue:
     def take_hold(self, hold: _Hold) -> None:
         """Let what is started wait here until `let_hold_go`."""
         self._holders.add(hold)
-        with self._changed:
+        with self._lock:
             self._hold()
 
     def let_hold_go(self, hold: _Hold) -> None:
         """Let what is started begin again, unless somebody else holds it."""
         self._holders.discard(hold)  # first, and at once: an interrupt may come after it
-        with self._changed:
+        with self._lock:
             self._hold()
             self._changed.notify_all()
 
@@ -220,6 +229,7 @@ class WorkQueue:
         if not self._group.needs_settling:
             return
         started.settle()  # or memory that a call still writes to might be let go of
+        self._settle_ended()  # the call that failed is answered before all go on
         try:
             self._group.check_usable()
         except BaseException as error:
@@ -231,7 +241,7 @@ class WorkQueue:
 
     def _make_room(self, started: StartedCalls) -> None:
         """Let a call that has found no memory take more, or end it: it has not begun."""
-        with self._changed:
+        with self._lock:
             if not (number := started.without_room()):
                 return
             try:
@@ -245,7 +255,7 @@ class WorkQueue:
         if self._started is None:
             return
         ended = []
-        with self._changed:
+        with self._lock:
             for number in self._started.ended():
                 status = self._started.status_of(number)
                 if not self._started.reap(number):
@@ -283,7 +293,7 @@ class WorkQueue:
 
     def _run_next_or_sleep(self, work: Work[Any]) -> None:
         if not self._turn.acquire(blocking=False):
-            with self._changed:
+            with self._lock:
                 if not work._is_done and self._turn.locked():
                     self._changed.wait(_SLICE_S)
             return
@@ -298,7 +308,7 @@ class WorkQueue:
         while self._works:
             last = max(self._works)
             self._advance(last)
-        with self._changed:
+        with self._lock:
             if not self._waiting:
                 return
             work, task = self._waiting[0]
@@ -309,18 +319,19 @@ class WorkQueue:
             error = raised
         work.end(error)
         del task
-        with self._changed:
+        with self._lock:
             if self._waiting and self._waiting[0][0] is work:
                 self._waiting.popleft()
                 self._hold()
             self._changed.notify_all()
         self._told(work)
         if error is not None and not isinstance(error, Exception):
+            give_up(self._group, error)
             raise error  # Ctrl-C is for whoever runs this, too
 
     def _fail_all(self, error: BaseException) -> None:
         """End everything that is pending: the communicator is broken."""
-        with self._changed:
+        with self._lock:
             works = self._pending()
             self._works.clear()
             self._waiting.clear()
@@ -350,7 +361,7 @@ class WorkQueue:
         while not work._is_done:
             left_s = min(until - time.monotonic(), _SLICE_S)
             if not work.number:
-                with self._changed:
+                with self._lock:
                     if not work._is_done and left_s > 0:
                         self._changed.wait(left_s)
             elif self._poll_wanted(work):
@@ -378,13 +389,13 @@ class WorkQueue:
 
     def is_last(self, work: Work[Any] | None) -> bool:
         """Return whether nothing was queued after this work, which has not ended."""
-        with self._changed:
+        with self._lock:
             return bool(self._waiting) and self._waiting[-1][0] is work
 
     def end(self, work: Work[Any], error: BaseException | None = None) -> None:
         """End a Work that was not queued itself."""
         work.end(error)
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
         self._told(work)
 
@@ -393,16 +404,16 @@ class WorkQueue:
     def _told(self, work: Work[Any]) -> None:
         """Do what is to be done when a call has ended, without any lock."""
         if work._error is not None:
-            with self._changed:
+            with self._lock:
                 self._failed.append(work)
         if work._callbacks is not None:
-            with self._changed:
+            with self._lock:
                 self._watched.discard(work)
             work.call_back()
 
     def watch(self, work: Work[Any]) -> None:
         """Have the end of a call found by the thread of Python's."""
-        with self._changed:
+        with self._lock:
             if not work._is_done:
                 self._start_thread()
                 self._watched.add(work)
@@ -411,7 +422,7 @@ class WorkQueue:
     def raise_unseen(self) -> None:
         """Raise the first failure that nobody has asked for; forget the others."""
         self._settle_ended()
-        with self._changed:
+        with self._lock:
             failed = [work for work in self._failed if not work._was_seen]
             self._failed = []
         if failed:
@@ -426,7 +437,7 @@ class WorkQueue:
                 self.run_until(work)
 
     def _pending(self) -> list[Work[Any]]:
-        with self._changed:
+        with self._lock:
             return [*self._works.values(), *(work for work, _ in self._waiting)]
 
     def stop(self, timeout_s: float) -> None:
@@ -454,7 +465,7 @@ class WorkQueue:
 
     def let_go(self) -> None:
         """End the thread when every call has ended, without waiting for it."""
-        with self._changed:
+        with self._lock:
             self._is_stopping = True
             if self.is_busy and os.getpid() == self._process:
                 self._start_thread()
@@ -469,7 +480,7 @@ class WorkQueue:
     def _serve(self) -> None:
         """Run what waits here, and find the end of what is watched: the thread of Python's."""
         while True:
-            with self._changed:
+            with self._lock:
                 self._changed.wait_for(self._has_something_to_do)
                 work = next((work for work in self._watched if work.number), None)
                 if not self._waiting and work is None and not self._works:
@@ -497,7 +508,8 @@ def _not_yet(_number: int) -> int:
 def _forget_in_child() -> None:
     """Let a forked child drop what it cannot use: a thread of the parent's may hold the lock."""
     for queue in list(_queues):
-        queue._changed = threading.Condition(threading.RLock())
+        queue._lock = threading.RLock()
+        queue._changed = threading.Condition(queue._lock)
         queue._turn = threading.Lock()
 
 

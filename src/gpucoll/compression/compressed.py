@@ -20,13 +20,7 @@ from gpucoll.calls.lists import check_overlaps, check_streams, prepare_list
 from gpucoll.calls.preparation import NOT_IN_GROUPS, list_in_group
 from gpucoll.compression.exchange import Exchange, part_of
 from gpucoll.compression.options import Compression
-from gpucoll.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    GpucollError,
-)
-from gpucoll.group.protocol import Group
-from gpucoll.transport.shared.layout import Abort
+from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import Collective, ReduceOp
 
 _OPS = ("sum", "avg")
@@ -80,23 +74,12 @@ def all_reduce(
     exchange = Exchange(collectives.host, rank, world_size, made, residuals, op, how)
     return runner.run(
         "all_reduce",
-        functools.partial(_run, exchange, runner.group),
+        functools.partial(exchange.run, runner.group),
         finish,
         async_op=async_op,
         timeout_s=timeout_s,
         lasting=lasting,
     )
-
-
-def _run(exchange: Exchange, group: Group, timeout_s: float | None) -> None:
-    """Run a call; where this rank leaves it in the middle, the others must not wait for it."""
-    try:
-        exchange.run(timeout_s)
-    except GpucollError:
-        raise
-    except BaseException:  # Ctrl-C, no memory: between the exchanges nobody else sees it
-        group.abort(Abort.INTERRUPTED)
-        raise
 
 
 def _request(

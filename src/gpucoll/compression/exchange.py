@@ -20,7 +20,9 @@ import numpy.typing as npt
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.operands import Operands
 from gpucoll.backends.protocol import HostBackend, PartOf, Request
+from gpucoll.calls.in_one_piece import in_one_piece
 from gpucoll.compression.options import Compression
+from gpucoll.group.protocol import Group
 from gpucoll.kernels.block_message import BLOCK
 from gpucoll.types import COMPRESSIONS, Collective, ReduceOp, dtype_code
 
@@ -145,15 +147,16 @@ class Exchange:
         )
         self._all_to_all, self._all_gather = map(backend.prepare, requests)
 
-    def run(self, timeout_s: float | None = None) -> None:
+    def run(self, group: Group, timeout_s: float | None = None) -> None:
         """Do it; outputs and residuals are written last, when all ranks have done their part."""
         start = time.monotonic()
         self._quantise_inputs()
         self._all_to_all.run(timeout_s)
-        self._reduce()
-        if timeout_s is not None:
-            timeout_s = max(timeout_s - (time.monotonic() - start), _LEAST_TIMEOUT_S)
-        self._all_gather.run(timeout_s)
+        with in_one_piece(group):
+            self._reduce()
+            if timeout_s is not None:
+                timeout_s = max(timeout_s - (time.monotonic() - start), _LEAST_TIMEOUT_S)
+            self._all_gather.run(timeout_s)
         if self._residuals is not None:
             self._keep_errors(self._residuals)
         for rank in range(self._world_size):
