@@ -70,8 +70,8 @@ class Movements(Front):
         -----
         Small arrays do not synchronise: the root goes on before everybody has read. A mismatch is
         then found within twelve calls, and breaks the communicator; one in the very last calls
-        before `close` may stay unseen (end with a `barrier` where that matters). Cost: n once on the
-        root and once on each reader.
+        before `close` may stay unseen (end with a `barrier` where that matters). Cost: n once on
+        the root and once on each reader.
 
         Examples
         --------
