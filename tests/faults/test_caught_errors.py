@@ -283,8 +283,10 @@ def interrupt(comm, delay_s):
     lines of a method is as one that came before it, in the program: nobody can tell them apart.
     """
 
+    group = getattr(comm._group, "host", comm._group)
+
     def handle(_number, _frame):
-        is_busy = int(comm._group.context[Context.STATE]) == State.BUSY
+        is_busy = int(group.context[Context.STATE]) == State.BUSY
         waits = is_busy and not comm._queue.runs_python  # else it may be another thread that does
         if waits or comm._runner._entering.locked():
             raise KeyboardInterrupt
@@ -310,7 +312,19 @@ def test_every_result_is_right_or_an_error(ranks, world_size):
         world_size, run_script, world_size, N_STEPS, environment=TUNING, limit_s=limit_s
     )
 
-    together: Counter[str] = sum(found, Counter())
-    assert together["right"] > world_size * N_STEPS / 2
     met = ("shrunk", "MismatchError", "ArgumentError", "KeyboardInterrupt", "DeadlineError")
+    check_what_was_met(found, N_STEPS, met)
+
+
+def check_what_was_met(found, n_steps, met):
+    together: Counter[str] = sum(found, Counter())
+    assert together["right"] > len(found) * n_steps / 2
     assert all(together[name] for name in met), together
+
+
+def test_every_result_between_hosts_is_right_or_an_error(hosts):
+    n_steps = N_STEPS // 3
+    limit_s = 90 + n_steps / 10
+    found = hosts.call("aab", run_script, 7, n_steps, environment=TUNING, limit_s=limit_s)
+
+    check_what_was_met(found, n_steps, ("shrunk", "MismatchError", "KeyboardInterrupt"))
