@@ -98,6 +98,14 @@ def call_intrinsic(builder: ir.IRBuilder, name: str, arguments: list[ir.Value]) 
     builder.call(function, arguments)
 
 
+def on_stack(builder: ir.IRBuilder, value: ir.Value) -> ir.Value:
+    """Return the address of a word on the function's stack that holds a value."""
+    with builder.goto_entry_block():  # once, also where this is in a loop
+        word = builder.alloca(value.type)
+    builder.store(value, word)
+    return builder.ptrtoint(word, I64)
+
+
 def vector(element: ir.Type, lanes: int) -> ir.Type:
     """Return `lanes` of `element`: the element itself for one lane."""
     return element if lanes == 1 else ir.VectorType(element, lanes)

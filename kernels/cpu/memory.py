@@ -93,6 +93,12 @@ def compare_exchange64(codegen: Any, b: Any, address: Any, expected: Any, desire
     return b.extract_value(b.cmpxchg(where, expected, desired, "seq_cst", "seq_cst"), 0)
 
 
+@intrinsic(_int64(_int64))
+def on_stack(codegen: Any, b: Any, value: Any) -> Any:
+    """Return the address of a copy of a word on the stack, for the function that asks."""
+    return codegen.on_stack(b, value)
+
+
 def _fence(order: str) -> Any:
     @intrinsic(_void())
     def fence(codegen: Any, b: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from gpucoll.arrays.numpy_struct import OBJECT_TYPE
 from gpucoll.arrays.tensor_table import CPU, View, Word, key_of
 from gpucoll.kernels.cpu.jit import inline, types
-from gpucoll.kernels.cpu.memory import call_loop, get, load64
+from gpucoll.kernels.cpu.memory import call_loop, get, load64, on_stack
 
 _TENSOR_TYPE, _PARAMETER_TYPE = int(Word.TENSOR_TYPE), int(Word.PARAMETER_TYPE)
 _READ, _FALSE, _INCREMENT = int(Word.READ), int(Word.FALSE), int(Word.INCREMENT)
@@ -31,13 +31,22 @@ LEAST_ADDRESS = 1 << 40
 
 _i64 = types.int64
 _get_attribute = types.ExternalFunction("PyObject_GetAttr", _i64(_i64, _i64))
-_call_with = types.ExternalFunction("PyObject_CallOneArg", _i64(_i64, _i64))
+_call = types.ExternalFunction("PyObject_VectorcallDict", _i64(_i64, _i64, _i64, _i64))
 _as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 _new_tuple = types.ExternalFunction("PyTuple_New", _i64(_i64))
 _set_item = types.ExternalFunction("PyTuple_SetItem", types.int32(_i64, _i64, _i64))
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
 _increase_reference = types.ExternalFunction("Py_IncRef", types.void(_i64))
 drop_reference = types.ExternalFunction("Py_DecRef", types.void(_i64))
+
+
+@inline
+def _call_with(function, argument):
+    """Return what a function returns of one argument: a new reference; 0 where it raised.
+
+    Not by ``PyObject_CallOneArg``, which is a function of libpython only from Python 3.11 on.
+    """
+    return _call(function, on_stack(argument), 1, 0)
 
 
 @inline
