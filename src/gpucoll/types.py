@@ -16,6 +16,7 @@ from weakref import WeakValueDictionary
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.function_digest import function_digest, python_function
+from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
 
 DTYPES = (
     "bool",
@@ -242,9 +243,7 @@ class ReduceOp:
             return BUILT_IN[op]
         names = ", ".join(BUILT_IN)
         raise ArgumentError(
-            f"op must be a ReduceOp or one of {names}; got {op!r}"
-            + (" (write ReduceOp.scaled_sum(factor))" if op == "scaled_sum" else "")
-            + (" (write ReduceOp.custom(function))" if callable(op) else "")
+            f"op must be a ReduceOp or one of {names}; got {spelled_given(op)}{_hint_at(op)}"
         )
 
     @property
@@ -294,6 +293,35 @@ class ReduceOp:
 
     def __str__(self) -> str:
         return self.name if self.factor is None else f"{self.name}({self.factor})"
+
+
+_ELSEWHERE = {
+    **dict.fromkeys(("mean", "average"), "avg"),
+    **dict.fromkeys(("add", "plus"), "sum"),
+    **dict.fromkeys(("product", "mul", "multiply"), "prod"),
+    **dict.fromkeys(("minimum", "amin"), "min"),
+    **dict.fromkeys(("maximum", "amax"), "max"),
+    **dict.fromkeys(("and", "bitwise_and"), "band"),
+    **dict.fromkeys(("or", "bitwise_or"), "bor"),
+    **dict.fromkeys(("xor", "bitwise_xor"), "bxor"),
+    **{f"logical_{name}": f"l{name}" for name in ("and", "or", "xor")},
+    "premul_sum": "scaled_sum",
+}
+"""What NumPy, MPI, torch.distributed and NCCL call operations: what they are here."""
+
+
+def _hint_at(op: object) -> str:
+    """Return what somebody who wrote this for an operation may have meant; empty where nothing."""
+    if is_array_like(op):
+        return OUT_BY_NAME
+    given = op if isinstance(op, str) else getattr(op, "__name__", getattr(op, "name", ""))
+    name = str(given).lower().removeprefix("mpi_")
+    name = _ELSEWHERE.get(name, name)
+    if name == "scaled_sum":
+        return " (write ReduceOp.scaled_sum(factor))"
+    named = f'"{name}"' if name in BUILT_IN else ""
+    own = "ReduceOp.custom(function)" if callable(op) else ""
+    return f" (write {' or '.join(filter(None, (named, own)))})" if named or own else ""
 
 
 @functools.lru_cache(maxsize=128)  # one object per factor: known by identity

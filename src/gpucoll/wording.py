@@ -19,6 +19,24 @@ def list_ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(map(str, ranks))
 
 
+OUT_BY_NAME = ". The array for the result goes by name: out=..."
+"""After what says that an array stands where none can."""
+
+
+def is_array_like(given: object) -> bool:
+    """Return whether this is an array of some library, or a list that may stand for one."""
+    return isinstance(given, list | tuple) or hasattr(given, "shape")
+
+
+def spelled_given(given: object) -> str:
+    """Return an argument as errors show it; of an array only its kind, not its elements."""
+    shape = getattr(given, "shape", None)
+    if not isinstance(shape, tuple):
+        return repr(given)
+    kind = type(given)
+    return f"an array ({kind.__module__}.{kind.__qualname__}, shape {tuple(shape)})"
+
+
 def another_thread(rank: int, world_size: int) -> StateError:
     """Return the error for a call beside one that another thread has not finished."""
     return StateError(

@@ -10,6 +10,7 @@ from tests.collective_cases import COLLECTIVES, GATHERING, REDUCTIONS, ROOTED, S
 
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
+from gpucoll.wording import OUT_BY_NAME
 
 COUNTED_ALIKE = ("all_gather", "gather", "reduce_scatter", "scatter")
 """Those that take ``counts=``."""
@@ -79,11 +80,21 @@ def rows_of(name):
             (1.0, ArgumentTypeError, "root must be an int"),
             (True, ArgumentTypeError, "root must be an int"),
             (None, ArgumentTypeError, "root must be an int"),
+            (
+                x(),
+                ArgumentTypeError,
+                "root must be an int; got an array (numpy.ndarray, shape (4,))",
+            ),
+            (x(1), ArgumentTypeError, OUT_BY_NAME),
+            ([x()], ArgumentTypeError, OUT_BY_NAME),
         ):
             yield f"root {root}", x(), {"root": root}, error, text
     if name in REDUCTIONS:
         given = rooted(name)
         yield "op unknown", x(), {"op": "add", **given}, ArgumentError, "got 'add'"
+        yield "op mean", x(), {"op": "mean", **given}, ArgumentError, "got 'mean' (write \"avg\")"
+        yield "op an array", x(), {"op": x(), **given}, ArgumentError, OUT_BY_NAME
+        yield "op a number's array", x(), {"op": x(1), **given}, ArgumentError, OUT_BY_NAME
         yield "op no op", x(), {"op": max, **given}, ArgumentError, "op must be a ReduceOp"
         half = ReduceOp.scaled_sum(0.5)
         yield (

@@ -96,6 +96,11 @@ class Front:
                 setattr(self, name, _leave_to_python)
             self._begin_send = self._begin_recv = self._raise_left = _leave_to_python
 
+    def _is_root(self, root: Any) -> bool:
+        """Return whether this rank is the root; an error for what is no rank's number."""
+        self._collectives.check_root(root)
+        return bool(self.rank == root)
+
     def _whole_like(self, x: Any) -> Any:
         """Return a new array for everybody's x side by side; None for what entries do not read."""
         if type(x) is not np.ndarray:

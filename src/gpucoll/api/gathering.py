@@ -184,8 +184,8 @@ class Gathering(Front):
         >>> comm.gather(np.array([comm.rank]))  # on rank 0 of 3; None on the others
         array([0, 1, 2])
         """
+        is_root = self.rank == root if type(root) is int else self._is_root(root)
         if counts is None and not async_op:
-            is_root = self.rank == root
             target = out if is_root else x
             if target is None:
                 target = self._whole_like(x)
@@ -194,7 +194,7 @@ class Gathering(Front):
                 return result if is_root else None
             self._raise_left()
         if not async_op and (counts is not None or type(out) is list):
-            is_root, rows = self.rank == root, as_entries_read(counts)
+            rows = as_entries_read(counts)
             target = out if is_root else x
             if target is None:
                 target = self._rows_like(x, rows)

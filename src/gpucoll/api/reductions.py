@@ -168,7 +168,7 @@ class Reductions(Front):
         array([1., 1., 1.])
         """
         if not async_op:
-            is_root = self.rank == root
+            is_root = self.rank == root if type(root) is int else self._is_root(root)
             target = out if is_root else x
             if target is None and type(x) is np.ndarray:
                 target = np.empty_like(x)

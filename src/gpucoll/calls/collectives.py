@@ -45,6 +45,7 @@ from gpucoll.calls.starting import Starting
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import Collective, ReduceOp
+from gpucoll.wording import OUT_BY_NAME, is_array_like, spelled_given
 
 _LEFT_TO_PYTHON = frozenset(map(int, (Status.OK, Status.NOT_RUN)))
 
@@ -397,7 +398,8 @@ class Collectives:
     def check_root(self, root: Any) -> None:
         """Raise unless this is a rank."""
         if isinstance(root, bool) or not isinstance(root, int | np.integer):
-            raise ArgumentTypeError(f"root must be an int; got {root!r}")
+            hint = OUT_BY_NAME if is_array_like(root) else ""
+            raise ArgumentTypeError(f"root must be an int; got {spelled_given(root)}{hint}")
         if not 0 <= root < self.world_size:
             raise ArgumentError(f"root must be in 0..{self.world_size - 1}; got {root}")
 
