@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, BinaryIO
 
 __all__ = ["Join", "Reply", "ReplyReader", "frame", "revive", "store_call"]
@@ -57,10 +57,8 @@ def store_call(
     pickle, the call itself: a rank can import nothing of it, not even gpucoll, before it has the
     path.
     """
-    import cloudpickle
-
     with by_value_if_unreachable(function):
-        body = cloudpickle.dumps((join, function, args, kwargs))
+        body = pickled_with_places((join, function, args, kwargs))
     file = unnamed_file()
     try:
         pickle.dump((list(sys.path), list(sys.argv), body), file)
@@ -69,6 +67,33 @@ def store_call(
         file.close()
         raise
     return file
+
+
+def pickled_with_places(value: object) -> bytes:
+    """Return what `cloudpickle.dumps` does, with the files that functions are from.
+
+    cloudpickle from 3.1.3 on puts ``<dynamic-code>`` in their place, and a traceback then shows
+    neither the file nor its lines.
+    """
+    import cloudpickle
+
+    reduce_code = cloudpickle.Pickler.dispatch_table[CodeType]
+
+    def reduce_with_place(code: CodeType) -> tuple[Any, ...]:
+        make, arguments, *_ = reduce_code(code)
+        return make_code, (make, arguments, code.co_filename)
+
+    class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+        dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: reduce_with_place})
+
+    with io.BytesIO() as file:
+        Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def make_code(make: Callable[..., CodeType], arguments: tuple[Any, ...], place: str) -> CodeType:
+    """Return a function's code as it was, from that file."""
+    return make(*arguments).replace(co_filename=place)
 
 
 def unnamed_file() -> BinaryIO:
