@@ -113,6 +113,8 @@ ARENA_BYTES: Final = "GPUCOLL_ARENA_BYTES"
 """Address space of one rank's arena for `Communicator.empty` (default: the machine's memory)."""
 CPU_TUNING: Final = "GPUCOLL_CPU_TUNING"
 """Overrides of the CPU backend's table, ``name=value,name=value``; rank 0's values hold for all."""
+FULL_TRACEBACKS: Final = "GPUCOLL_FULL_TRACEBACKS"
+"""``1`` shows the frames inside gpucoll in the traceback of an error that nobody caught."""
 CPU_ONLY: Final = "GPUCOLL_CPU_ONLY"
 """``1`` keeps gpucoll from looking for GPUs and from loading a GPU library; set in tests' ranks."""
 NCCL_LIBRARY: Final = "GPUCOLL_NCCL_LIBRARY"
@@ -261,7 +263,16 @@ def grace_s() -> float:
 
 def cpu_only() -> bool:
     """Return whether this process must keep to the CPU."""
-    return os.environ.get(CPU_ONLY, "").lower() not in ("", "0")
+    return _is_on(CPU_ONLY)
+
+
+def full_tracebacks() -> bool:
+    """Return whether tracebacks show the frames inside gpucoll."""
+    return _is_on(FULL_TRACEBACKS)
+
+
+def _is_on(name: str) -> bool:
+    return os.environ.get(name, "").lower() not in ("", "0")
 
 
 def uses_host_devices() -> bool:

@@ -54,6 +54,7 @@ from gpucoll.group.survivors import come_together
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meeting import Watch
+from gpucoll.tracebacks import shorten_uncaught
 from gpucoll.types import NO_ROOT, Collective
 from gpucoll.wording import rank_of
 
@@ -262,6 +263,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         """
         from gpucoll.api.over_mpi import from_communicator
 
+        shorten_uncaught()
         asked = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
         made: Communicator = from_communicator(communicator, *asked, create)
         if bind:

@@ -11,6 +11,7 @@ from gpucoll.backends.choice import MPI
 from gpucoll.errors import ArgumentError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import Job, find_job, spread_by_mpi
+from gpucoll.tracebacks import shorten_uncaught
 
 if TYPE_CHECKING:
     from gpucoll.api.communicator import Communicator
@@ -116,6 +117,7 @@ def init(
     >>> with gpucoll.init() as comm:
     ...     total = comm.all_reduce(x)
     """
+    shorten_uncaught()
     limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
     if is_over_mpi(backend, rank, world_size, meet, name):
         from gpucoll.api.communicator import create

@@ -14,6 +14,7 @@ from gpucoll.launcher.output import OutputRelay
 from gpucoll.launcher.rank_process import STDERR, RankCommand, RankEnd, listed
 from gpucoll.launcher.rank_set import RankSet
 from gpucoll.launcher.signals import FORWARDED, handlers
+from gpucoll.launcher.whole_tracebacks import HOLD_S
 
 __all__ = ["main"]
 
@@ -23,6 +24,9 @@ EXIT_USAGE = 2
 EXIT_CANNOT_WRITE = 1
 DESCRIPTORS = 3  # open for each rank: its two streams, and what tells its end
 DRAW_DELAY_S = 0.1  # a progress bar need not be redrawn more often
+
+EXIT_UNCAUGHT = 1  # Python's, after an exception that nobody caught
+LONGEST_ERROR = 300  # of it, in the line that says the cause
 
 CONSEQUENCES = (b"gpucoll.errors.PeerLostError", b"gpucoll.errors.AbortedError")
 """How the last line of a traceback begins when a rank failed only because another one had."""
@@ -38,6 +42,8 @@ class Run:
         self.relay = OutputRelay(options.ranks, prefix=options.prefix, first=self.first)
         self.rank_set = RankSet(self.show, self.ended, options.grace_s)
         self.failures: list[RankEnd] = []
+        self.first_note = ""
+        """What was said of the first of them."""
         self.finished: list[int] = []
         """Ranks that ended with exit code 0 before any failed."""
         self.consequential: set[int] = set()
@@ -90,17 +96,26 @@ class Run:
         try:
             lines = self.relay.feed(rank, stream, data)
         except OSError as error:
-            self.rank_set.close_stream(stream)
             self.lose_output(stream, error)
             return
         if stream == STDERR and any(line.startswith(CONSEQUENCES) for line in lines):
             self.consequential.add(rank)
         loop = self.rank_set.loop
+        if self.relay.holds_tracebacks and not loop.has_timer("hold"):
+            loop.call_later("hold", HOLD_S, self.release_tracebacks)
         if self.relay.has_unfinished and not loop.has_timer("draw"):
             loop.call_later("draw", DRAW_DELAY_S, self.relay.draw_unfinished)
 
+    def release_tracebacks(self) -> None:
+        """Write what was kept for long enough."""
+        try:
+            self.relay.release_tracebacks()
+        except OSError as error:
+            self.lose_output(STDERR, error)
+
     def lose_output(self, stream: int, error: OSError) -> None:
         """Take note that a stream cannot be written to, and end the job where that is a fault."""
+        self.rank_set.close_stream(stream)
         if isinstance(error, BrokenPipeError):
             # Nobody reads on (| head): the ranks meet that as if it were their own stream.
             self.exit_unwritten = self.exit_unwritten or 128 + signal.SIGPIPE
@@ -161,7 +176,8 @@ class Run:
         if len(self.failures) == 1:
             lost = self.why_lost() if end.rank in self.consequential else ""
             others = f"; the others have {self.options.grace_s:g} s to end by themselves"
-            self.relay.note(f"{end}{lost}{others if self.rank_set.running else ''}")
+            self.first_note = f"{end}{lost}{others if self.rank_set.running else ''}"
+            self.relay.note(self.first_note)
         self.rank_set.end_soon()
 
     def why_lost(self) -> str:
@@ -171,13 +187,11 @@ class Run:
 
     def conclude(self) -> int:
         """Say what became of the job and return the exit code."""
-        code = 0
+        code, cause = 0, None
         if self.failures:
             # The first one, but rather one that does not itself say that it follows from another.
             cause = min(self.failures, key=lambda end: end.rank in self.consequential)
             code = cause.status
-            if cause is not self.failures[0]:
-                self.relay.note(f"the cause: {cause}")
             self.tell([end for end in self.failures if end is not cause])
         elif self.timed_out:
             code = EXIT_TIMEOUT
@@ -186,7 +200,17 @@ class Run:
         elif self.ended_by_launcher:  # by the second Ctrl-C
             code = 128 + signal.SIGINT
         self.tell(self.ended_by_launcher, "had to be ended, and ")
+        if cause is not None:
+            self.tell_cause(cause)
         return code
+
+    def tell_cause(self, cause: RankEnd) -> None:
+        """Say last what ended the job, where it is not the last line already."""
+        if cause is self.failures[0] and self.relay.last_note == self.first_note:
+            return
+        error = self.relay.error_of(cause.rank) if cause.exit_code == EXIT_UNCAUGHT else ""
+        shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
+        self.relay.note(f"the cause: {cause}{f': {shown}' if shown else ''}")
 
     def tell(self, ends: Sequence[RankEnd], how: str = "") -> None:
         """Say how ranks ended, those that ended alike in one line."""

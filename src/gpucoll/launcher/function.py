@@ -13,6 +13,7 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.launcher.call import Join, store_call
 from gpucoll.launcher.job import BIND_MODES, compile_kernels, obstacle_to
 from gpucoll.launcher.launch_job import LaunchJob
+from gpucoll.tracebacks import shorten_uncaught
 
 __all__ = ["launch"]
 
@@ -81,6 +82,7 @@ def launch(
     is raised when all have. A second one kills them. However it ends, no process, thread,
     descriptor or file is left; and should the caller itself be killed, the kernel kills the ranks.
     """
+    shorten_uncaught()
     check_arguments(function, ranks, args, kwargs, timeout_s, bind)
     return run(function, int(ranks), tuple(args), dict(kwargs or {}), timeout_s, bind)
 

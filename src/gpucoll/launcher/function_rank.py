@@ -66,13 +66,16 @@ def failure(error: BaseException) -> Reply:
     import cloudpickle
 
     from gpucoll.launcher.call import Reply
+    from gpucoll.tracebacks import shortened
 
     def pickled(value: object) -> bytes | None:
         with contextlib.suppress(Exception):
             return bytes(cloudpickle.dumps(value))
         return None
 
-    shown = traceback.TracebackException(type(error), error, from_the_function(error.__traceback__))
+    with shortened(error):
+        trace = from_the_function(error.__traceback__)
+        shown = traceback.TracebackException(type(error), error, trace)
     return Reply(
         result=None,
         exception=pickled(error),
@@ -94,17 +97,9 @@ def from_the_function(trace: TracebackType | None) -> TracebackType | None:
 def follows_another(error: BaseException) -> bool:
     """Return whether an exception, or what it was raised from, came of another rank's failure."""
     from gpucoll.errors import AbortedError, PeerLostError
+    from gpucoll.tracebacks import chain
 
-    seen: set[int] = set()
-    current: BaseException | None = error
-    while current is not None and id(current) not in seen:
-        if isinstance(current, (AbortedError, PeerLostError)):
-            return True
-        seen.add(id(current))
-        current = current.__cause__ or (
-            None if current.__suppress_context__ else current.__context__
-        )
-    return False
+    return any(isinstance(each, (AbortedError, PeerLostError)) for each in chain(error))
 
 
 def main(call_descriptor: int, reply_descriptor: int) -> None:

@@ -15,6 +15,7 @@ import sys
 
 from gpucoll.launcher.rank_process import STDERR, STDOUT
 from gpucoll.launcher.terminal import columns
+from gpucoll.launcher.whole_tracebacks import TracebackHold
 
 __all__ = ["LineAssembler", "OutputRelay", "PrintedOutput"]
 
@@ -77,7 +78,9 @@ class OutputRelay:
         self._assemblers = {
             (rank, stream): LineAssembler() for rank in numbers for stream in streams
         }
+        self._holds = {rank: TracebackHold() for rank in numbers}
         self._prefixes = {rank: b"[%d] " % rank if prefix else b"" for rank in numbers}
+        self._last_note = ""
         self._terminals = {stream: is_terminal(stream) for stream in streams}
         self._unfinished: dict[tuple[int, int], None] = {}
         """(rank, stream) of unfinished lines on terminals; the one written to last is the last."""
@@ -102,10 +105,30 @@ class OutputRelay:
             self._unfinished.pop((rank, stream), None)
             if assembler.unfinished:
                 self._unfinished[rank, stream] = None
+        ready = lines
+        if stream == STDERR:
+            ready = self._holds[rank].feed(lines) + ([] if data else self._holds[rank].release())
+        self._write_lines(rank, stream, ready)
+        return lines
+
+    def _write_lines(self, rank: int, stream: int, lines: list[bytes]) -> None:
         if lines:
             prefix = self._prefixes[rank]
             self._write(stream, b"".join(prefix + line + b"\n" for line in lines))
-        return lines
+
+    @property
+    def holds_tracebacks(self) -> bool:
+        """Whether lines are kept until a rank's traceback is complete."""
+        return not all(hold.is_empty for hold in self._holds.values())
+
+    def release_tracebacks(self) -> None:
+        """Write what is kept, complete or not; OSError as from `feed`."""
+        for rank, hold in self._holds.items():
+            self._write_lines(rank, STDERR, hold.release())
+
+    def error_of(self, rank: int) -> str:
+        """Return the error with which the last traceback of a rank ended; empty without one."""
+        return self._holds[rank].error.decode(errors="replace")
 
     def note(self, text: str) -> None:
         """Write a line of the launcher's own to stderr."""
@@ -113,6 +136,12 @@ class OutputRelay:
             self._write(STDERR, f"gpucoll-run: {text}\n".encode(errors="backslashreplace"))
         except OSError:
             pass  # nobody can be told that nobody can be told
+        self._last_note = text
+
+    @property
+    def last_note(self) -> str:
+        """The launcher's last line; empty where a rank has written another since."""
+        return self._last_note
 
     @property
     def has_unfinished(self) -> bool:
@@ -139,6 +168,7 @@ class OutputRelay:
                 write_all(drawn_on, WIPE)
 
     def _write(self, stream: int, data: bytes) -> None:
+        self._last_note = ""
         if self._terminals[stream]:
             self.finish()
         write_all(stream, data)
