@@ -93,4 +93,5 @@ def parameters(function: Any) -> list[tuple[str, Any]]:
         (parameter.name, parameter.default)
         for parameter in inspect.signature(function).parameters.values()
         if parameter.name not in ABOVE_THE_TABLE
+        and parameter.kind is not parameter.VAR_KEYWORD  # what is refused, with the remedy
     ]

@@ -160,7 +160,7 @@ class TestArguments:
             ({"timeout_s": -1.0}, ArgumentError),
             ({"timeout_s": float("nan")}, ArgumentError),
             ({"bind": "cores"}, ArgumentError),
-            ({"args": (threading.Lock(),)}, ArgumentTypeError),
+            ({"function": lambda comm, x: x, "args": (threading.Lock(),)}, ArgumentTypeError),
         ],
     )
     def test_that_cannot_serve(self, arguments, kind):

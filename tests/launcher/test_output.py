@@ -59,7 +59,7 @@ class TestPrintedOutput:
         out, err = io.StringIO(), io.StringIO()
         monkeypatch.setattr(sys, "stdout", out)
         monkeypatch.setattr(sys, "stderr", err)
-        printed = PrintedOutput(2)
+        printed = PrintedOutput(2, prefix=False)
         printed.feed(0, 1, b"one\nha")
         printed.feed(1, 1, b"two\n")
         printed.feed(0, 1, b"lf")
@@ -68,15 +68,22 @@ class TestPrintedOutput:
         assert out.getvalue() == "one\ntwo\nhalf\n"
         assert err.getvalue() == "bad\n"
 
+    def test_each_line_begins_with_its_rank(self, capsys):
+        printed = PrintedOutput(2, prefix=True)
+        printed.feed(1, 1, b"one\nha")
+        printed.feed(0, 2, b"two\n")
+        printed.feed(1, 1, b"lf\n")
+        assert capsys.readouterr() == ("[1] one\n[1] half\n", "[0] two\n")
+
     def test_a_stream_that_cannot_write_a_character(self, monkeypatch):
         binary = io.BytesIO()
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(binary, encoding="ascii"))
-        PrintedOutput(1).feed(0, 1, "é\n".encode())
+        PrintedOutput(1, prefix=False).feed(0, 1, "é\n".encode())
         assert binary.getvalue() == b"\\xe9\n"
 
     def test_no_stream_at_all(self, monkeypatch):
         monkeypatch.setattr(sys, "stdout", None)
-        PrintedOutput(1).feed(0, 1, b"nobody hears\n")
+        PrintedOutput(1, prefix=False).feed(0, 1, b"nobody hears\n")
 
 
 def test_write_all_to_a_full_pipe_that_does_not_block():

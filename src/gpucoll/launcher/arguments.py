@@ -47,7 +47,7 @@ OMP_NUM_THREADS is not set: programs with thread pools may want to set it when r
 """
 
 TAKE_A_VALUE = {
-    *("-n", "--ranks", "--nodes", "--node-rank", "--meet"),
+    *("-n", "-np", "--ranks", "--nodes", "--node-rank", "--meet"),
     *("--bind", "--timeout", "--grace"),
 }
 
@@ -104,6 +104,7 @@ def add_options(parser: OneLineParser) -> None:
     """Add what stands before the program."""
     parser.add_argument(
         "-n",
+        "-np",
         "--ranks",
         type=counts,
         required=True,

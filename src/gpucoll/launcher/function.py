@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import numbers
 import pickle
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from gpucoll import config
 from gpucoll.errors import ArgumentError, ArgumentTypeError
@@ -19,6 +20,9 @@ __all__ = ["launch"]
 
 _R = TypeVar("_R")
 
+ELSEWHERE = ("n", "np", "nproc", "nprocs", "num_proc", "num_processes", "size", "world_size")
+"""What mpiexec, torchrun, Accelerate and others call the number of ranks."""
+
 DESCRIPTORS = 5  # open for each rank: those of gpucoll-run, and both ends of the pipe for its reply
 
 
@@ -29,6 +33,8 @@ def launch(
     kwargs: Mapping[str, Any] | None = None,
     timeout_s: float | None = None,
     bind: str = "auto",
+    prefix: bool = True,
+    **unknown: NoReturn,
 ) -> list[_R]:
     """Call ``function(comm, *args, **kwargs)`` on each of `ranks` new processes.
 
@@ -37,8 +43,9 @@ def launch(
     function and its arguments travel by cloudpickle: lambdas, closures and what is defined in a
     notebook will do.
 
-    What the ranks print goes to the caller's ``sys.stdout`` and ``sys.stderr``, in whole lines.
-    Their standard input is empty.
+    The interpreter runs under the caller's options (``-O``, ``-W``, ``-X dev``, ``-I``). What the
+    ranks print goes to the caller's ``sys.stdout`` and ``sys.stderr``, in whole lines. Their
+    standard input is empty.
 
     Parameters
     ----------
@@ -53,6 +60,8 @@ def launch(
     bind : {"auto", "none"}
         Whether to bind ranks to disjoint sets of CPUs where there are enough. GPUCOLL_BIND=none
         goes before it.
+    prefix : bool
+        Whether each line that a rank prints begins with its rank: ``[2] text``.
 
     Returns
     -------
@@ -83,8 +92,43 @@ def launch(
     descriptor or file is left; and should the caller itself be killed, the kernel kills the ranks.
     """
     shorten_uncaught()
+    check_names(unknown)
     check_arguments(function, ranks, args, kwargs, timeout_s, bind)
-    return run(function, int(ranks), tuple(args), dict(kwargs or {}), timeout_s, bind)
+    positional, named = tuple(args), dict(kwargs or {})
+    check_call(function, positional, named)
+    return run(function, int(ranks), positional, named, timeout_s, bind, prefix=prefix)
+
+
+def check_names(unknown: Mapping[str, object]) -> None:
+    """Refuse arguments that `launch` does not have."""
+    for name, value in unknown.items():
+        if name in ELSEWHERE:
+            hint = f"the number of ranks is ranks={value!r}"
+        else:
+            hint = f"what the function gets goes into args=(...), or kwargs={{{name!r}: ...}}"
+        raise ArgumentTypeError(f"gpucoll.launch: there is no argument {name!r}: {hint}")
+
+
+def check_call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a function that does not take the communicator and these arguments."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):  # one that does not say what it takes
+        return
+    try:
+        signature.bind(None, *args, **kwargs)
+    except TypeError as error:
+        name = name_of(function)
+        further = ", *args, **kwargs" if args or kwargs else ""
+        raise ArgumentTypeError(
+            f"gpucoll.launch: it calls {name}(comm{further}), with the communicator first, but "
+            f"{name}{signature} cannot be called so: {error}"
+        ) from None
+
+
+def name_of(function: object) -> str:
+    """Return what errors call a function."""
+    return getattr(function, "__qualname__", None) or repr(function)
 
 
 def check_arguments(
@@ -124,6 +168,8 @@ def run(
     timeout_s: float | None,
     bind: str,
     join: Join | None = None,
+    *,
+    prefix: bool = False,
 ) -> list[Any]:
     """Do `launch`; `join` stands in for `gpucoll.init` where the launcher alone is tested."""
     try:
@@ -135,5 +181,4 @@ def run(
     with call:
         if join is None:
             compile_kernels(lambda line: print(line, file=sys.stderr, flush=True))
-        name = getattr(function, "__qualname__", None) or repr(function)
-        return LaunchJob(name, ranks, timeout_s).execute(call, bind)
+        return LaunchJob(name_of(function), ranks, timeout_s, prefix).execute(call, bind)

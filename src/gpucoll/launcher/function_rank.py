@@ -120,5 +120,6 @@ def main(call_descriptor: int, reply_descriptor: int) -> None:
 
 
 if __name__ == "__main__":
-    del sys.path[0]  # this folder: the names in it are no top-level modules
+    if sys.path and sys.path[0] == os.path.dirname(os.path.abspath(__file__)):  # without -I, -P
+        del sys.path[0]  # the names in it are no top-level modules
     main(int(sys.argv[1]), int(sys.argv[2]))

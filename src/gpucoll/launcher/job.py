@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Callable
 
 from gpucoll import config
@@ -11,7 +13,14 @@ from gpucoll.launcher.nodes import Span
 from gpucoll.topology import cpu_sets, usable_cpus
 from gpucoll.transport.shared.layout import MAX_RANKS
 
-__all__ = ["BIND_MODES", "compile_kernels", "obstacle_to", "rank_cpus", "rank_environments"]
+__all__ = [
+    "BIND_MODES",
+    "compile_kernels",
+    "interpreter",
+    "obstacle_to",
+    "rank_cpus",
+    "rank_environments",
+]
 
 BIND_MODES = ("auto", "none")
 
@@ -73,6 +82,17 @@ def rank_environments(ranks: int, bind: str, span: Span | None = None) -> list[d
         {**common, config.RANK: str(first + place), config.LOCAL_RANK: str(place)}
         for place in range(ranks)
     ]
+
+
+def interpreter() -> list[str]:
+    """Return this interpreter's command, with the options that it runs under: -O, -W, -X dev, -I.
+
+    Found out as multiprocessing does for the processes that it starts.
+    """
+    options: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    if sys.flags.ignore_environment:  # PYTHONUNBUFFERED, too, which `rank_environments` sets
+        options.append("-u")
+    return [sys.executable, *options]
 
 
 def rank_cpus(ranks: int, bind: str) -> list[frozenset[int]]:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NoReturn
 from gpucoll import config
 from gpucoll.errors import DeadlineError, LaunchError
 from gpucoll.launcher.call import Reply, ReplyReader, revive
-from gpucoll.launcher.job import rank_cpus, rank_environments
+from gpucoll.launcher.job import interpreter, rank_cpus, rank_environments
 from gpucoll.launcher.output import PrintedOutput
 from gpucoll.launcher.rank_process import RankCommand, RankEnd, listed
 from gpucoll.launcher.rank_set import RankSet
@@ -48,11 +48,11 @@ class Failure:
 class LaunchJob:
     """The ranks of one call: their ranks' replies, and what is made of them."""
 
-    def __init__(self, name: str, ranks: int, timeout_s: float | None) -> None:
+    def __init__(self, name: str, ranks: int, timeout_s: float | None, prefix: bool) -> None:
         self.name = name
         self.ranks = ranks
         self.timeout_s = timeout_s
-        self.output = PrintedOutput(ranks)
+        self.output = PrintedOutput(ranks, prefix=prefix)
         self.rank_set = RankSet(self.output.feed, self.ended, config.grace_s())
         self.readers: list[ReplyReader] = []
         self.replies: dict[int, Reply] = {}
@@ -196,7 +196,7 @@ def rank_command(
     """Return what a rank runs."""
     descriptors = (call.fileno(), reply_descriptor)
     return RankCommand(
-        arguments=[sys.executable, str(FUNCTION_RANK), *map(str, descriptors)],
+        arguments=[*interpreter(), str(FUNCTION_RANK), *map(str, descriptors)],
         environment=environment,
         cpus=cpus,
         inherited=descriptors,

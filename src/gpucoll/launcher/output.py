@@ -178,9 +178,17 @@ class PrintedOutput:
     """Writes what ranks print to the caller's sys.stdout and sys.stderr.
 
     Not to descriptors 1 and 2: a notebook, or a test that captures output, has other streams.
+
+    Parameters
+    ----------
+    ranks : int
+        Number of ranks.
+    prefix : bool
+        Whether each line begins with ``[rank] ``.
     """
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, *, prefix: bool) -> None:
+        self._prefix = prefix
         self._assemblers = {
             (rank, stream): LineAssembler() for rank in range(ranks) for stream in (STDOUT, STDERR)
         }
@@ -192,7 +200,8 @@ class PrintedOutput:
         target = sys.stdout if stream == STDOUT else sys.stderr
         if not lines or target is None:
             return
-        text = "".join(line.decode(errors="replace") + "\n" for line in lines)
+        start = f"[{rank}] " if self._prefix else ""
+        text = "".join(f"{start}{line.decode(errors='replace')}\n" for line in lines)
         try:
             target.write(text)
         except UnicodeEncodeError:
