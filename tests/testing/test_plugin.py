@@ -172,30 +172,42 @@ def test_outcomes(inner):
     assert str(result.stdout).count("UserWarning: careful with this") == 1
 
 
-def test_wrong_markers_are_refused(inner):
+def test_a_wrong_marker_fails_its_own_test(inner):
     result = inner(
         test_it="""
             import pytest
 
             @pytest.mark.ranks
             def test_none(comm): ...
-            """,
-        test_other="""
-            import pytest
 
             @pytest.mark.ranks(2, timeout=3)
             def test_misspelled(comm): ...
-            """,
-        test_third="""
-            import pytest
 
             @pytest.mark.ranks("4")
             def test_text(comm): ...
+
+            @pytest.mark.ranks(2, timeout_s="3")
+            def test_time(comm): ...
+
+            @pytest.mark.ranks(2)
+            def test_right(comm): ...
+
+            @pytest.mark.ranks(2, 0)
+            @pytest.mark.parametrize("value", [1, 2])
+            def test_last(comm, value): ...
             """,
     )
 
-    result.assert_outcomes(errors=3)
-    result.stdout.fnmatch_lines(["*got ranks()*", "*got ranks(2, timeout=3)*", "*got ranks('4')*"])
+    result.assert_outcomes(passed=1, failed=6)
+    for name, given in (
+        ("none", ""),
+        ("misspelled", "2, timeout=3"),
+        ("text", "'4'"),
+        ("time", "2, timeout_s='3'"),
+        ("last[[]1]", "2, 0"),
+        ("last[[]2]", "2, 0"),
+    ):
+        result.stdout.fnmatch_lines([f"*__ test_{name} __*", f"*got ranks({given})"])
 
 
 def test_a_project_without_ranks_is_not_disturbed(inner):

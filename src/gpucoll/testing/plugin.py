@@ -68,33 +68,35 @@ def _world_size(request: pytest.FixtureRequest) -> Any:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Make one test for each number of ranks."""
     mark = metafunc.definition.get_closest_marker("ranks")
-    if mark is None:
-        return
-    check(mark)
-    if len(mark.args) > 1:
+    if mark is not None and not problem_of(mark) and len(mark.args) > 1:
         metafunc.fixturenames.append(WORLD_SIZE)
         ids = [f"ranks={count}" for count in mark.args]
         metafunc.parametrize(WORLD_SIZE, mark.args, indirect=True, ids=ids)
 
 
-def check(mark: pytest.Mark) -> None:
-    """Refuse a marker that says something else than the documentation."""
+def problem_of(mark: pytest.Mark) -> str:
+    """Return what is wrong with a marker; empty where nothing is.
+
+    The test fails with it when its turn comes. An error while tests are collected would not say
+    which test it is, and no other test of the file would run.
+    """
     counts = all(type(count) is int and count >= 1 for count in mark.args)
     timeout_s = mark.kwargs.get("timeout_s", 1)
-    if not mark.args or not counts or not set(mark.kwargs) <= {"timeout_s"} or not timeout_s > 0:
-        given = [repr(item) for item in mark.args]
-        given += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
-        pytest.fail(
-            "@pytest.mark.ranks takes one or more numbers of ranks, as in ranks(4) or "
-            f"ranks(2, 3, timeout_s=10); got ranks({', '.join(given)})",
-            pytrace=False,
-        )
+    has_time = isinstance(timeout_s, int | float) and timeout_s > 0
+    if mark.args and counts and set(mark.kwargs) <= {"timeout_s"} and has_time:
+        return ""
+    given = [repr(item) for item in mark.args]
+    given += [f"{name}={value!r}" for name, value in mark.kwargs.items()]
+    return (
+        "@pytest.mark.ranks takes one or more numbers of ranks, as in ranks(4) or "
+        f"ranks(2, 3, timeout_s=10); got ranks({', '.join(given)})"
+    )
 
 
 def world_size_of(item: pytest.Item) -> int | None:
-    """Return on how many ranks a test runs; None for one without ranks."""
+    """Return on how many ranks a test runs; None for one without ranks, or with a wrong marker."""
     mark = item.get_closest_marker("ranks")
-    if mark is None or not mark.args:
+    if mark is None or problem_of(mark):
         return None
     callspec = getattr(item, "callspec", None)
     return int(callspec.params.get(WORLD_SIZE, mark.args[0]) if callspec else mark.args[0])
@@ -113,29 +115,29 @@ def timeout_of(item: pytest.Item) -> float:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
     """Run a test that has the marker on ranks; fixtures, body and teardown all run there."""
-    world_size = world_size_of(item)
-    if world_size is None or item.config.pluginmanager.has_plugin(RANK_PLUGIN):
+    mark = item.get_closest_marker("ranks")
+    if mark is None or item.config.pluginmanager.has_plugin(RANK_PLUGIN):
         return None
     hook = item.ihook
     if hasattr(hook, "pytest_timeout_cancel_timer"):
         hook.pytest_timeout_cancel_timer(item=item)  # it keeps the time in each rank
     hook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in run_on_ranks(item, world_size, nextitem):
+    for report in run_on_ranks(item, mark, nextitem):
         hook.pytest_runtest_logreport(report=report)
     hook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     return True
 
 
 def run_on_ranks(
-    item: pytest.Item, world_size: int, nextitem: pytest.Item | None
+    item: pytest.Item, mark: pytest.Mark, nextitem: pytest.Item | None
 ) -> list[pytest.TestReport]:
     """Return the reports of a test."""
     reports: list[pytest.TestReport] = []
 
     def run() -> None:
-        mark = item.get_closest_marker("ranks")
-        assert mark is not None
-        check(mark)
+        world_size = world_size_of(item)
+        if world_size is None:
+            pytest.fail(problem_of(mark), pytrace=False)
         if len(mark.args) > 1 and not hasattr(item, "callspec"):
             pytest.fail("a test of unittest has no parameters: give one number of ranks")
         driver = item.config.stash.get(_driver, None)
