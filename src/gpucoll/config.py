@@ -5,9 +5,12 @@ Nothing else in the package touches ``os.environ`` by a literal name.
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 import os
+import pwd
+import warnings
 from pathlib import Path
 from typing import Any, Final
 
@@ -170,6 +173,10 @@ NCCL_IB_HCA: Final = "NCCL_IB_HCA"
 NCCL_CONF_FILE: Final = "NCCL_CONF_FILE"
 """A file in which they look for variables that are not set."""
 
+_PREFIX: Final = "GPUCOLL_"
+_OF_TESTS: Final = "GPUCOLL_TEST_"
+"""What the variables begin with that only gpucoll's own tests read."""
+
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
 DEFAULT_LINK_TIMEOUT_S: Final = 5.0
@@ -320,6 +327,37 @@ def variable(name: str) -> str:
     return os.environ.get(name, "")
 
 
+@functools.cache
+def warn_of_unknown_variables() -> None:
+    """Warn of variables that begin as gpucoll's and are none: once in a process."""
+    for name in unknown_variables():
+        import difflib  # seldom needed
+
+        close = difflib.get_close_matches(name, known_variables(), n=1, cutoff=0.8)
+        hint = f"did you mean {close[0]}?" if close else "docs/api.md lists those that there are"
+        warnings.warn(
+            f"gpucoll knows no environment variable {name}, so it changes nothing: {hint}",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+
+def unknown_variables() -> list[str]:
+    """Return the variables that begin as gpucoll's do and are none."""
+    known = known_variables()
+    named = (name for name in os.environ if name.startswith(_PREFIX))
+    return sorted(name for name in named if name not in known and not name.startswith(_OF_TESTS))
+
+
+def known_variables() -> set[str]:
+    """Return the names of gpucoll's own variables."""
+    return {
+        value
+        for name, value in globals().items()
+        if name.isupper() and not name.startswith("_") and str(value).startswith(_PREFIX)
+    }
+
+
 def local_rank(otherwise: int = 0) -> int:
     """Return this process's place among the ranks of its host, as its launcher says."""
     found = (os.environ[name] for name in LOCAL_RANKS if os.environ.get(name))
@@ -338,6 +376,14 @@ def cache_dir() -> Path | None:
     return Path(named).absolute() if named else None
 
 
+def _home() -> str:
+    """Return the user's home; an empty HOME counts as none, where expanduser makes "/" of it."""
+    try:
+        return os.environ.get("HOME") or pwd.getpwuid(os.geteuid()).pw_dir
+    except KeyError:
+        return ""
+
+
 def usual_cache_dirs() -> list[Path]:
     """Return where compiled kernels are kept if the user names no folder, the best one first.
 
@@ -345,7 +391,7 @@ def usual_cache_dirs() -> list[Path]:
     system makes for a user who is logged in: it lasts until the user logs out.
     """
     found = []
-    home = os.path.expanduser("~")
+    home = _home()
     xdg = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(xdg):  # anything else is to be ignored, by its specification
         found.append(Path(xdg))

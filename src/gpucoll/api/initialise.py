@@ -6,6 +6,7 @@ import contextlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
+from gpucoll import config
 from gpucoll.api.parameters import parse
 from gpucoll.backends.choice import MPI
 from gpucoll.errors import ArgumentError
@@ -118,6 +119,8 @@ def init(
     ...     total = comm.all_reduce(x)
     """
     shorten_uncaught()
+    if config.local_rank() == 0:  # once for a host: its ranks have the same variables
+        config.warn_of_unknown_variables()
     limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)
     if is_over_mpi(backend, rank, world_size, meet, name):
         from gpucoll.api.communicator import create

@@ -27,6 +27,7 @@ from gpucoll.transport.shared import mapping
 ALIGNMENT_BYTES = GRANULE_BYTES
 KEPT_BYTES = 256 << 20
 """Memory of freed arrays that is kept, at most, for the next ones."""
+_SMALLER = f", set {config.ARENA_BYTES} to less"
 SMALL_BYTES = 1024
 """Smaller arrays `Arena.shared_arrays` leaves to ``malloc``: no call would use them in place, and
 it is faster (12 ns against 75 to take and free; 60 for larger ones, beyond its cache)."""
@@ -54,7 +55,7 @@ class Arena:
     def __init__(self, size_bytes: int, kept_bytes: int = KEPT_BYTES) -> None:
         size_bytes = size_bytes // GRANULE_BYTES * GRANULE_BYTES
         self.fd = mapping.create("gpucoll-arena", size_bytes)
-        self.mapping = mapping.Mapping(self.fd, size_bytes, "the arena")
+        self.mapping = mapping.Mapping(self.fd, size_bytes, "the arena", _SMALLER)
         self.size_bytes = size_bytes
         self._records = _records(size_bytes)
         # Not NumPy's own memory, which may be an arena's: a child must not share these words.
@@ -154,7 +155,7 @@ def _records(size_bytes: int) -> mapping.Mapping:
     records_bytes = (size_bytes // GRANULE_BYTES + 1) * free_lists.RECORD_BYTES
     fd = mapping.create("gpucoll-arena-records", records_bytes)
     try:
-        return mapping.Mapping(fd, records_bytes, "the arena's records")
+        return mapping.Mapping(fd, records_bytes, "the arena's records", _SMALLER)
     finally:
         os.close(fd)
 

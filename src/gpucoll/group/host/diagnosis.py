@@ -327,8 +327,9 @@ def abort_error(group: Inside, word: int, waited_s: float | None = None) -> Gpuc
     if code == Abort.NO_ADDRESSES:
         return SharedMemoryError(
             f"{_who(group)}: rank {number} has no address space for what it needs of another "
-            "rank's arrays of comm.empty (ulimit -v, or /proc/sys/vm/max_map_count). The "
-            "communicator is broken: close it"
+            "rank's arrays of comm.empty. Raise the limit of the process (ulimit -v, "
+            f"/proc/sys/vm/max_map_count), or let its own arena take less by {config.ARENA_BYTES}. "
+            "The communicator is broken: close it"
         )
     if code in ENQUEUED:
         return enqueued_error(group, Abort(code), rank, sequence, waited_s)

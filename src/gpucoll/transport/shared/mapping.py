@@ -89,15 +89,39 @@ def _no_memory(name: str, size_bytes: int, error: OSError) -> str:
     )
 
 
+def _no_addresses(name: str, size_bytes: int, error: OSError, remedy: str) -> str:
+    return (
+        f"no address space for {name}: {size_bytes} bytes were refused ({error.strerror}). Raise "
+        f"the limit of the process (ulimit -v){remedy}, or use fewer ranks"
+    )
+
+
 def unmap(address: int, size_bytes: int) -> None:
     """Take a mapping out of the address space. Nothing may use its addresses afterwards."""
     _libc.munmap(address, size_bytes)
 
 
 class Mapping:
-    """A piece of shared memory in this process's address space."""
+    """A piece of shared memory in this process's address space.
 
-    def __init__(self, fd: int, size_bytes: int, name: str = "shared memory") -> None:
+    Parameters
+    ----------
+    fd, size_bytes : int
+        Which memory, from its beginning.
+    name : str
+        What the error calls it.
+    remedy : str
+        What else can be done where there is no address space for it: the end of a sentence.
+
+    Raises
+    ------
+    SharedMemoryError
+        The system does not map it.
+    """
+
+    def __init__(
+        self, fd: int, size_bytes: int, name: str = "shared memory", remedy: str = ""
+    ) -> None:
         address = _libc.mmap(
             None,
             size_bytes,
@@ -109,7 +133,7 @@ class Mapping:
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             error = OSError(number, os.strerror(number))
-            raise SharedMemoryError(_no_memory(name, size_bytes, error))
+            raise SharedMemoryError(_no_addresses(name, size_bytes, error, remedy))
         self.address: int = address
         self.size_bytes = size_bytes
         self._is_mapped = True
