@@ -46,6 +46,9 @@ _why_private = ""
 def cache_folder() -> Path:
     """Return the folder of the loops compiled from exactly these sources, made if need be.
 
+    A file system without room for them counts as no folder: a launcher then makes one of its own
+    for all its ranks, where each would compile for itself.
+
     Raises
     ------
     ArgumentError
@@ -53,17 +56,26 @@ def cache_folder() -> Path:
     BackendUnavailableError
         There is no folder at all that nobody else can write to.
     """
+    problems = []
     if (named := config.cache_dir()) is not None:
         try:
-            return _folder_in(named)
+            folder = _folder_in(named)
         except OSError as error:
             raise ArgumentError(_refusal(named, error)) from None
-    problems = []
-    for root in config.usual_cache_dirs():
         try:
-            return _folder_in(root)
+            loop_files.check_room(folder)
         except OSError as error:
             problems.append(_text(error))
+        else:
+            return folder
+    for root in () if named else config.usual_cache_dirs():
+        try:
+            folder = _folder_in(root)
+            loop_files.check_room(folder)
+        except OSError as error:
+            problems.append(_text(error))
+        else:
+            return folder
     return _private_folder("; ".join(problems) or "there is no home folder")
 
 
@@ -103,8 +115,8 @@ def _refusal(named: Path, error: OSError) -> str:
 
 
 def _text(error: OSError) -> str:
-    if isinstance(error, UnsafeFolderError) or error.strerror is None:
-        return str(error)
+    if isinstance(error, UnsafeFolderError) or error.strerror is None or error.filename is None:
+        return error.strerror or str(error)
     return f"{error.filename}: {error.strerror}"
 
 

@@ -22,6 +22,7 @@ __all__ = [
     "Contents",
     "FolderLock",
     "begin",
+    "check_room",
     "look",
     "publish",
     "read_own",
@@ -36,6 +37,8 @@ _SUFFIXES = (".nbi", ".nbc", ".so")
 LIBRARY = "kernels.so"
 """The file of the linked library."""
 _DAY_S = 86400.0
+NEEDED_BYTES = 16 << 20
+"""What a folder of loops takes: 7 MiB with all of them (2026-11-24), and what is compiled later."""
 KEPT_DAYS = 30
 KEPT_FOLDERS = 8
 LOCK_WAIT_S = 600.0
@@ -97,6 +100,19 @@ def touch(folder: Path) -> None:
     with contextlib.suppress(OSError):
         if time.time() - os.stat(folder / _LIST).st_mtime > _DAY_S:
             os.utime(folder / _LIST)
+
+
+def check_room(folder: Path) -> None:
+    """Raise OSError where a folder does not have the loops yet and there is no room for them."""
+    if (folder / _LIST).exists():
+        return
+    import tempfile  # of those who compile
+
+    try:
+        with tempfile.TemporaryFile(dir=folder.parent) as file:  # a quota counts, too
+            os.posix_fallocate(file.fileno(), 0, NEEDED_BYTES)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(folder.parent)) from None
 
 
 # --- making ---------------------------------------------------------------------------------------

@@ -405,6 +405,38 @@ class TestCompiling:
         assert said[1].endswith("No space left on device")
         assert "but cannot keep them" in said[1]
 
+    def test_a_failed_write_that_names_no_file(self, machine):
+        code = (
+            "from gpucoll.kernels.cpu import loop_files\n"
+            "def publish(made, folder): raise OSError(28, 'No space left on device')\n"
+            "loop_files.publish = publish\n" + LOAD
+        )
+        _, _, said = machine.run(code)
+        assert said[1].endswith("but cannot keep them: No space left on device")
+
+    @pytest.mark.parametrize("is_named", [False, True])
+    def test_a_launcher_without_room_compiles_once(self, machine, tmp_path, is_named):
+        """Ranks then load what it has compiled, which lies elsewhere for as long."""
+        limit = "resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))\n"
+        code = (
+            f"import resource, subprocess, sys\n{limit}"
+            "from gpucoll.kernels.cpu import cache\n"
+            "from gpucoll.launcher.job import rank_environments\n"
+            "cache.cache_folder()\n"
+            "for environment in rank_environments(2, 'none'):\n"
+            f"    command = [sys.executable, '-c', {LOAD!r}]\n"
+            "    subprocess.run(command, env=environment, check=True)\n"
+            "print(cache.cache_folder())\n"
+        )
+        named = {config.CACHE_DIR: str(tmp_path / "named")} if is_named else {}
+        lines, folder, said = machine.run(code, **named)
+        assert lines == ["compiled"] * 4 + [str(folder)] + ["loaded"] * 4 + [str(folder)]
+        assert folder.parent.parent == machine.temporary
+        usual = tmp_path / "named" if is_named else machine.home / ".cache" / "gpucoll"
+        assert "for this run alone (10 s to a minute), since there is no folder" in said[0]
+        assert f"{usual}: File too large" in said[0]
+        assert len(said) == 2
+
     def test_without_standard_error(self, machine):
         done, _, said = machine.run("import os\nos.close(2)\n" + LOAD)
         assert (done, said) == (["compiled"] * 4, [])
