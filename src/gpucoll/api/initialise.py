@@ -111,7 +111,7 @@ def init(
     Collective: every rank of the job, or of those that meet by one `name`, calls it, as often as
     the others do. The first call of a
     machine compiles the kernels (10 s to a minute; it says so on stderr), later ones load them
-    (about half a second).
+    (about a quarter of a second).
 
     Examples
     --------
