@@ -488,18 +488,24 @@ def create(
     try:
         with held_signals():
             made = _meet(job, meet_timeout_s, timeout_s, wish, watch, over_mpi)
-        is_named = wish.backend in GPU_BACKENDS
-        if is_named and not made._choice.gpu.backend:  # alike on all ranks
-            text = f"backend {wish.backend!r} cannot be had: {made._choice.gpu.reason}"
+        asked_for = _asked_of_gpus(wish) if connects else ""
+        if asked_for and not made._choice.gpu.backend:
+            text = f"{asked_for} cannot be had: {made._choice.gpu.reason}"
             raise BackendUnavailableError(text)
-        is_wished = is_named or wish.mixed or wish.device is not None
-        if connects and is_wished and made._choice.gpu.backend:
+        if asked_for or (connects and wish.mixed):
             made._gpu.connect(None, meet_timeout_s)
         return made
     except BaseException:
         if made is not None:
             made._give_up()
         raise
+
+
+def _asked_of_gpus(wish: Wish) -> str:
+    """Return what of a wish needs GPUs, as errors call it; empty where nothing does."""
+    if wish.backend in GPU_BACKENDS:
+        return f"backend {wish.backend!r}"
+    return "" if wish.device is None else f"device={wish.device}"
 
 
 def _meet(

@@ -58,9 +58,9 @@ def init(
         ``"rccl"``, ``"direct"``: GPU arrays only, connected at once.
     device : int, str or device, optional
         This rank's GPU: its number, ``"cuda:1"``, or a device of CuPy or PyTorch. The ranks' GPUs
-        are then connected at once. Default: at the first collective call on GPU arrays, and the
-        GPU is theirs. Where gpucoll finds no GPU for every rank it counts for nothing, so that the
-        same program runs without one; `Communicator.describe` says why.
+        are then connected at once; without a GPU for every rank that is an error. Default: at the
+        first collective call on GPU arrays, and the GPU is theirs, so the same program runs without
+        one.
     mixed : bool
         Whether host and GPU arrays may meet in one call: NVIDIA, AMD and CPU ranks in one
         communicator. The same on all ranks, with backend ``"auto"`` or ``"direct"``. A rank without

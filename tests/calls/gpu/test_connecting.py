@@ -273,6 +273,26 @@ def test_cpu_only(ranks):
         assert shown == "none: no GPU: GPUCOLL_CPU_ONLY keeps this process to the CPU"
 
 
+NO_GPU = "no GPU: GPUCOLL_CPU_ONLY keeps this process to the CPU"
+NEEDS_A_GPU = [
+    ({"device": 0}, f"device=0 cannot be had: {NO_GPU}"),
+    ({"device": "cuda:1"}, f"device=1 cannot be had: {NO_GPU}"),
+    ({"device": 0, "backend": "cpu"}, "device=0 cannot be had: backend='cpu' was asked for"),
+]
+
+
+def ask_for_a_device(seat, options):
+    with pytest.raises(BackendUnavailableError) as caught:
+        seat.init(**options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("options", "said"), NEEDS_A_GPU)
+def test_a_device_without_a_gpu(ranks, options, said):
+    for text in ranks.call(2, ask_for_a_device, options, gives="seat"):
+        assert text.startswith(said)
+
+
 # --- more communicators ---------------------------------------------------------------------------
 
 
