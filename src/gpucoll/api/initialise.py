@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gpucoll import config
 from gpucoll.api.parameters import parse
 from gpucoll.backends.choice import MPI
+from gpucoll.dependencies import check_dependencies
 from gpucoll.errors import ArgumentError
 from gpucoll.rendezvous.ended_ranks import LauncherWatch
 from gpucoll.rendezvous.job import Job, find_job, spread_by_mpi
@@ -119,6 +120,7 @@ def init(
     ...     total = comm.all_reduce(x)
     """
     shorten_uncaught()
+    check_dependencies()
     if config.local_rank() == 0:  # once for a host: its ranks have the same variables
         config.warn_of_unknown_variables()
     limit, exits, wish = parse(backend, device, mixed, timeout_s, on_async_error, deterministic)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from gpucoll import config
+from gpucoll.dependencies import check_dependencies
 from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.launcher.call import Join, store_call
 from gpucoll.launcher.job import BIND_MODES, compile_kernels, obstacle_to
@@ -92,6 +93,7 @@ def launch(
     descriptor or file is left; and should the caller itself be killed, the kernel kills the ranks.
     """
     shorten_uncaught()
+    check_dependencies()
     check_names(unknown)
     check_arguments(function, ranks, args, kwargs, timeout_s, bind)
     positional, named = tuple(args), dict(kwargs or {})
