@@ -36,6 +36,7 @@ from gpucoll.calls.objects import ObjectMover
 from gpucoll.calls.plan import Plan
 from gpucoll.calls.point_to_point import PointToPoint
 from gpucoll.calls.runner import Runner
+from gpucoll.calls.unwaited import end_all_unwaited
 from gpucoll.calls.work import Work
 from gpucoll.calls.work_queue import WorkQueue
 from gpucoll.errors import (
@@ -101,6 +102,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         self._run_barrier = channel.run_barrier
         self._runner = runner = Runner(group, channel)
         self._queue = runner.queue
+        self._queue.ends_process = wish.exits
         self._gpu = gpu = GpuRunner(runner, choice, wish)
         dispatch = Dispatch(choice)
         self._point_to_point = PointToPoint(group, backend, gpu, dispatch)
@@ -563,6 +565,10 @@ def _let_go(queue: weakref.ref[WorkQueue]) -> None:
 def _close_all() -> None:
     # What ended the program, where nobody caught it; at a prompt, what was wrong some time ago.
     error = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)
+    exit_code = 0
+    if error is None:
+        with contextlib.suppress(KeyboardInterrupt):  # then without waiting
+            exit_code = end_all_unwaited(config.grace_s())
     for communicator in list(_open):
         if error is not None:
             communicator._group.note_exception(error)
@@ -570,6 +576,10 @@ def _close_all() -> None:
     # Last, while the memory that it looks at is still there.
     if (progress := sys.modules.get("gpucoll.group.host.progress")) is not None:
         progress.thread().stop()
+    if exit_code:
+        with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or full
+            sys.stdout.flush()
+        os._exit(exit_code)  # nothing else changes the code at this point
 
 
 atexit.register(_close_all)

@@ -73,7 +73,9 @@ def init(
         Default: ``GPUCOLL_TIMEOUT_S``, or 300.
     on_async_error : {"raise", "exit"}, optional
         What a failure on the GPU does that is found beside the program: be raised by its next call,
-        or also end the process, with the reason on stderr, where it has not asked within 2 s.
+        or also end the process, with the reason on stderr, where it has not asked within 2 s. With
+        ``"exit"`` the exit code is 1, too, where the program ends without having waited for an
+        asynchronous call on host arrays that failed; the reason is on stderr in any case.
         Default: ``"exit"`` under a launcher, whose job then ends; else ``"raise"``.
     deterministic : {None, "order"}
         ``"order"``: reductions combine the ranks in the order 0 to P-1 everywhere, so that their

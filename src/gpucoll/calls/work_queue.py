@@ -21,6 +21,7 @@ from gpucoll.calls.in_one_piece import give_up
 from gpucoll.calls.work import Work
 from gpucoll.errors import DeadlineError, GpucollError, StateError
 from gpucoll.group.protocol import Group, StartedCalls
+from gpucoll.wording import rank_of
 
 _SLICE_S = 0.02
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
@@ -57,6 +58,8 @@ class WorkQueue:
     """
 
     def __init__(self, group: Group) -> None:
+        self.ends_process = False
+        """Whether a failure that nobody asks about makes the program's exit code 1."""
         self._group = group
         self._process = os.getpid()
         self._started: StartedCalls | None = None
@@ -79,6 +82,11 @@ class WorkQueue:
         self._thread: threading.Thread | None = None
         self._is_stopping = False
         _queues.add(self)
+
+    @property
+    def who(self) -> str:
+        """This rank, as errors name it."""
+        return rank_of(self._group.rank, self._group.world_size)
 
     # --- starting ---------------------------------------------------------------------------------
 
@@ -430,6 +438,12 @@ class WorkQueue:
 
     # --- all of them ------------------------------------------------------------------------------
 
+    def end_unwaited(self, timeout_s: float) -> None:
+        """Wait for what nobody waits for, as the program ends; raise the failure of a call."""
+        if self.is_busy:
+            self.stop(timeout_s)
+        self.raise_unseen()
+
     def drain(self) -> None:
         """Wait until all that was started before has ended, well or not."""
         if self._works or self._waiting:
@@ -499,6 +513,12 @@ class WorkQueue:
         if self._is_stopping or any(work.number for work in self._watched):
             return True
         return bool(self._waiting) and not self._holders
+
+
+def open_queues() -> list[WorkQueue]:
+    """Return the queues of this process whose communicators are not closed."""
+    here = os.getpid()
+    return [each for each in _queues if each._process == here and not each._group.is_closed]
 
 
 def _not_yet(_number: int) -> int:
