@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import signal
 import subprocess
 import sys
 import traceback
 
 import pytest
 
+import gpucoll
+from gpucoll.api import initialise
 from gpucoll.errors import GpucollError, LaunchError, PeerLostError
 from gpucoll.tracebacks import chain, shortened
 
@@ -79,8 +83,6 @@ def raised(function):
 
 
 def wrong_call():
-    import gpucoll
-
     gpucoll.init(backend="fast")
 
 
@@ -104,6 +106,15 @@ def test_what_it_came_of_is_shortened_too():
         shown = "".join(traceback.format_exception(error))
     assert "in parse\n" not in shown
     assert shown.count("in wrong_call\n") == 1
+
+
+def test_an_interrupt_in_a_call_is_shortened(monkeypatch):
+    interrupt = functools.partial(signal.raise_signal, signal.SIGINT)
+    monkeypatch.setattr(initialise, "check_dependencies", interrupt)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        gpucoll.init()
+    with shortened(caught.value):
+        assert traceback.extract_tb(caught.value.__traceback__)[-1].filename == __file__
 
 
 def test_an_error_of_a_rank_is_shortened_in_its_launcher():

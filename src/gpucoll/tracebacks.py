@@ -61,8 +61,9 @@ def chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_a_call(error: BaseException) -> bool:
-    """Return whether gpucoll raised this: its own error, or one of a rank of `launch`."""
-    return isinstance(error, GpucollError) or isinstance(error.__cause__, LaunchError)
+    """Return whether a call raised this: gpucoll's own error, a rank's in `launch`, Ctrl-C."""
+    is_own = isinstance(error, GpucollError | KeyboardInterrupt)
+    return is_own or isinstance(error.__cause__, LaunchError)
 
 
 def _without_end_inside(trace: TracebackType | None) -> TracebackType | None:

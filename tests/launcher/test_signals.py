@@ -78,6 +78,7 @@ def test_ctrl_c_ends_ranks_that_do_nothing_about_it(start_run, script):
     assert code == 128 + signal.SIGINT
     assert "was killed by SIGINT" in err
     assert "Traceback" in err  # the ranks' own
+    assert "the cause" not in err  # it was the user
 
 
 def test_ctrl_c_in_a_shell_reaches_what_a_rank_started(start_run, watched):

@@ -206,8 +206,10 @@ class Run:
 
     def tell_cause(self, cause: RankEnd) -> None:
         """Say last what ended the job, where it is not the last line already."""
-        if cause is self.failures[0] and self.relay.last_note == self.first_note:
-            return
+        if self.interrupts or (
+            cause is self.failures[0] and self.relay.last_note == self.first_note
+        ):
+            return  # the user knows
         error = self.relay.error_of(cause.rank) if cause.exit_code == EXIT_UNCAUGHT else ""
         shown = error if len(error) <= LONGEST_ERROR else f"{error[:LONGEST_ERROR]}..."
         self.relay.note(f"the cause: {cause}{f': {shown}' if shown else ''}")
