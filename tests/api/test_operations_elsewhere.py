@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gpucoll.errors import ArgumentError
+from gpucoll.errors import ArgumentError, ArgumentTypeError
 from gpucoll.types import ReduceOp
 from gpucoll.wording import OUT_BY_NAME
 
@@ -52,3 +52,28 @@ def test_objects(label):
     with pytest.raises(ArgumentError) as caught:
         ReduceOp.parse(op)
     assert str(caught.value).endswith(end)
+
+
+class Tensorlike(np.ndarray):
+    """An array whose truth value is as that of PyTorch's."""
+
+    def __bool__(self):
+        raise RuntimeError("Boolean value of Tensor with more than one value is ambiguous")
+
+
+@pytest.mark.parametrize("kind", [np.ndarray, Tensorlike])
+@pytest.mark.ranks(1)
+def test_an_array_as_root(comm, kind):
+    x = np.ones(3).view(kind)
+    calls = (
+        lambda: comm.reduce(x, "sum", x),
+        lambda: comm.gather(x, x),
+        lambda: comm.gather(x, x, counts=[3]),
+        lambda: comm.scatter(x, x),
+        lambda: comm.broadcast(x, x),
+    )
+    for call in calls:
+        with pytest.raises(
+            ArgumentTypeError, match=r"root must be an int; got an array .* out=..."
+        ):
+            call()

@@ -184,7 +184,10 @@ class Gathering(Front):
         >>> comm.gather(np.array([comm.rank]))  # on rank 0 of 3; None on the others
         array([0, 1, 2])
         """
-        is_root = self.rank == root if type(root) is int else self._is_root(root)
+        try:
+            is_root = not self.rank != root  # noqa: SIM202  (an array raises, and costs others nothing)
+        except (ValueError, RuntimeError):  # NumPy's, and PyTorch's
+            is_root = self._is_root(root)
         if counts is None and not async_op:
             target = out if is_root else x
             if target is None:

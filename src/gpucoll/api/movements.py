@@ -171,7 +171,10 @@ class Movements(Front):
         --------
         >>> rows = comm.scatter(x if comm.rank == 0 else None, out=np.empty((5, 3)))
         """
-        is_root = self.rank == root if type(root) is int else self._is_root(root)
+        try:
+            is_root = not self.rank != root  # noqa: SIM202  (an array raises, and costs others nothing)
+        except (ValueError, RuntimeError):  # NumPy's, and PyTorch's
+            is_root = self._is_root(root)
         plain = counts is None and (is_root or self._is_template(x, out))
         if plain and not async_op:
             target = self._block_like(x) if out is None else out

@@ -168,7 +168,10 @@ class Reductions(Front):
         array([1., 1., 1.])
         """
         if not async_op:
-            is_root = self.rank == root if type(root) is int else self._is_root(root)
+            try:
+                is_root = not self.rank != root  # noqa: SIM202  (an array raises, and costs others nothing)
+            except (ValueError, RuntimeError):  # NumPy's, and PyTorch's
+                is_root = self._is_root(root)
             target = out if is_root else x
             if target is None and type(x) is np.ndarray:
                 target = np.empty_like(x)
