@@ -128,7 +128,7 @@ ENTRIES = {
     "backends.cpu.host.message_loop.message_loop": ".*XOA.*",
     "backends.cpu.host.message_step.message_step": "XA?SA?OX",
     "backends.cpu.host.message_step.message_post": "XXSA?OXS",
-    "backends.cpu.host.message_step.message_drop": "XXSAS",
+    "backends.cpu.host.message_step.message_drop": "XX(SAS|ASSS)",  # of Python 3.11 on; of 3.10
     "backends.cpu.host.message_step.message_end": "XXS",
     "backends.cpu.host.message_step.message_put_back": "XXS",
     "backends.cpu.wires.loop.wires_step": "XA*SAO.*",  # the lock; then IS_LOOKING, sleepers
