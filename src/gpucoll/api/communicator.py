@@ -492,7 +492,10 @@ def create(
             made = _meet(job, meet_timeout_s, timeout_s, wish, watch, over_mpi)
         asked_for = _asked_of_gpus(wish) if connects else ""
         if asked_for and not made._choice.gpu.backend:
-            text = f"{asked_for} cannot be had: {made._choice.gpu.reason}"
+            remedy = (
+                "" if wish.backend in GPU_BACKENDS else ". Without device= host arrays still go"
+            )
+            text = f"{asked_for} cannot be had: {made._choice.gpu.reason}{remedy}"
             raise BackendUnavailableError(text)
         if asked_for or (connects and wish.mixed):
             made._gpu.connect(None, meet_timeout_s)

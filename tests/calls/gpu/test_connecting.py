@@ -275,7 +275,7 @@ def test_cpu_only(ranks):
 
 NO_GPU = "no GPU: GPUCOLL_CPU_ONLY keeps this process to the CPU"
 NEEDS_A_GPU = [
-    ({"device": 0}, f"device=0 cannot be had: {NO_GPU}"),
+    ({"device": 0}, f"device=0 cannot be had: {NO_GPU}. Without device= host arrays still go"),
     ({"device": "cuda:1"}, f"device=1 cannot be had: {NO_GPU}"),
     ({"device": 0, "backend": "cpu"}, "device=0 cannot be had: backend='cpu' was asked for"),
 ]
