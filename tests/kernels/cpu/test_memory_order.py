@@ -42,6 +42,7 @@ ORDERS = {
     "transport.shared.flags.give_up": "XF+",
     "transport.shared.flags.is_aborted_since": "L",
     "transport.shared.flags.event_pending_since": "L",
+    "transport.shared.flags._event_unless_reached": "LA",
     "transport.shared.room._take_payloads": "AS",
     "transport.shared.peer_arena.arena_of": "A",
     "transport.shared.peer_arena.reach": "A",
