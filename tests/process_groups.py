@@ -11,7 +11,7 @@ from __future__ import annotations
 import datetime
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ class Given:
     timeout_s: float = 20.0
     options: dict[str, Any] | None = None
     """Of `gpucoll.integrations.torch.Options`, by name."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Variables for the making of the group and the call; without any, ranks keep to the CPU."""
 
 
 class ProcessGroups:
@@ -49,7 +51,9 @@ class ProcessGroups:
 
         What is `given` by name is a `Given`.
         """
-        return self._ranks.call(world_size, in_group, self._path(), Given(**given), function, args)
+        wanted = Given(**given)
+        arguments = in_group, self._path(), wanted, function, args
+        return self._ranks.call(world_size, *arguments, environment=wanted.environment)
 
     def _path(self) -> str:
         return str(self._folder / f"store {next(self._numbers)}")

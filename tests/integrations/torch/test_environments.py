@@ -10,6 +10,7 @@ import pytest
 from tests.hosts import SECRET
 from tests.process_groups import Given, in_group
 
+from gpucoll import config
 from gpucoll.testing.session import environment
 
 
@@ -89,6 +90,7 @@ def call_everything(device):
     import torch
     from torch import distributed as dist
 
+    assert not config.cpu_only()
     rank, size = dist.get_rank(), dist.get_world_size()
     x = torch.full((4,), 1.0 + rank, device=device)
     summed, later = x.clone(), x.clone()
@@ -129,7 +131,8 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 def test_what_frameworks_call(groups, device):
     if device == "cuda" and not pytest.importorskip("torch").cuda.is_available():
         pytest.skip("PyTorch sees no GPU")
-    for rank, (found, gradient) in enumerate(groups.call(2, call_everything, device)):
+    replies = groups.call(2, call_everything, device, environment={config.CPU_ONLY: "0"})
+    for rank, (found, gradient) in enumerate(replies):
         ones, twos = [1.0] * 4, [2.0] * 4
         expected = [[3.0] * 4, [3.0] * 4, ones, twos, ones + twos]
         expected += [[[0.0, 2.0], [4.0, 6.0]][rank], [1.0], [2.0]]

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import torch
 
 _IDLE_S = 10.0
 """A thread that had nothing to do for so long ends."""
@@ -106,15 +103,3 @@ def call_after(works: Sequence[Any], function: Callable[[], object]) -> None:
 
     for work in works:
         work.add_done_callback(count)
-
-
-@functools.cache
-def _stream(device: torch.device) -> Any:
-    return torch.cuda.Stream(device)
-
-
-@contextlib.contextmanager
-def side_stream(device: torch.device) -> Iterator[None]:
-    """Make a stream the current one that waits for calls, so that the caller's does not."""
-    with torch.cuda.stream(_stream(device)):
-        yield

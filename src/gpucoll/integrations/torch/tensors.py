@@ -102,6 +102,10 @@ class Outputs:
         with torch.no_grad():
             for out, temporary in self._copies:
                 out.copy_(temporary)
+                if out.is_cuda:  # perhaps on another stream than the one they were made for
+                    stream = torch.cuda.current_stream(out.device)
+                    out.record_stream(stream)
+                    temporary.record_stream(stream)
 
 
 def packs(tensors: Sequence[torch.Tensor]) -> bool:

@@ -58,6 +58,7 @@ class Work(TorchWork):
         self._outputs = outputs
         self._fill = fill
         self._lock = threading.Lock()
+        self._filled: torch.cuda.Event | None = None
         self._future: torch.futures.Future[Any] | None = None
 
     def wait(self, timeout: datetime.timedelta | None = None) -> bool:
@@ -124,27 +125,26 @@ class Work(TorchWork):
         """
         if self._future is not None:
             return self._future
-        devices = sorted({t.device for t in self._outputs if t.is_cuda}, key=str)
+        device = self._gpu()
+        devices = [] if device is None else [device]
         base: torch.futures.Future[None] = torch.futures.Future(devices=devices)
         # An exception set on a future by Python is no error to C++, which would read a value: it is
         # one where a callback raises.
         self._future = base.then(self._value)
-        if devices:
-            with completion.side_stream(devices[0]):
-                self.wait()
-                base.set_result(None)
-        elif self._ends_soon():
+        if device is not None or self._ends_soon():
             base.set_result(None)
         else:
             completion.complete_after(self._started, base)
         return self._future
 
     def _value(self, _: object) -> list[torch.Tensor]:
-        """Return the outputs of a call that has ended, or raise its error."""
-        error = self.exception()
-        if error is not None:
-            raise error
-        self._finish()
+        """Return the outputs, or raise the call's error.
+
+        torch runs callbacks of GPU tensors on a stream out of a pool, which waits for what a value
+        already has on GPUs, here nothing, and records what the callback's value waits for. So it
+        is that stream that must wait for the call.
+        """
+        self.wait()
         return self._outputs
 
     def _ends_soon(self) -> bool:
@@ -159,12 +159,21 @@ class Work(TorchWork):
         return False
 
     def _finish(self) -> None:
-        if self._fill is None:
+        """Fill what gpucoll could not write, once; whoever waits later comes behind that."""
+        if self._fill is None and self._filled is None:
             return
         with self._lock:
-            fill, self._fill = self._fill, None
-        if fill is not None:
-            fill()
+            if self._fill is not None:
+                self._fill()
+                if (device := self._gpu()) is not None:
+                    self._filled = torch.cuda.current_stream(device).record_event()
+                self._fill = None
+            elif self._filled is not None:
+                torch.cuda.current_stream(self._gpu()).wait_event(self._filled)
+
+    def _gpu(self) -> torch.device | None:
+        """Return on which GPU the outputs are; None: on none."""
+        return next((x.device for x in self._outputs if x.is_cuda), None)
 
 
 class Finished(Work):
