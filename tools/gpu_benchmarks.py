@@ -12,7 +12,6 @@ disturbs the other. Rates and ratios are of the median times.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+from gpu_rows import write_rows
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.kernels.block_message import message_bytes
@@ -317,7 +317,7 @@ def main(arguments: list[str] | None = None) -> int:
     device = CupyDevice()
 
     def write(done: list[dict[str, Any]]) -> None:
-        options.output.write_text(json.dumps(done), encoding="utf-8")
+        write_rows(done, options.output)
         last = done[-1]
         print(
             f"{last['name']}: {last['rate'] / 1e9:.0f} GB/s, ratio {last['ratio']:.2f}", flush=True

@@ -1,47 +1,54 @@
-"""Check gpucoll on a GPU: tests, speed of kernels and calls, compute-sanitizer. Under 8 minutes.
+"""Check gpucoll on a GPU: probes, calls, tests, speed, compute-sanitizer. Ten minutes a command.
 
 ::
 
     python tools/gpu_check.py --output results
+    python tools/gpu_check.py --output more --again results/gpu_check.json    # what was left
 
-It needs one GPU and the machine's own CuPy, NumPy, Numba, pytest and ml_dtypes (PyTorch and
-numba-cuda where they are), no network, and no installation: it sees gpucoll through the link tree.
+It needs one GPU and the machine's own CuPy, NumPy, Numba, pytest and ml_dtypes (PyTorch, JAX,
+mpi4py and numba-cuda where they are), no network, and no installation: it sees gpucoll through the
+link tree. The first step compiles what all others need.
 
 Each step runs in a process of its own that is killed, with all that it started, when its time is
-up. ``DIR/gpu_check.json`` is written anew after each step, so a step that takes the machine down
-loses nothing of those before; beside it lie the steps' outputs. The exit code is 0 if everything
-passed, 1 if something failed or could not run, 2 if there is no GPU.
+up or the disk is full. After each, two files in ``DIR`` are written anew: ``gpu_check.json``, which
+has all results and the last 100 lines of every step that did not pass, and ``gpu_check.tar.gz``,
+the steps' whole output. So a step that takes the machine down loses nothing of those before. A step
+begins only where its limit fits into what is left of the ten minutes. ``--again FILE`` goes on from
+the report of an earlier run: what was killed or did not begin is done, and the rest taken over.
+``--only NAME ...`` does the steps of these names (``"memory*"`` for several), and what prepares
+them.
+
+The exit code is 0 if everything passed, 1 if something failed or could not run, 2 if there is no
+GPU.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import fnmatch
 import json
-import os
 import re
-import signal
-import subprocess
+import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import link_tree
+from gpu_check_process import Ended, last_lines, run_watched
+from gpu_check_report import Keeper, Outcome, Report
 from gpu_check_steps import SANITIZED, Step, steps_of
 from gpu_check_table import table
 
 __all__ = ["SANITIZED", "Report", "Step", "check", "main", "steps_of"]
 
-ROOT = link_tree.ROOT
-SCHEMA = 1
-LIMIT_S = 460.0
-"""Of everything together."""
-LEAST_S = 6.0
-"""That each step is left by those before it: one that hangs takes no other's place."""
-KILL_WAIT_S = 10.0
+LIMIT_S = 560.0
+"""Of everything together; the rest of ten minutes is for ending what hangs."""
+FAILED_LINES = 100
+"""Of the output of a step that did not pass: so many are in the report."""
 OK, FAILED, NO_GPU = 0, 1, 2
 
 ENVIRONMENT = """
@@ -87,87 +94,82 @@ with open(sys.argv[1], "w") as file:
 """
 
 
-@dataclass
-class Outcome:
-    """How a step went: "passed", "failed", "killed", "not run" or "left out"."""
+class Check:
+    """One run of steps.
 
-    name: str
-    status: str
-    elapsed_s: float = 0.0
-    detail: str = ""
+    Parameters
+    ----------
+    folder : Path
+        For the two files that come back.
+    limit_s : float
+        For everything together.
+    again : Path, optional
+        The report of an earlier run, which this one completes.
+    """
 
+    def __init__(self, folder: Path, limit_s: float = LIMIT_S, again: Path | None = None) -> None:
+        self._until = time.monotonic() + limit_s
+        self.report = Report() if again is None else Report.read(again)
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self.report.runs.append({"date": date, "environment": {}})
+        self.report.status = "running"
+        folder.mkdir(parents=True, exist_ok=True)
+        self.work = Path(tempfile.mkdtemp(prefix="gpu_check."))
+        self._keeper = Keeper(folder, self.work)
 
-@dataclass
-class Report:
-    """What is written: see ``bench/results/README.md``."""
+    def __enter__(self) -> Check:
+        return self
 
-    schema: int = SCHEMA
-    date: str = ""
-    status: str = "running"
-    environment: dict[str, Any] = field(default_factory=dict)
-    steps: list[Outcome] = field(default_factory=list)
-    benchmarks: list[dict[str, Any]] = field(default_factory=list)
-    host_cost: list[dict[str, Any]] = field(default_factory=list)
-    memory: list[dict[str, Any]] = field(default_factory=list)
-    collectives: list[dict[str, Any]] = field(default_factory=list)
-    doctor: dict[str, Any] = field(default_factory=dict)
-    bench: dict[str, Any] = field(default_factory=dict)
-    bench_torch: dict[str, Any] = field(default_factory=dict)
-    bench_list: dict[str, Any] = field(default_factory=dict)
-    bench_direct: dict[str, Any] = field(default_factory=dict)
+    def __exit__(self, *_: object) -> None:
+        self._keeper.close()
+        shutil.rmtree(self.work, ignore_errors=True)
 
-    def write(self, folder: Path) -> None:
-        """Write all there is, in one step."""
-        new = folder / "gpu_check.json.new"
-        new.write_text(json.dumps(asdict(self), indent=1), encoding="utf-8")
-        new.replace(folder / "gpu_check.json")
+    def look(self, environment_program: str) -> str:
+        """Find out about the machine; return why it has no GPU, empty if it has one."""
+        file = self.work / "environment.json"
+        command = [sys.executable, "-c", environment_program, str(file)]
+        log = self.work / "environment.log"
+        ended = run_watched(command, 90, log)
+        found = _json_of(file) or {"no_gpu": f"looking for one {ended.status}: {ended.detail}"}
+        self.report.runs[-1]["environment"] = found
+        self._note("environment", ended, log)
+        return str(found.get("no_gpu", ""))
 
+    def do(self, step: Step) -> None:
+        """Run a step, and add what it found to the report."""
+        reason = missing_for(step, self.report.environment)
+        left_s = self._until - time.monotonic()
+        if not reason and step.limit_s > left_s:
+            reason = f"it may take {step.limit_s:g} s, and {max(left_s, 0):.0f} were left"
+        if reason:
+            self.report.add(Outcome(step.name, "not run", 0.0, reason))
+            self._keeper.write(self.report)
+            return
+        print(f"{step.name} ...", flush=True)
+        log = self.work / f"{step.name.replace(' ', '_')}.log"
+        ended = run_watched(step.command, step.limit_s, log)
+        is_void = "pytest" in step.command and not re.search(rb"\d passed", log.read_bytes())
+        if ended.status == "passed" and is_void and not step.may_skip:
+            ended = ended._replace(status="failed")  # every test was skipped, and nothing checked
+        if step.result and (found := _json_of(self.work / step.result)) is not None:
+            self.report.results[step.name] = found
+        self._note(step.name, ended, log)
 
-def run_watched(command: Sequence[str], limit_s: float, log: Path) -> tuple[str, float, str]:
-    """Run a command in a session of its own; return its status, its time and its last line."""
-    environment = dict(os.environ)
-    places = [str(link_tree.DEFAULT_PLACE), environment.get("PYTHONPATH", "")]
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, places))
-    begin = time.monotonic()
-    with open(log, "wb") as output:
-        process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            process.wait(limit_s)
-            status = "passed" if process.returncode == 0 else "failed"
-        except subprocess.TimeoutExpired:
-            status = "killed"
-        _end(process)
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return status, time.monotonic() - begin, lines[-1] if lines else ""
+    def finish(self) -> None:
+        """Say how it all went."""
+        self.report.finish()
+        self._keeper.write(self.report)
 
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of a process's session; one that a driver holds is not waited for."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    try:
-        process.wait(KILL_WAIT_S)
-    except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # Popen would warn of it; it ends with this machine
+    def _note(self, name: str, ended: Ended, log: Path) -> None:
+        lines = [] if ended.status == "passed" else last_lines(log, FAILED_LINES)
+        self.report.add(Outcome(name, *ended, lines))
+        self._keeper.write(self.report)
 
 
 def missing_for(step: Step, environment: dict[str, Any]) -> str:
     """Return why a step cannot run here; empty if it can."""
     missing = environment.get("missing", {})
-    needed = ("pytest", "ml_dtypes") if "pytest" in step.command else ()
-    names = [name for name in needed if name in missing]
-    if step.name == "benchmark custom":
-        names += [name for name in ("numba", "numba_cuda") if name in missing]
+    names = [name for name in step.needs if name in missing]
     return "; ".join(f"{name} does not work here: {missing[name]}" for name in names)
 
 
@@ -176,75 +178,57 @@ def check(
     steps: Callable[[Path], list[Step]] = steps_of,
     limit_s: float = LIMIT_S,
     environment_program: str = ENVIRONMENT,
+    only: Sequence[str] = (),
+    again: Path | None = None,
 ) -> int:
-    """Do every step, write the report after each, print the table; return the exit code."""
-    begin = time.monotonic()
-    folder.mkdir(parents=True, exist_ok=True)
+    """Do the steps, write the report after each, print the table; return the exit code."""
     link_tree.make()
-    date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    report = Report(date=date)
-    file = folder / "environment.json"
-    file.unlink(missing_ok=True)
-    command = [sys.executable, "-c", environment_program, str(file)]
-    status, elapsed_s, detail = run_watched(command, 90, folder / "environment.log")
-    if file.exists():
-        report.environment = json.loads(file.read_text(encoding="utf-8"))
-    else:
-        report.environment = {"no_gpu": f"looking for one {status}: {detail}"}
-    report.steps.append(Outcome("environment", status, elapsed_s, detail))
-    if reason := report.environment.get("no_gpu"):
-        report.status = "no GPU"
-        report.write(folder)
-        print(f"no GPU: {reason}\nNothing was checked; tools/gpu_check.py needs a GPU and CuPy.")
-        return NO_GPU
-    wanted = steps(folder)
-    for place, step in enumerate(wanted):
-        left_s = limit_s - (time.monotonic() - begin)
-        after_s = LEAST_S * (len(wanted) - place - 1)
-        _do(step, folder, report, left_s, max(left_s - after_s, LEAST_S))
-        report.write(folder)
-    passed = all(outcome.status in ("passed", "left out") for outcome in report.steps)
-    report.status = "passed" if passed else "failed"
-    report.write(folder)
-    print(table(report))
-    return OK if passed else FAILED
+    with Check(folder, limit_s, again) as run:
+        reason = run.look(environment_program)
+        if reason:
+            run.finish()
+            print(
+                f"no GPU: {reason}\nNothing was checked; tools/gpu_check.py needs a GPU and CuPy."
+            )
+            return NO_GPU
+        for step in steps(run.work):
+            if step.is_preparation or _is_wanted(step.name, run.report, only):
+                run.do(step)
+        run.finish()
+        print(table(run.report))
+        return OK if run.report.status == "passed" else FAILED
 
 
-def _do(step: Step, folder: Path, report: Report, left_s: float, most_s: float) -> None:
-    """Run one step, for so long at most, and add what it found to the report."""
-    if step.backend not in ("", *report.environment.get("backends", ())):
-        reason = f"this version has no backend {step.backend}"
-        report.steps.append(Outcome(step.name, "left out", 0.0, reason))
-        return
-    if reason := missing_for(step, report.environment):
-        report.steps.append(Outcome(step.name, "not run", 0.0, reason))
-        return
-    if left_s <= 0:
-        report.steps.append(Outcome(step.name, "not run", 0.0, "no time was left"))
-        return
-    print(f"{step.name} ...", flush=True)
-    if step.result:
-        (folder / step.result).unlink(missing_ok=True)
-    log = folder / f"{step.name.replace(' ', '_')}.log"
-    outcome = Outcome(step.name, *run_watched(step.command, min(step.limit_s, left_s, most_s), log))
-    is_void = "pytest" in step.command and not re.search(rb"\d passed", log.read_bytes())
-    if outcome.status == "passed" and is_void and not step.may_skip:
-        outcome.status = "failed"  # every test was skipped, and nothing checked
-    report.steps.append(outcome)
-    if step.result and (folder / step.result).exists():
-        try:
-            found = json.loads((folder / step.result).read_text(encoding="utf-8"))
-        except ValueError:  # it was killed while writing
-            return
-        before = getattr(report, step.key)
-        setattr(report, step.key, [*before, *found] if isinstance(before, list) else found)
+def _is_wanted(name: str, report: Report, only: Sequence[str]) -> bool:
+    if only:
+        return any(fnmatch.fnmatch(name, pattern) for pattern in only)
+    return not report.is_finished(name)
+
+
+def _json_of(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # it was not written, or not to its end
+        return None
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and return its exit code."""
-    parser = argparse.ArgumentParser(description="Check gpucoll on a GPU, in under 8 minutes.")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    return check(parser.parse_args(arguments).output.resolve())
+    parser = argparse.ArgumentParser(description="Check gpucoll on a GPU, in under ten minutes.")
+    parser.add_argument("--output", type=Path, metavar="DIR")
+    parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="these steps alone")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="complete an earlier report")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, metavar="SECONDS")
+    parser.add_argument("--list", action="store_true", help="print the steps and their limits")
+    given = parser.parse_args(arguments)
+    if given.list:
+        for step in steps_of(Path()):
+            print(f"{step.name:32} {step.limit_s:4.0f} s")
+        return OK
+    if given.output is None:
+        parser.error("--output is needed")
+    folder = given.output.resolve()
+    return check(folder, limit_s=given.limit, only=given.only, again=given.again)
 
 
 if __name__ == "__main__":

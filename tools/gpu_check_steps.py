@@ -26,6 +26,8 @@ DIRECT += ["--backend", "direct", "--ranks", "2", "--limit", "-b", "4K", "-e", "
 DIRECT += ["--rounds", "5", "--sample", "0.005"]
 """Of two ranks that share the GPU, beside a copy of as many bytes."""
 
+TESTS_NEED = ("pytest", "ml_dtypes")
+
 SANITIZED = "test_ring_step or test_error_feedback or test_pack_500 or test_quantise"
 """What compute-sanitizer runs: each kind of kernel, in the time that there is."""
 
@@ -37,14 +39,15 @@ class Step:
     name: str
     command: Sequence[str]
     limit_s: float
+    """It begins only where so much is left of the whole."""
     result: str | None = None
-    """A JSON file that it writes in the output folder."""
-    key: str = "benchmarks"
-    """Where in the report that goes; what is a list there is added to."""
+    """A JSON file that it writes in the folder of all steps: in the report by the step's name."""
+    needs: Sequence[str] = ()
+    """Packages without which it cannot run."""
     may_skip: bool = False
     """Whether it passes where all of its tests are skipped."""
-    backend: str = ""
-    """The step is left out where this version of gpucoll lacks this backend."""
+    is_preparation: bool = False
+    """Whether it is done in every run, whichever steps are asked for."""
 
 
 def probes_of_memory(folder: Path) -> list[Step]:
@@ -54,7 +57,7 @@ def probes_of_memory(folder: Path) -> list[Step]:
         result = f"memory_{probe}.json"
         command = [sys.executable, str(HERE / "gpu_memory_probes.py"), "--probe", probe]
         command += ["--output", str(folder / result)]
-        steps.append(Step(f"memory {probe}", command, limit_s, result, "memory"))
+        steps.append(Step(f"memory {probe}", command, limit_s, result))
     return steps
 
 
@@ -74,11 +77,11 @@ def collectives_of(folder: Path) -> list[Step]:
         command = [*launcher(ranks), str(HERE / "gpu_collectives.py"), "--backend", backend]
         command += [*more, "--output", str(folder / result)]
         name = " ".join(["collectives", *words])
-        steps.append(Step(name, command, 45, result, "collectives", backend=backend))
+        steps.append(Step(name, command, 60, result, TESTS_NEED))
     result = "collectives_mixed_2.json"
     command = [*launcher(2), str(HERE / "gpu_collectives.py"), "--mixed"]
     command += ["--output", str(folder / result)]
-    steps.append(Step("collectives mixed 2", command, 50, result, "collectives", backend="direct"))
+    steps.append(Step("collectives mixed 2", command, 60, result, TESTS_NEED))
     return steps
 
 
@@ -91,13 +94,13 @@ def costs_of(folder: Path) -> list[Step]:
     """Return what a call costs its caller: beside its peers, and through direct."""
     program = str(HERE / "gpu_host_cost.py")
     alone = [sys.executable, program, "--output", str(folder / "host_cost.json")]
-    steps = [Step("host cost", alone, 60, "host_cost.json", "host_cost")]
+    steps = [Step("host cost", alone, 60, "host_cost.json")]
     for ranks in (1, 2):
         result = f"host_cost_direct_{ranks}.json"
         command = [*launcher(ranks), program, "--backend", "direct", "--batches", "20"]
         command += ["--output", str(folder / result)]
         name = f"host cost direct {ranks}"
-        steps.append(Step(name, command, 30, result, "host_cost", backend="direct"))
+        steps.append(Step(name, command, 30, result))
     return steps
 
 
@@ -116,43 +119,54 @@ def sweeps_of(folder: Path) -> list[Step]:
     for key, arguments in sweeps.items():
         command = [sys.executable, "-m", "gpucoll.bench", *arguments]
         command += ["--json", str(folder / f"{key}.json")]
-        backend = "direct" if arguments is DIRECT else ""
-        name = key.replace("_", " ")
-        steps.append(Step(name, command, 60, f"{key}.json", key, backend=backend))
+        steps.append(Step(key.replace("_", " "), command, 60, f"{key}.json"))
+    return steps
+
+
+def benchmarks_of(folder: Path) -> list[Step]:
+    """Return what measures kernels beside copies."""
+    steps = []
+    for group in ("reduce", "cast", "pack", "quantise", "custom"):
+        result = f"benchmark_{group}.json"
+        command = [sys.executable, str(HERE / "gpu_benchmarks.py"), "--group", group]
+        command += ["--output", str(folder / result)]
+        needs = ("numba", "numba_cuda") if group == "custom" else ()
+        steps.append(Step(f"benchmark {group}", command, 60, result, needs))
+    return steps
+
+
+def tests_of() -> list[Step]:
+    """Return the tests that are marked ``gpu``, in groups."""
+    pytest = [sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
+    kernels, shared = "tests/kernels/gpu", "tests/calls/gpu/test_shared_gpu.py"
+    through_mpi = "tests/backends/mpi/test_on_gpu.py"
+    others = ["tests", *(f"--ignore={path}" for path in (kernels, shared, through_mpi))]
+    steps = [
+        Step("tests of kernels", [*pytest, kernels], 120, None, TESTS_NEED),
+        Step("tests of calls", [*pytest, *others], 180, None, TESTS_NEED),
+        Step("two ranks on one GPU", [*pytest, shared], 60, None, TESTS_NEED, may_skip=True),
+        Step(
+            "MPI and the GPU", [*pytest, "-rP", through_mpi], 100, None, TESTS_NEED, may_skip=True
+        ),
+    ]
+    if sanitizer := shutil.which("compute-sanitizer"):
+        checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
+        chosen = ["-k", SANITIZED, "tests/kernels/gpu/test_on_gpu.py"]
+        steps.append(Step("compute-sanitizer", [*checked, *pytest, *chosen], 120, None, TESTS_NEED))
     return steps
 
 
 def steps_of(folder: Path) -> list[Step]:
-    """Return everything that is done where there is a GPU."""
-    python, here = sys.executable, HERE
-    pytest = [python, "-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider"]
-    doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', python]
-    kernels, shared = "tests/kernels/gpu", "tests/calls/gpu/test_shared_gpu.py"
-    steps = [
-        Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json", "doctor"),
+    """Return everything that is done: probes first, then correctness, then speed."""
+    warm = [sys.executable, str(HERE / "gpu_warm.py")]
+    doctor = ["bash", "-c", 'exec "$0" -m gpucoll.doctor --json > "$1"', sys.executable]
+    return [
+        Step("warm", warm, 180, is_preparation=True),
+        Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json"),
         *probes_of_memory(folder),
-        Step("tests of kernels", [*pytest, kernels], 120),
         *collectives_of(folder),
+        *tests_of(),
+        *benchmarks_of(folder),
+        *costs_of(folder),
+        *sweeps_of(folder),
     ]
-    for group, limit_s in (
-        ("reduce", 60),
-        ("cast", 45),
-        ("pack", 60),
-        ("quantise", 45),
-        ("custom", 45),
-    ):
-        result = f"benchmark_{group}.json"
-        command = [python, str(here / "gpu_benchmarks.py"), "--group", group]
-        command += ["--output", str(folder / result)]
-        steps.append(Step(f"benchmark {group}", command, limit_s, result))
-    steps += [*costs_of(folder), *sweeps_of(folder)]
-    steps.append(Step("two ranks on one GPU", [*pytest, shared], 60, may_skip=True))
-    through_mpi = "tests/backends/mpi/test_on_gpu.py"
-    steps.append(Step("MPI and the GPU", [*pytest, "-rP", through_mpi], 100, may_skip=True))
-    others = ["tests", *(f"--ignore={path}" for path in (kernels, shared, through_mpi))]
-    steps.append(Step("other tests", [*pytest, *others], 150))
-    if sanitizer := shutil.which("compute-sanitizer"):
-        checked = [sanitizer, "--error-exitcode", "9", "--target-processes", "all"]
-        chosen = ["-k", SANITIZED, "tests/kernels/gpu/test_on_gpu.py"]
-        steps.append(Step("compute-sanitizer", [*checked, *pytest, *chosen], 120))
-    return steps

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from gpu_check_report import UNFINISHED
+
 __all__ = ["lines_of_direct", "table"]
 
 MOVED_BY_TWO = 10
@@ -17,26 +19,37 @@ DIRECT_TARGET = 0.7
 
 def table(report: Any) -> str:
     """Return the report, short."""
-    device = report.environment.get("device", {})
-    lines = [f"{device.get('name', 'GPU')}, driver {report.environment.get('driver_version')}", ""]
-    for row in report.benchmarks:
-        wanted = "" if row["target"] is None else f"  wanted {row['target']:g}"
-        reached = "" if row["target"] is None or row["ratio"] >= row["target"] else "  MISSED"
-        lines.append(
-            f"{row['name']:48} {row['rate'] / 1e9:7.0f} GB/s  {row['ratio']:6.2f} x "
-            f"{row['against']}{wanted}{reached}"
-        )
-    lines.append("")
-    for row in report.memory:
-        lines.append(_line_of_memory(row))
-    lines += _lines_of_collectives(report.collectives)
-    lines += ["", *lines_of_direct(report.bench_direct)]
-    for cost in report.host_cost:
+    found = report.environment
+    name = found.get("device", {}).get("name", "GPU")
+    lines = [f"{name}, driver {found.get('driver_version')}", ""]
+    lines += [_line_of_benchmark(row) for row in rows_of(report.results, "benchmark")]
+    lines += ["", *map(_line_of_memory, rows_of(report.results, "memory"))]
+    lines += _lines_of_collectives(rows_of(report.results, "collectives"))
+    lines += ["", *lines_of_direct(report.results.get("bench direct", {}))]
+    for cost in rows_of(report.results, "host cost"):
         lines.append(f"{cost['name']:48} {cost['wall_us']:7.2f} us on the host")
     for step in report.steps:
-        lines.append(f"{step.name:20} {step.status:8} {step.elapsed_s:6.1f} s  {step.detail[:60]}")
-    lines.append(f"\n{report.status}; every number is in gpu_check.json")
+        lines.append(f"{step.name:24} {step.status:8} {step.elapsed_s:6.1f} s  {step.detail[:80]}")
+    left = sum(step.status in UNFINISHED for step in report.steps)
+    more = f"; {left} steps are left: --again gpu_check.json" if left else ""
+    lines.append(f"\n{report.status}; every number is in gpu_check.json{more}")
     return "\n".join(lines)
+
+
+def rows_of(results: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """Return the rows of all steps whose names begin so."""
+    return [
+        row for name, rows in results.items() if f"{name} ".startswith(f"{kind} ") for row in rows
+    ]
+
+
+def _line_of_benchmark(row: dict[str, Any]) -> str:
+    wanted = "" if row["target"] is None else f"  wanted {row['target']:g}"
+    reached = "" if row["target"] is None or row["ratio"] >= row["target"] else "  MISSED"
+    return (
+        f"{row['name']:48} {row['rate'] / 1e9:7.0f} GB/s  {row['ratio']:6.2f} x "
+        f"{row['against']}{wanted}{reached}"
+    )
 
 
 def _line_of_memory(row: dict[str, Any]) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import time
@@ -36,6 +35,7 @@ sys.path.insert(0, str(ROOT))  # the tests' oracle and cases
 sys.path.insert(0, str(ROOT / "tools"))
 
 from gpu_composed_calls import composed_checks, expect, left_out  # noqa: E402
+from gpu_rows import write_rows  # noqa: E402
 from tests.calls.gpu.cases import GpuCase  # noqa: E402
 from tests.calls.gpu.kits import HostDeviceKit, RealCupyKit  # noqa: E402
 from tests.collective_cases import COLLECTIVES, REDUCTIONS, ROOTED, Case, run_case  # noqa: E402
@@ -263,17 +263,14 @@ def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: b
                 comm.abort()
                 comm = opened()
             if control.rank == 0:
-                write(rows, output)
+                write_rows(rows, output)
+                say(rows[-1])
         comm.close()
     return sum(row["status"] == "failed" for row in rows)
 
 
-def write(rows: list[dict[str, Any]], output: Path) -> None:
-    """Write all rows so far, and say how the last one went unless it passed."""
-    new = output.with_suffix(".new")
-    new.write_text(json.dumps(rows), encoding="utf-8")
-    new.replace(output)
-    row = rows[-1]
+def say(row: dict[str, Any]) -> None:
+    """Say how a check went, unless it passed."""
     if row["status"] != "passed":
         print(f"{row['status']}: {row['name']}: {row['detail'][:300]}", flush=True)
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import importlib
-import json
 import os
 import sys
 import tempfile
@@ -28,6 +27,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from gpu_rows import write_rows
 
 import gpucoll
 from gpucoll import config, devices
@@ -155,9 +156,13 @@ def double_of_cupy(folder: Path) -> Any:
 
 
 def measure_all(
-    cupy: Any, n_batches: int, peers: list[Callable[[], Rows]], backend: str = "auto"
+    cupy: Any,
+    n_batches: int,
+    peers: list[Callable[[], Rows]],
+    backend: str = "auto",
+    output: Path | None = None,
 ) -> list[Cost]:
-    """Measure every row and print it; a peer that is not there is named with the reason."""
+    """Measure every row, print it and write it; a peer that is not there is named with why."""
     costs: list[Cost] = []
 
     def run(rows: Rows, wait: Call) -> None:
@@ -168,6 +173,8 @@ def measure_all(
             if backend == "direct":
                 cost.name = f"direct, {comm.world_size} ranks: {cost.name}"
             costs.append(cost)
+            if output is not None:
+                write_rows([asdict(cost) for cost in costs], output)
             print(f"{name:42} {cost.wall_us:7.2f} us {cost.cpu_us:7.2f} us CPU", flush=True)
 
     number = cupy.cuda.runtime.getDevice()
@@ -219,9 +226,8 @@ def main(arguments: list[str] | None = None) -> int:
         peers = [] if is_alone else [lambda: calls_of_cupy(cupy), calls_of_torch]
         n_gpus = cupy.cuda.runtime.getDeviceCount()
         cupy.cuda.Device(int(os.environ.get(config.LOCAL_RANK, 0)) % n_gpus).use()
-        costs = measure_all(cupy, options.batches, peers, options.backend)
-    if options.output and not int(os.environ.get(config.RANK, 0)):
-        options.output.write_text(json.dumps([asdict(cost) for cost in costs]), encoding="utf-8")
+        output = None if int(os.environ.get(config.RANK, 0)) else options.output
+        costs = measure_all(cupy, options.batches, peers, options.backend, output)
     print(summary(costs))
     return 0
 

@@ -24,6 +24,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gpu_rows import write_rows
+
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.devices import open_device
 
@@ -205,9 +207,7 @@ def run(device: Any, probe: str, output: Path, most: int) -> int:
                 row = {"name": name, "status": "failed", "detail": f"{type(error).__name__}: "}
                 row["detail"] += str(error)
             rows.append(row)
-            new = output.with_suffix(".new")
-            new.write_text(json.dumps(rows, indent=1), encoding="utf-8")
-            new.replace(output)
+            write_rows(rows, output)
             rate = f"{row['rate'] / 1e9:8.2f} GB/s" if "rate" in row else ""
             print(f"{row['status']:7} {name:58} {rate} {row['detail'][:300]}", flush=True)
     return sum(row["status"] == "failed" for row in rows)
