@@ -19,11 +19,10 @@ from functools import partial
 from typing import Any, Final
 
 from gpucoll import devices
-from gpucoll.arrays.buffer import Buffer
+from gpucoll.backends.direct.peer_trial import TRIAL_BYTES, PeerTrial
 from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Word
 from gpucoll.devices import Device
 from gpucoll.errors import BackendUnavailableError, GpucollError
-from gpucoll.kernels.gpu.reduce import prepare_reduce
 from gpucoll.transport.shared import mapping
 from gpucoll.transport.shared.mapping import Mapping
 
@@ -34,8 +33,6 @@ HOST_HALF_BYTES: Final = 2 << 20
 """The same of a Host device: a round stays in a CPU's caches, and costs hardly a launch."""
 MOST_RANKS: Final = 16
 """Whose memory one kernel combines."""
-TRIAL_BYTES: Final = 256
-"""Behind an exchange's halves: for a kernel's first launch, which others see nothing of."""
 
 _PAGE: Final = 4096
 _LINE: Final = 64
@@ -64,6 +61,7 @@ class PeerMemory:
         self.device = device
         self.exchange = Exchange(rank, world_size, (), half_bytes)
         self._own = 0
+        self._trial: PeerTrial | None = None
         self._opened: list[int] = []
         self._page: Mapping | None = None
         self._fd = -1
@@ -88,7 +86,7 @@ class PeerMemory:
 
     @property
     def trial(self) -> int:
-        """Where this rank may try a kernel."""
+        """Where this rank may try a kernel: behind the halves, which others see nothing of."""
         return self._own + 2 * self.exchange.half_bytes
 
     # --- connecting -------------------------------------------------------------------------------
@@ -102,8 +100,9 @@ class PeerMemory:
         exported = device.export_memory(self._own)
         if exported is None:
             raise BackendUnavailableError(f"memory of {device.label} cannot be exported")
-        self._try_kernel()
+        self._trial = PeerTrial(device, self.trial)
         made = {
+            "written": self.write_token(),
             "kind": device.kind,
             "uuid": device.identity.uuid,
             "process": os.getpid(),
@@ -117,17 +116,32 @@ class PeerMemory:
             made |= {"page": f"/proc/{os.getpid()}/fd/{self._fd}", "token": token.hex()}
         return made
 
-    def _try_kernel(self) -> None:
-        """Raise BackendUnavailableError where no kernel can be compiled here."""
-        device = self.device
-        trial = Buffer(self.trial, (1,), "int32", 4, None, device.label)
-        stream = device.create_stream()
-        try:
-            prepare_reduce("sum", [trial], [trial])(stream)
-            with device:
-                device.synchronize_stream(stream)
-        finally:
-            device.destroy_stream(stream)
+    def write_token(self) -> str:
+        """Write a new token where this rank's exchange begins; return it for the others."""
+        assert self._trial is not None
+        return self._trial.write(self._own).hex()
+
+    def read_tokens(self, tokens: Sequence[str]) -> None:
+        """Raise BackendUnavailableError where this rank's GPU does not read what others wrote."""
+        assert self._trial is not None
+        for rank, (at, token) in enumerate(zip(self.exchange.addresses, tokens, strict=True)):
+            is_own = rank == self.exchange.rank
+            if not (is_own or self._trial.is_read(at, bytes.fromhex(token))):
+                raise BackendUnavailableError(
+                    f"{self.device.label} does not read what rank {rank}'s GPU has written in its "
+                    "memory, though the driver says that it can: the link between them is broken "
+                    "(on many machines IOMMU or PCIe ACS must be off for it)"
+                )
+
+    def end_trial(self) -> None:
+        """Let go of what trying took; leave everything to a GPU that does not come back from it."""
+        if self._trial is None:
+            return
+        with contextlib.suppress(GpucollError):
+            self._trial.close()
+        if self._trial.is_stuck:  # who frees what a GPU works with waits for the GPU
+            _stuck.append((self._trial, self._page, self._own, self._opened))
+            self._page, self._own, self._opened = None, 0, []
 
     def open(self, offers: Sequence[dict[str, Any]]) -> None:
         """Open what the others have made."""
@@ -145,6 +159,7 @@ class PeerMemory:
         if any(address % ALIGNMENT_BYTES for address in addresses):
             raise BackendUnavailableError(f"{self.device.label}: memory that is not aligned")
         self.exchange = self.exchange._replace(addresses=tuple(addresses))
+        self.read_tokens([offer["written"] for offer in offers])
 
     def _check(self, offers: Sequence[dict[str, Any]]) -> None:
         kinds = sorted({offer["kind"] for offer in offers})
@@ -240,6 +255,8 @@ class PeerMemory:
         )
 
 
+_stuck: list[tuple[PeerTrial, Mapping | None, int, list[int]]] = []
+"""What GPUs use that do not come back."""
 _left: deque[tuple[int, PeerMemory]] = deque()
 """What others had not let go of, with the process whose it is: not a forked child's."""
 
@@ -300,7 +317,11 @@ def connect(
     try:
         offers = _agree(gather, memory.offer)
         _agree(gather, partial(memory.open, offers))
+        tokens = _agree(gather, memory.write_token)
+        _agree(gather, partial(memory.read_tokens, tokens))
+        memory.end_trial()
     except BackendUnavailableError:
+        memory.end_trial()
         memory.close_peers()
         try:
             gather(b"")  # who frees memory that another one still has open breaks that one's GPU
@@ -310,6 +331,7 @@ def connect(
         memory.free()
         raise
     except BaseException:
+        memory.end_trial()
         memory.close_peers()
         memory.abandon()
         raise

@@ -16,7 +16,7 @@ from tests.ranks import Ended
 
 from gpucoll import devices
 from gpucoll.arrays.buffer import Buffer
-from gpucoll.backends.direct import peer, peer_memory
+from gpucoll.backends.direct import peer, peer_memory, peer_trial
 from gpucoll.backends.direct.peer import PeerPath
 from gpucoll.backends.direct.rounds import Word, value_of
 from gpucoll.backends.protocol import Request
@@ -333,6 +333,8 @@ def connecting_fails(peers, setting, value):
         ("open_error", 205, "cannot open another process's memory"),
         ("register_error", 2, "cannot page-lock 4096 bytes"),
         ("peers", 0, "does not read the memory of rank 0's GPU"),
+        ("peers", 2, "does not read what rank 0's GPU has written"),
+        ("peers", 3, "does not read what rank 0's GPU has written"),
         ("memory", 1000, "bytes are free"),
     ],
 )
@@ -344,6 +346,34 @@ def test_connecting_fails(on_ranks, setting, value, reason):
     assert len(set(messages)) == 1
     assert messages[0].startswith("rank 1: ")
     assert reason in messages[0]
+
+
+def does_not_come_back(peers):
+    """Rank 1's GPU does nothing more: all ranks are told, and what it works with is not freed."""
+    before = peers.control.count("memory")
+    if peers.rank == 1:
+        peers.control.driver_set("hold", 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(peer_trial, "LIMIT_S", 0.2)
+        with pytest.raises(BackendUnavailableError) as error:
+            peers.connect()
+    left = peers.control.count("memory") - before
+    for trial, _, own, _ in peer_memory._stuck:  # as if the GPU had come back
+        peers.control.driver_set("hold", 0)
+        peers.device.synchronize()
+        trial.is_stuck = False
+        trial.close()
+        peers.device.free(own)
+    peer_memory._stuck.clear()
+    return str(error.value), left > 0
+
+
+def test_a_gpu_that_does_not_come_back(on_ranks):
+    (message, left), (same, left_by_1) = on_ranks(2, does_not_come_back, shares=False)
+    assert message == same
+    assert "rank 1: " in message
+    assert "is not done after 0.2 s" in message
+    assert (left, left_by_1) == (False, True)
 
 
 def no_memory(peers):

@@ -125,8 +125,10 @@ def what_is_left(number):
     return host_device.counts(number)
 
 
-FAILURES = {"copy": 16, "launch": 7, "allocation": 12, "ipc": 4}
+FAILURES = {"copy": 22, "launch": 10, "allocation": 12, "ipc": 4}
 """Kind -> up to which place something fails: rank 1 has as many, and a few more."""
+TRIED = {"copy": 6, "launch": 4}
+"""Kind -> how many come while the ranks try each other's memory: they stage where one fails."""
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -144,8 +146,10 @@ def test_a_failure_at_every_place(host_devices, way, kind):
         told = ("", "AbortedError", "PeerLostError", "BackendUnavailableError")
         assert kind_of_error in told, text
         assert not kind_of_error or "rank 1" in text
-    if kind in ("copy", "launch") and way == "shared":
-        assert sum(bool(error) for error, _ in own) > len(own) / 2, "hardly anything failed"
+    if kind in TRIED and way == "shared":
+        assert not any(error for error, _ in own[: TRIED[kind]])
+        later = own[TRIED[kind] :]
+        assert sum(bool(error) for error, _ in later) > len(later) / 2, "hardly anything failed"
     for _, before, after in answers:
         assert after == before
 

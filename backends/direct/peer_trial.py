@@ -1,0 +1,93 @@
+"""Whether GPUs read what other GPUs have written, as calls do: by copies, and by a kernel.
+
+Drivers are known that say so of GPUs whose link does not carry it, or hands out what was there
+before. So each rank writes a token and reads all others', twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import secrets
+import time
+from collections.abc import Callable
+from typing import Final
+
+from gpucoll.arrays.buffer import Buffer
+from gpucoll.devices import Device
+from gpucoll.errors import BackendError
+from gpucoll.kernels.gpu.reduce import prepare_reduce
+
+TOKEN_BYTES: Final = 64
+TRIAL_BYTES: Final = 4 * TOKEN_BYTES
+"""Of this rank's memory: for what a trial reads, and for a kernel's first launch."""
+LIMIT_S: Final = 10.0
+"""For some copies of a few bytes: a GPU that takes longer does not come back."""
+_PAUSE_S: Final = 1e-4
+
+
+class PeerTrial:
+    """Writes tokens into GPU memory, and reads those of others.
+
+    Parameters
+    ----------
+    device : Device
+        This rank's GPU.
+    scratch : int
+        `TRIAL_BYTES` of its own memory.
+    """
+
+    def __init__(self, device: Device, scratch: int) -> None:
+        self._device, self._scratch = device, scratch
+        self._host = device.allocate_pinned(2 * TOKEN_BYTES)
+        self._stream = device.create_stream()
+        self.is_stuck = False
+        """Whether the GPU has not done what it was given: nothing that it uses can be freed."""
+
+    def write(self, address: int) -> bytes:
+        """Write a new token, by way of a kernel, and return it.
+
+        Raises BackendUnavailableError where no kernel can be compiled here.
+        """
+        token = secrets.token_bytes(TOKEN_BYTES)
+        ctypes.memmove(self._host, token, TOKEN_BYTES)
+        by_kernel = self._by_kernel(address, self._scratch)
+        with self._device:
+            self._device.copy(self._scratch, self._host, TOKEN_BYTES, self._stream)
+            by_kernel(self._stream)
+            self._wait("writing a few bytes into its own memory")
+        return token
+
+    def is_read(self, address: int, token: bytes) -> bool:
+        """Return whether that is what a copy and a kernel find there."""
+        device, size = self._device, TOKEN_BYTES
+        ctypes.memset(self._host, 0, 2 * size)
+        by_kernel = self._by_kernel(self._scratch + size, address)
+        with device:
+            device.copy(self._scratch, address, size, self._stream)
+            by_kernel(self._stream)
+            device.copy(self._host, self._scratch, 2 * size, self._stream)
+            self._wait("reading a few bytes of another rank's GPU memory")
+        return ctypes.string_at(self._host, 2 * size) == 2 * token
+
+    def close(self) -> None:
+        """Give back what it has; a GPU that is stuck keeps it."""
+        if not self.is_stuck:
+            self._device.destroy_stream(self._stream)
+            self._device.free_pinned(self._host)
+
+    def _by_kernel(self, destination: int, source: int) -> Callable[[int], None]:
+        return prepare_reduce("sum", [self._words(destination)], [self._words(source)])
+
+    def _words(self, address: int) -> Buffer:
+        return Buffer(address, (TOKEN_BYTES // 4,), "int32", 4, None, self._device.label)
+
+    def _wait(self, what: str) -> None:
+        due_s = time.monotonic() + LIMIT_S
+        while not self._device.is_stream_done(self._stream):
+            if time.monotonic() > due_s:
+                self.is_stuck = True
+                raise BackendError(
+                    f"{self._device.label}: {what} is not done after {LIMIT_S:g} s: the GPU or its "
+                    "link to another one does not answer"
+                )
+            time.sleep(_PAUSE_S)
