@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from gpucoll.backends.gpu.abandoned import Resources, end_all, watch_over
 from gpucoll.backends.gpu.compiled_call import CompiledCall
+from gpucoll.backends.gpu.deferred_release import settle
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
 from gpucoll.backends.gpu.monitor_thread import MonitorThread
@@ -220,6 +221,7 @@ class ConnectedGpu(Generic[B]):
             self.give_up()
             raise
         self._dropped.detach()
+        settle()
         issuer.end()  # all is known; the rest may fail
         end_all()
         self.backend.close(limit_s)
@@ -246,6 +248,7 @@ class ConnectedGpu(Generic[B]):
             self.issuer.end()
             return  # a thread hangs in the driver or the library: nothing there can be ended
         self._dropped.detach()
+        settle()
         self.issuer.end()
         try:
             self._resources.end()

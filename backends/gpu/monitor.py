@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from gpucoll.backends.gpu.deferred_release import let_go_later
 from gpucoll.backends.gpu.enqueue_entry import driver_table_of
 from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import InFlight, IssuedCall
@@ -191,6 +192,7 @@ class Monitor:
     def _look_at_issued(self) -> None:
         """Ask for the events of calls under way, stream by stream in order; drop what is done."""
         now_s = time.monotonic()
+        spent: list[object] = []
         for stream, in_flight in list(self.in_flight.lines.items()):
             while in_flight and self._is_over(in_flight[0], now_s):
                 issued = in_flight.popleft()
@@ -198,10 +200,13 @@ class Monitor:
                     # An abort lets streams go on over whatever is there: it may have been this.
                     self._note_abort()
                 issued.is_done = self.failure is None
+                spent.append(issued.keep)
                 issued.keep = None
                 self.in_flight.count -= 1
             if not in_flight:
                 del self.in_flight.lines[stream]
+        if spent:
+            let_go_later(self.device, spent)
 
     def _is_over(self, issued: IssuedCall, now_s: float) -> bool:
         """Return whether nothing more is to be known of a call."""

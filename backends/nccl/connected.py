@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpucoll.backends.gpu.abandoned import end_all
 from gpucoll.backends.gpu.compiled_call import CompiledCall
 from gpucoll.backends.gpu.connected import ConnectedGpu
+from gpucoll.backends.gpu.deferred_release import let_go_later
 from gpucoll.backends.gpu.enqueue_words import MOST_ARGUMENTS
 from gpucoll.backends.gpu.in_flight import InFlight
 from gpucoll.backends.gpu.issuer import Issuer
@@ -40,6 +41,8 @@ class GpuResources(NamedTuple):
         """Give it up, whatever the other ranks do."""
         self.registrations.close(is_aborting=True)
         has_ended, device = self.connection.abort(), self.connection.device
+        if not has_ended:
+            let_go_later(device, self.in_flight.arrays)
         self.in_flight.let_go(self.streams)
         # A GPU that has failed gives nothing back; another thread may be capturing a graph.
         with contextlib.suppress(GpucollError), device, device.relaxed_capture():

@@ -100,6 +100,26 @@ class _Memory:
         _pool[self.key].append(self.address)
 
 
+class _OwnMemory(_Memory):
+    """Memory of no pool: it goes back to the driver, which waits for the GPU."""
+
+    def __init__(self, size_bytes: int, number: int) -> None:
+        self.key = max(size_bytes, 1), number, _kind
+        self.address = _device(number).allocate(self.key[0])
+
+    def __del__(self) -> None:
+        _device(self.key[1]).free(self.address)
+
+
+_allocator: type[_Memory] = _Memory
+
+
+def set_allocator(allocator: Any = _Memory) -> None:
+    """``cupy.cuda.set_allocator``: the pool's, or None for none."""
+    global _allocator
+    _allocator = _OwnMemory if allocator is None else allocator
+
+
 class UnownedMemory:
     """``cupy.cuda.UnownedMemory``."""
 
@@ -184,7 +204,7 @@ def empty(shape: Any, dtype: Any = "float32") -> ndarray:
     kind = np.dtype(dtype)
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     size_bytes = int(np.prod(lengths)) * kind.itemsize
-    memory = _Memory(size_bytes, _current_number())
+    memory = _allocator(size_bytes, _current_number())
     flat = (ctypes.c_uint8 * size_bytes).from_address(memory.address)
     return ndarray(np.frombuffer(flat, np.uint8).view(kind).reshape(lengths), memory)
 
@@ -216,6 +236,7 @@ def install(kind: str) -> ModuleType:
     made.cuda = SimpleNamespace(
         Device=Device,
         Stream=Stream,
+        set_allocator=set_allocator,
         get_current_stream=get_current_stream,
         UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer,

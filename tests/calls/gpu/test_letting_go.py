@@ -115,6 +115,35 @@ def test_what_is_refused_leaves_a_capture_alone(gpus):
     assert gpus.call_ranks(2, refuse_in_a_capture) == [(False, 2.0)] * 2
 
 
+# --- memory that comes from no pool ---------------------------------------------------------------
+
+
+def let_go_while_a_call_hangs(comm, kit):
+    """Giving memory back waits for the GPU, which waits for a rank that never comes."""
+    kit.cupy.cuda.set_allocator(None)
+    try:
+        x, last = full(kit, 1, 200_000), full(kit, 2)
+    finally:
+        kit.cupy.cuda.set_allocator()
+    alive = weakref.ref(last._memory)
+    comm.all_reduce(x, out=x)
+    comm.check()
+    comm.all_reduce(last, out=last)
+    del last
+    if comm.rank == 0:
+        comm.send(x, 1, timeout_s=0.5)  # nobody receives it
+        with pytest.raises(DeadlineError, match=r"waited 0\.5 s in send"):
+            comm.check()
+    else:
+        comm.check()
+        until(lambda: alive() is None)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "direct"])
+def test_memory_is_let_go_beside_what_looks_for_deadlines(gpus, backend):
+    gpus.call(2, let_go_while_a_call_hangs, backend=backend)
+
+
 # --- threads --------------------------------------------------------------------------------------
 
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gpucoll.arrays import streams
 from gpucoll.arrays.fingerprint import fingerprint_of
 from gpucoll.arrays.library import Destination, Library
-from gpucoll.backends.gpu.deferred_release import DeferredRelease
 from gpucoll.backends.gpu.repeated_call import RepeatedCall
 from gpucoll.calls.gpu.work import GpuWork
 from gpucoll.calls.preparation import Prepared
@@ -161,15 +160,12 @@ class CachedCalls:
             return None  # in place, or an error
         if not source or not destination:
             return None
-        keep: Any = x, out
-        if self._device is not None:
-            if not _are_there(self._device, source, destination):
-                return None
-            keep = DeferredRelease(keep, self._device)
+        if self._device is not None and not _are_there(self._device, source, destination):
+            return None
         stream = leader = current_stream()
         if async_op:
             stream = call.issuer.own_stream
-        issued = call.issue(source, destination, stream, leader, keep, timeout_s)
+        issued = call.issue(source, destination, stream, leader, (x, out), timeout_s)
         if issued is None:
             return None
         if async_op:

@@ -20,6 +20,7 @@ from gpucoll.backends.choice import (
     instead,
     spelled_kinds,
 )
+from gpucoll.backends.gpu.deferred_release import settle
 from gpucoll.backends.gpu.protocol import Divided, GpuBackend, GpuBackends
 from gpucoll.calls.gpu.cache import CallCache
 from gpucoll.calls.gpu.call import GpuCall
@@ -214,6 +215,7 @@ class GpuConnection:
         """Wait for all calls on GPU arrays, and raise what went wrong."""
         if self._connected is not None:
             self._connected.issuer.synchronize()
+            settle()
 
     def close(self) -> None:
         """Wait for all calls, raise what went wrong, let go of the GPU."""

@@ -12,7 +12,6 @@ from gpucoll.arrays import streams
 from gpucoll.arrays.library import Template
 from gpucoll.arrays.operands import source_of
 from gpucoll.backends.choice import HOST_ARRAYS
-from gpucoll.backends.gpu.deferred_release import DeferredRelease
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.calls.collected import Collected, check_in_group
@@ -270,8 +269,5 @@ def _work(connected: GpuBackend, issued: IssuedCall, call: GpuCall) -> GpuWork:
 
 def _stream_call(connected: GpuBackend, call: GpuCall, launches: Any, stream: int) -> StreamCall:
     signatures = connected.signatures(call.requests)
-    keep: Any = call.buffers
-    limit_s = call.timeout_s
-    if streams.forgets_freed_memory(call.template.library):
-        keep = DeferredRelease(keep, connected.device)
+    keep, limit_s = call.buffers, call.timeout_s
     return StreamCall(call.name, signatures, launches, stream, keep, call.is_own, limit_s)

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gpucoll.backends.gpu.deferred_release import settle
 from gpucoll.calls.work import Work
 from gpucoll.errors import GpucollError, StateError
 
@@ -85,6 +86,7 @@ class GpuWork(Work[Any]):
         """
         self._check_process()
         self._issuer.synchronize(self._issued, timeout_s)
+        settle()
 
     def done(self) -> bool:
         """Return whether the call has ended, well or not. Does not wait."""
