@@ -21,7 +21,9 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 class DeviceArray:
     """Stands for CuPy's array class: the attributes that are used, and no more."""
 
-    def __init__(self, array):
+    def __init__(self, array, dtype=None, memory=None):
+        if memory is not None:
+            array = np.ndarray(array, dtype, memory)
         self._array = array
         self.data = SimpleNamespace(ptr=array.ctypes.data)
         self.device = SimpleNamespace(id=2)
@@ -29,7 +31,17 @@ class DeviceArray:
             setattr(self, name, getattr(array, name))
 
     def __setitem__(self, where, value):
-        self._array[where] = value._array
+        self._array[where] = served(value._array)
+
+    def view(self, dtype):
+        return DeviceArray(self._array.view(dtype))
+
+
+def served(array):
+    """Return an array of a dtype that CuPy's kernels know."""
+    if array.dtype.name.startswith("float8"):
+        raise ValueError(f"Unsupported dtype {array.dtype}")
+    return array
 
 
 DeviceArray.__module__ = "cupy._core.core"
@@ -39,12 +51,13 @@ DeviceArray.__module__ = "cupy._core.core"
 def cupy(request, monkeypatch):
     made: Any = ModuleType("cupy")
     made.ndarray = DeviceArray
-    made.empty = lambda shape, dtype: DeviceArray(np.empty(shape, dtype))
-    made.ascontiguousarray = lambda x: DeviceArray(np.ascontiguousarray(x._array))
+    made.empty = lambda shape, dtype: DeviceArray(served(np.empty(shape, dtype)))
+    made.ascontiguousarray = lambda x: DeviceArray(np.ascontiguousarray(served(x._array)))
     made.cuda = SimpleNamespace(
         runtime=SimpleNamespace(is_hip=request.param, getDevice=lambda: 5),
         get_current_stream=lambda device: SimpleNamespace(ptr=1000 + device),
         Device=lambda number: contextlib.nullcontext(),
+        alloc=lambda size_bytes: np.empty(size_bytes, np.uint8),
     )
     monkeypatch.setitem(sys.modules, "cupy", made)
     yield "rocm" if request.param else "cuda"
@@ -81,6 +94,21 @@ def test_cupy_out(cupy):
         prepare(DeviceArray(whole[:2]), DeviceArray(whole[1:3]))
     with pytest.raises(ArgumentTypeError, match=r"a CuPy array; got numpy.ndarray"):
         prepare(x, whole)
+
+
+def test_cupy_float8(cupy):
+    """CuPy has arrays of float8, and makes, packs and fills none."""
+    values = np.arange(12, dtype=np.float32).astype("float8_e4m3fn").reshape(3, 4)
+    whole = np.zeros((2, 8), "float8_e4m3fn")
+    x, out = DeviceArray(values.T), DeviceArray(whole[:, ::2])
+
+    made, filled = prepare(x), prepare(DeviceArray(values[:2]), out)
+    for each, expected in ((made, values.T), (filled, values[:2])):
+        assert each.destination.dtype == "float8_e4m3fn"
+        each.destination.owner._array[...] = each.source.owner._array
+        assert np.array_equal(each.finish()._array, expected)
+    assert made.source.owner._array.flags.c_contiguous
+    assert np.array_equal(whole[:, ::2], values[:2])
 
 
 def test_cupy_described(cupy):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Hashable
 from typing import Any, cast
@@ -14,6 +15,8 @@ from gpucoll.arrays.library import Destination, Library, Template, View, raise_n
 
 NAME = "a CuPy array"
 _THIS = cast(Library, sys.modules[__name__])
+_FIRST_OF_OTHERS = 256
+"""From this number on dtypes are of other packages than NumPy."""
 
 
 def look(x: Any, what: str) -> View:
@@ -43,18 +46,25 @@ def look_at_out(out: Any) -> View:
 def pack(x: Any, template: Template) -> View:
     """Return a C-contiguous copy of x, made on the current stream."""
     with cupy.cuda.Device(x.device.id):
-        packed = cupy.ascontiguousarray(x)
+        packed = cupy.ascontiguousarray(_copyable(x)).view(x.dtype)
     return View(template, packed.data.ptr, packed)
+
+
+def _copyable(x: Any) -> Any:
+    """Return an array of a dtype that CuPy's kernels copy: they know no float8."""
+    return x.view(f"u{x.dtype.itemsize}") if x.dtype.num >= _FIRST_OF_OTHERS else x
 
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
     """Make a new array."""
     _, name, item_bytes, _, device, stream, _, (dtype, number) = template
+    size_bytes = math.prod(shape) * item_bytes
     if cupy.cuda.runtime.getDevice() == number:
-        result = cupy.empty(shape, dtype)
+        memory = cupy.cuda.alloc(size_bytes)
     else:
         with cupy.cuda.Device(number):
-            result = cupy.empty(shape, dtype)
+            memory = cupy.cuda.alloc(size_bytes)
+    result = cupy.ndarray(shape, dtype, memory)  # of any dtype; cupy.empty refuses float8
     buffer = Buffer(result.data.ptr, shape, name, item_bytes, result, device, stream)
     return Destination(buffer, lambda: result, result)
 
@@ -62,7 +72,7 @@ def new(template: Template, shape: tuple[int, ...]) -> Destination:
 def complete(out: Any, temporary: Any) -> None:
     """Fill a non-contiguous `out`."""
     if temporary is not None:
-        out[...] = temporary
+        _copyable(out)[...] = _copyable(temporary)
 
 
 def adopt(array: Any, template: Template) -> Any:

@@ -159,6 +159,8 @@ class ndarray:  # noqa: N801
         return ndarray(self.host[where], self._memory)
 
     def __setitem__(self, where: Any, value: Any) -> None:
+        if self.dtype.name.startswith("float8"):
+            raise TypeError(f"no kernel for {self.dtype}")
         get_current_stream(self.device.id).synchronize()
         self.host[where] = value.host if isinstance(value, ndarray) else value
 
@@ -199,9 +201,16 @@ class ndarray:  # noqa: N801
 ndarray.__module__ = "cupy._core.core"
 
 
+def alloc(size_bytes: int) -> MemoryPointer:
+    """``cupy.cuda.alloc``."""
+    return MemoryPointer(_allocator(size_bytes, _current_number()), 0)
+
+
 def empty(shape: Any, dtype: Any = "float32") -> ndarray:
     """``cupy.empty``: of what was there before."""
     kind = np.dtype(dtype)
+    if kind.name.startswith("float8"):
+        raise ValueError(f"Unsupported dtype {kind}")
     lengths = (shape,) if isinstance(shape, int) else tuple(shape)
     size_bytes = int(np.prod(lengths)) * kind.itemsize
     memory = _allocator(size_bytes, _current_number())
@@ -237,6 +246,7 @@ def install(kind: str) -> ModuleType:
         Device=Device,
         Stream=Stream,
         set_allocator=set_allocator,
+        alloc=alloc,
         get_current_stream=get_current_stream,
         UnownedMemory=UnownedMemory,
         MemoryPointer=MemoryPointer,

@@ -167,7 +167,7 @@ def reduce_float8(comm, kit):
     assert largest.tobytes() == values.tobytes()
 
 
-@pytest.mark.parametrize("gpus", ["nccl", REAL[1]], indirect=True)  # CuPy has no float8
+@pytest.mark.parametrize("gpus", ["nccl", REAL[1]], indirect=True)
 def test_float8_on_gpus_before_hopper_goes_by_kernels(gpus):
     gpus.call(2, reduce_float8)
 
