@@ -89,7 +89,7 @@ DEVICE void clear_padding(uint64 end, uint64 padding) {
 /* Copy what of `size` bytes is a multiple of the unit's; return how much that is. */
 template <uint32 UNIT>
 DEVICE uint64 copy_units(uint64 destination, uint64 source, uint64 size) {
-    constexpr uint32 BATCH = 4;
+    constexpr uint32 BATCH = UNIT == 16 ? 4 : UNIT == 4 ? 8 : 16;  // so that enough is on the way
     const uint64 units = size / UNIT;
     uint64 i = thread_index();
     KEEP_LOOP
@@ -115,6 +115,8 @@ DEVICE void copy_bytes(uint64 destination, uint64 source, uint64 size) {
         done = copy_units<16>(destination, source, size);
     } else if (address % 4 == 0) {
         done = copy_units<4>(destination, source, size);
+    } else if (address % 2 == 0) {
+        done = copy_units<2>(destination, source, size);
     }
     copy_units<1>(destination + done, source + done, size - done);
 }

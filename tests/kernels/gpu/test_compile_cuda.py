@@ -85,6 +85,29 @@ def test_accesses_have_16_bytes(compiled, architecture, file):
         assert ".local" not in text, name
 
 
+def most_at_once(text: str, width: int) -> int:
+    """Return how many loads of a width stand one behind the other, with nothing that needs one."""
+    most = count = 0
+    for line in text.splitlines():
+        words = line.split()
+        if words and words[0].startswith(f"ld.global.u{8 * width}"):
+            count += 1
+            most = max(most, count)
+        elif words and not words[0].startswith(("//", "add.s64", "cvt.u64", "shl.b64", "mul.wide")):
+            count = 0
+    return most
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_enough_is_on_the_way_where_arrays_lie_differently(compiled, dtype, width):
+    """16 KB for each multiprocessor, which has two blocks of a reduction and three of a copy."""
+    reduces = entries(compiled("sm_90", "reduce.cu")["ptx"])[f"reduce_sum_{dtype}"]
+    assert 2 * THREADS * width * most_at_once(reduces, width) >= 16 << 10
+    if width == 2:
+        copies = entries(compiled("sm_90", "pack.cu")["ptx"])["copy_segments"]
+        assert 3 * THREADS * width * most_at_once(copies, width) >= 16 << 10
+
+
 @each_build
 def test_each_operation_is_rounded_by_itself(compiled, architecture, file):
     for name, text in entries(compiled(architecture, file)["ptx"]).items():

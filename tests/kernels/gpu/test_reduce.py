@@ -99,7 +99,8 @@ def test_every_address(dtype):
 def test_arrays_at_different_addresses(dtype):
     item_bytes = dtype_of(dtype).itemsize
     for offsets in ((0, item_bytes, 3 * item_bytes), (0, 0, 16), (1, 0, 0), (5, 5, 5, 6)):
-        check(dtype, "prod", 5000, 2, 1, offsets)
+        for size in (2047, 2048, 4096, 5000):  # by elements, tiles have 2048 or 4096
+            check(dtype, "prod", size, 2, 1, offsets)
         check(dtype, "sum", 5000, 3, 2, offsets, in_place=True)
 
 
