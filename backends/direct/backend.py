@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from gpucoll.backends.choice import HOST_ARRAYS
 from gpucoll.backends.direct.engine import Engine, Job, StagedCall
 from gpucoll.backends.direct.host_arrays import is_on_host, number_in_one_piece, on_device
 from gpucoll.backends.direct.inner import Inner
 from gpucoll.backends.direct.kernel_reductions import composed
-from gpucoll.backends.direct.messages import Flow, MessageEngine
+from gpucoll.backends.direct.messages import Flow, HostMessages, MessageEngine
 from gpucoll.backends.direct.peer import PeerLaunch, PeerPath
 from gpucoll.backends.direct.piece_slots import MOVEMENTS, PieceSlots, in_host_memory
 from gpucoll.backends.direct.pieces import Copy, pieces_of, slot_bytes_for
@@ -42,7 +43,7 @@ _PEERS_LET_GO_S = 1.0
 _SEEN_BY_ALL = (AbortedError, DeadlineError, MismatchError, PeerLostError, StateError)
 
 CollectiveLaunch = StagedCall | PeerLaunch | ComposedLaunch
-Launch = CollectiveLaunch | tuple[MessageRequest, ...]
+Launch = CollectiveLaunch | tuple[MessageRequest, ...] | HostMessages
 
 
 class DirectBackend:
@@ -124,8 +125,10 @@ class DirectBackend:
             self._slots = in_host_memory(self.device, self.inner, self._slot_bytes)
         return self._slots
 
-    def prepare_messages(self, requests: Sequence[MessageRequest]) -> tuple[MessageRequest, ...]:
+    def prepare_messages(self, requests: Sequence[MessageRequest]) -> Launch:
         """Return how sends and receives are enqueued, all at once."""
+        if any(each.buffer is not None and each.buffer.device == HOST_ARRAYS for each in requests):
+            return HostMessages(self.messages, requests)
         return tuple(requests)
 
     def outgrows_scratch(self, launch: Launch) -> bool:
@@ -149,7 +152,10 @@ class DirectBackend:
         """Put a launch on a stream of the device, which is current."""
         if isinstance(launch, CollectiveLaunch):
             return self._enqueue_collective(launch, stream)
-        self._enqueue_messages(launch, stream)
+        if isinstance(launch, HostMessages):
+            self.messages.begin(launch.flows())
+        else:
+            self._enqueue_messages(launch, stream)
         return None
 
     def _enqueue_collective(self, launch: CollectiveLaunch, stream: int) -> Any:
@@ -164,15 +170,17 @@ class DirectBackend:
     def enqueue_together(self, launches: Sequence[tuple[Launch, int, bool]]) -> list[Any]:
         """Put launches on their streams: collectives, then each stream's messages at once."""
         messages: dict[int, list[MessageRequest]] = {}
-        kept = []
+        kept, begun = [], []
         for launch, stream, _ in launches:
             if isinstance(launch, CollectiveLaunch):
                 kept.append(self._enqueue_collective(launch, stream))
+            elif isinstance(launch, HostMessages):
+                begun += launch.flows()
             else:
                 messages.setdefault(stream, []).extend(launch)
         # All are begun before the first is waited for: a rank may send to itself.
         flows = {stream: self.messages.flows_of(requests) for stream, requests in messages.items()}
-        for each in flows.values():
+        for each in (begun, *flows.values()):
             self.messages.begin(each)
         for stream, each in flows.items():
             self._enqueue_flows(each, stream)
@@ -270,42 +278,36 @@ class DirectBackend:
             self.messages.abort()
             with contextlib.suppress(GpucollError):  # a GPU that has failed does nothing more
                 for flow in flows:
-                    self._write_value(stream, flow.words.by_gpu, flow.end)
+                    self._write_value(stream, flow.on_stream.by_gpu, flow.end)
             raise
 
     def _enqueue_rounds(self, flows: Sequence[Flow], stream: int) -> None:
-        on_host = [flow for flow in flows if flow.is_on_host]
-        on_gpu = [flow for flow in flows if not flow.is_on_host]
-        sends = [flow for flow in on_gpu if flow.sends]
-        receives = [flow for flow in on_gpu if not flow.sends]
-        for flow in on_host:
-            self._write_value(stream, flow.words.by_gpu, flow.base + 1)
-        for number in range(max((flow.count for flow in on_gpu), default=0)):
+        sends = [flow for flow in flows if flow.sends]
+        receives = [flow for flow in flows if not flow.sends]
+        for number in range(max((flow.count for flow in flows), default=0)):
             for flow in sends:
                 if number < flow.count:
                     self._send_piece(flow, number, stream)
             for flow in receives:
                 if number < flow.count:
                     self._receive_piece(flow, number, stream)
-        for flow in (*sends, *on_host):
-            self._wait_value(stream, flow.words.by_host, flow.base + flow.count)
-        for flow in on_host:
-            self._write_value(stream, flow.words.by_gpu, flow.end)
+        for flow in sends:
+            self._wait_value(stream, flow.on_stream.by_host, flow.base + flow.count)
 
     def _send_piece(self, flow: Flow, number: int, stream: int) -> None:
         if number >= 2:
-            self._wait_value(stream, flow.words.by_host, flow.base + number - 1)
+            self._wait_value(stream, flow.on_stream.by_host, flow.base + number - 1)
         start, offset, size_bytes = flow.part(number)
         with self.in_driver():
             self.device.copy(flow.slots.on_gpu + offset, flow.address + start, size_bytes, stream)
-        self._write_value(stream, flow.words.by_gpu, flow.base + number + 1)
+        self._write_value(stream, flow.on_stream.by_gpu, flow.base + number + 1)
 
     def _receive_piece(self, flow: Flow, number: int, stream: int) -> None:
-        self._wait_value(stream, flow.words.by_host, flow.base + number + 1)
+        self._wait_value(stream, flow.on_stream.by_host, flow.base + number + 1)
         start, offset, size_bytes = flow.part(number)
         with self.in_driver():
             self.device.copy(flow.address + start, flow.slots.on_gpu + offset, size_bytes, stream)
-        self._write_value(stream, flow.words.by_gpu, flow.base + number + 1)
+        self._write_value(stream, flow.on_stream.by_gpu, flow.base + number + 1)
 
     def _do(self, function: Callable[..., int], *arguments: int) -> None:
         with self.in_driver():

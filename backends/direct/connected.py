@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from gpucoll import config
 from gpucoll.arrays.device_array import DeviceArray
 from gpucoll.backends.choice import Found
-from gpucoll.backends.direct import peer_memory
+from gpucoll.backends.direct import peer_memory, word_trial
 from gpucoll.backends.direct.backend import DirectBackend
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
 from gpucoll.backends.direct.peer import PeerPath
@@ -123,7 +123,7 @@ class Connected(ConnectedGpu[DirectBackend]):
             self.backend.in_driver = contextlib.nullcontext
 
     def _look_for_capture(self, stream_call: StreamCall) -> None:
-        if self.device.is_capturing(stream_call.stream):
+        if stream_call.is_on_stream and self.device.is_capturing(stream_call.stream):
             raise ArgumentError(
                 f"{stream_call.name}: backend 'direct' cannot be part of a captured graph: the "
                 "host has a part in each call, which no replay repeats. Call it outside, or use "
@@ -276,14 +276,15 @@ def look(kind: str, number: int | None, group: Group) -> tuple[Found, Device | N
             local_rank = config.local_rank(group.local_rank)
             number = default_number(local_rank, device_count(kind)) or 0
         device = open_device(kind, number)
-    except BackendUnavailableError as error:
+        problem = "its streams cannot wait for words in memory, says its driver"
+        if device.can_wait_for_values:
+            problem = word_trial.problem_of(device)
+    except (GpucollError, MemoryError) as error:
         return Found(str(error)), None
-    if not device.can_wait_for_values:
-        return Found(
-            f"streams of {device.label} ({device.identity.name}) cannot wait for words in memory, "
-            f"says its driver {device.driver_version()}: use another backend"
-        ), None
     identity = device.identity
+    if problem:
+        who = f"{device.label} ({identity.name}, driver {device.driver_version()})"
+        return Found(f"{who}: {problem}: use another backend"), None
     return Found("", device.label, identity.uuid, identity.name, host=group.here), device
 
 

@@ -1,10 +1,10 @@
 """Messages of GPU arrays, in pieces through host memory, by messages of the CPU backend.
 
 A thread of its own takes all that are pending a step further, whichever can go on, so that one that
-nobody receives holds up neither another one nor a collective. Host arrays (of a communicator with
-``mixed=True``) it copies itself; where GPUs' are, words say that their streams write. Messages
-between two ranks match in the order in which they were issued, as the vendors' libraries match
-them.
+nobody receives holds up neither another one nor a collective. Of GPU arrays words say how far their
+streams are. Host arrays (of a communicator with ``mixed=True``) it copies itself, and no stream has
+a part in them: however many are pending, none waits in a queue of the GPU. Messages between two
+ranks match in the order in which they were issued, as the vendors' libraries match them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.backends.choice import HOST_ARRAYS
@@ -46,27 +45,35 @@ class Flow:
 
     Attributes
     ----------
+    words : WordPair or None
+        None: the array lies in host memory, and no stream has a part in it.
     base, end : int
         The words' value before its first piece, and when no stream uses them any more.
-    is_on_host : bool
-        Whether the array lies in host memory: then a stream says that it may begin, and no more.
     started, done : int
         How many pieces were given to the CPU backend, and are over.
     """
 
-    def __init__(self, request: MessageRequest, tag: int, slots: Slots, words: WordPair) -> None:
+    def __init__(
+        self, request: MessageRequest, tag: int, slots: Slots, words: WordPair | None
+    ) -> None:
         assert request.buffer is not None
         self.buffer = request.buffer
         """Keeps a host array alive."""
-        self.is_on_host = request.buffer.device == HOST_ARRAYS
         self.sends = request.kind == Kind.SEND
         self.kind, self.peer, self.tag = request.kind, request.peer, tag
         self.address, self.size_bytes = request.buffer.address, request.buffer.size_bytes
         self.count = -(-self.size_bytes // PIECE_BYTES)
-        self.slots, self.words, self.base = slots, words, words.value
-        self.end = self.base + self.count + self.is_on_host
+        self.slots, self.words = slots, words
+        self.base = 0 if words is None else words.value
+        self.end = self.base + self.count
         self.started = self.done = 0
         self.pending: deque[Transfers] = deque()
+
+    @property
+    def on_stream(self) -> WordPair:
+        """The words of one whose array a stream reads or writes."""
+        assert self.words is not None
+        return self.words
 
     def part(self, number: int) -> tuple[int, int, int]:
         """Return offset on the GPU, offset in the slots and size of a piece."""
@@ -80,20 +87,44 @@ class Flow:
         if not self._is_ready(by_gpu):
             return None
         start, offset, size_bytes = self.part(self.started)
-        if self.is_on_host and self.sends:
+        if self.words is None and self.sends:
             ctypes.memmove(self.slots.address + offset, self.address + start, size_bytes)
         buffer = Buffer(self.slots.address + offset, (size_bytes,), "uint8", 1, self.slots)
         return MessageRequest(self.kind, self.peer, self.tag, buffer)
 
     def _is_ready(self, by_gpu: int) -> bool:
-        if self.is_on_host:  # two pieces have slots
-            return by_gpu > self.base and self.started < self.done + 2
+        if self.words is None:  # two pieces have slots
+            return self.started < self.done + 2
         return by_gpu >= self.base + (self.started + 1 if self.sends else self.started - 1)
 
     def keep_received(self) -> None:
         """Copy the piece that has come to a host array."""
         start, offset, size_bytes = self.part(self.done)
         ctypes.memmove(self.address + start, self.slots.address + offset, size_bytes)
+
+
+class HostMessages:
+    """Messages of host arrays, which are made together.
+
+    Parameters
+    ----------
+    engine : MessageEngine
+        Moves them.
+    requests : sequence of MessageRequest
+    """
+
+    def __init__(self, engine: MessageEngine, requests: Sequence[MessageRequest]) -> None:
+        self._engine, self.requests = engine, requests
+        self._flows: list[Flow] = []
+
+    def flows(self) -> list[Flow]:
+        """Return what moves them; to be begun."""
+        self._flows = self._engine.flows_of(self.requests)
+        return self._flows
+
+    def is_over(self) -> bool:
+        """Return whether nothing moves them any more; not before they were begun."""
+        return self._engine.is_over(self._flows)
 
 
 class MessageEngine:
@@ -137,7 +168,8 @@ class MessageEngine:
             key = request.kind, request.peer
             tag = self._sequences.get(key, 0)
             size_bytes = min(request.buffer.size_bytes, 2 * PIECE_BYTES)
-            slots, words = self._take_slots(size_bytes), self._take_words()
+            is_on_host = request.buffer.device == HOST_ARRAYS
+            slots, words = self._take_slots(size_bytes), None if is_on_host else self._take_words()
             self._sequences[key] = (tag + 1) % _TAGS
             made.append(Flow(request, tag, slots, words))
         return made
@@ -201,7 +233,7 @@ class MessageEngine:
         """Take every message as far as it goes now; return whether any has moved."""
         has_moved, has_looked = False, False
         for flow in flows:
-            by_gpu = self._load(flow.words.by_gpu)
+            by_gpu = 0 if flow.words is None else self._load(flow.words.by_gpu)
             if self._is_aborted:  # what streams say now is that they were let go of
                 return False
             while (request := flow.next_request(by_gpu)) is not None:
@@ -214,7 +246,7 @@ class MessageEngine:
             while flow.pending and flow.pending[0].is_over():
                 self._settle(flow, flow.pending.popleft())
                 has_moved = True
-            if flow.done == flow.count and by_gpu >= flow.end:
+            if flow.done == flow.count and (flow.words is None or by_gpu >= flow.end):
                 self._let_go(flow)
                 has_moved = True
         return has_moved
@@ -239,17 +271,19 @@ class MessageEngine:
             )
         with self._lock:
             if not self._is_aborted:  # else the array is its user's again
-                if flow.is_on_host and not flow.sends:
+                if flow.words is None and not flow.sends:
                     flow.keep_received()
                 flow.done += 1
-                self._pages[0].store(flow.words.by_host, flow.base + flow.done)
+                if flow.words is not None:
+                    self._pages[0].store(flow.words.by_host, flow.base + flow.done)
 
     def _let_go(self, flow: Flow) -> None:
         with self._lock:
             self._flows.remove(flow)
-            flow.words.value = flow.end
-            if flow.words.value < _RENEWED_AT:
-                self._free_words.append(flow.words)
+            if flow.words is not None:
+                flow.words.value = flow.end
+                if flow.end < _RENEWED_AT:
+                    self._free_words.append(flow.words)
             # Kept until the end: giving it back would wait for the GPU, and that for this thread.
             self._free_slots[flow.slots.size_bytes].append(flow.slots)
 
@@ -270,13 +304,18 @@ class MessageEngine:
 
     def _release_streams(self) -> None:
         for flow in self._flows:
-            self._pages[0].store(flow.words.by_host, LAST)
+            if flow.words is not None:
+                self._pages[0].store(flow.words.by_host, LAST)
+
+    def is_over(self, flows: Sequence[Flow]) -> bool:
+        """Return whether messages are done, or will never be."""
+        return self._is_aborted or all(flow.done == flow.count for flow in flows)
 
     @property
     def is_drained(self) -> bool:
         """Whether no stream uses this memory any more."""
-        flows: list[Any] = self._flows
-        return all(self._load(flow.words.by_gpu) >= flow.end for flow in flows)
+        on_streams = [(flow.words, flow.end) for flow in self._flows]
+        return all(words is None or self._load(words.by_gpu) >= end for words, end in on_streams)
 
     def stop(self, limit_s: float) -> bool:
         """End the thread, once its messages are over or aborted; return whether it has ended."""

@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, Final
 
 from gpucoll import devices
+from gpucoll.backends.direct import word_trial
 from gpucoll.backends.direct.peer_trial import TRIAL_BYTES, PeerTrial
 from gpucoll.backends.direct.rounds import ALIGNMENT_BYTES, Exchange, Word
 from gpucoll.devices import Device
@@ -37,6 +38,8 @@ MOST_RANKS: Final = 16
 _PAGE: Final = 4096
 _LINE: Final = 64
 _LET_GO: Final = 8
+_SPARE: Final = 16
+"""In each rank's line: the words READY and DONE, the one above, then what nobody waits for."""
 _TOKEN_AT: Final = _PAGE - 32
 _PAUSE_S: Final = 1e-3
 
@@ -139,7 +142,9 @@ class PeerMemory:
             return
         with contextlib.suppress(GpucollError):
             self._trial.close()
-        if self._trial.is_stuck:  # who frees what a GPU works with waits for the GPU
+        if self._trial.is_stuck or word_trial.is_stuck(
+            self.device
+        ):  # who frees what a GPU works with waits for the GPU
             _stuck.append((self._trial, self._page, self._own, self._opened))
             self._page, self._own, self._opened = None, 0, []
 
@@ -185,6 +190,10 @@ class PeerMemory:
             raise BackendUnavailableError("rank 0's shared memory is not reached from here")
         self._page = Mapping(fd, _PAGE, "words of ranks' GPUs")
         self._seen = self.device.register_host(self._page.address, _PAGE)
+        spare = self.exchange.rank * _LINE + _SPARE
+        problem = word_trial.problem_at(self.device, self._seen + spare, self._page.address + spare)
+        if problem:
+            raise BackendUnavailableError(f"{self.device.label}: {problem}")
 
     def close_file(self) -> None:
         """Close the file of the words: all ranks have it mapped, or never will."""

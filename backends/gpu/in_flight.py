@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpucoll.backends.gpu.signature import Signature
-from gpucoll.backends.gpu.streams import Streams
+from gpucoll.backends.gpu.streams import Mark, Streams
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class StreamCall:
     launches : sequence
         What the backend enqueues for it, all of it at once.
     stream : int
-        Where: one of the device's.
+        Where: one of the device's, or `Issuer.beside_streams`.
     keep : object
         What must live until it is done.
     is_own : bool
@@ -49,6 +49,11 @@ class StreamCall:
     is_captured: bool = False
     is_awaited: bool = False
 
+    @property
+    def is_on_stream(self) -> bool:
+        """Whether a stream has a part in it: none has in messages of host arrays."""
+        return self.stream >= 0
+
 
 class IssuedCall:
     """A call on a stream.
@@ -63,6 +68,8 @@ class IssuedCall:
         Where it runs.
     start, end : int
         Events before and behind it on the stream; 0 once they are passed and given back.
+    launches : sequence
+        Of one that is on no stream: what says whether it is over, by `is_over`.
     timeout_s : float
         How long it may take from its start on.
     keep : object
@@ -76,8 +83,8 @@ class IssuedCall:
     """
 
     __slots__ = (
-        "__weakref__", "begun_s", "end", "is_done", "is_passed", "keep", "name", "sequence",
-        "start", "stream", "timeout_s",
+        "__weakref__", "begun_s", "end", "is_done", "is_passed", "keep", "launches", "name",
+        "sequence", "start", "stream", "timeout_s",
     )  # fmt: skip
 
     def __init__(
@@ -97,6 +104,7 @@ class IssuedCall:
         self.keep = keep
         self.start = start
         self.end = end
+        self.launches: Sequence[Any] = ()
         self.begun_s = 0.0
         self.is_passed = self.is_done = False
 
@@ -117,12 +125,15 @@ class InFlight:
         Of all of them.
     captured : WeakSet of IssuedCall
         Captured calls that can still be waited for; in no line.
+    marks : WeakSet of Mark
+        Of what plans have.
     """
 
     def __init__(self) -> None:
         self.lines: dict[int, deque[IssuedCall]] = {}
         self.count = 0
         self.captured: weakref.WeakSet[IssuedCall] = weakref.WeakSet()
+        self.marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 
     def add(self, issued: IssuedCall) -> None:
         """Put a call behind those on its stream."""
@@ -149,5 +160,7 @@ class InFlight:
         for issued in (*lines, *self.captured):
             issued.give_back(streams)
             issued.keep = None
+        for mark in self.marks:
+            mark.give_back()
         self.lines.clear()
         self.count = 0

@@ -16,6 +16,7 @@ from gpucoll.backends.gpu.enqueue_entry import stepper
 from gpucoll.backends.gpu.enqueue_words import DriverTable, Gone
 from gpucoll.backends.gpu.in_flight import IssuedCall, StreamCall
 from gpucoll.backends.gpu.monitor import PAUSES_S, Monitor
+from gpucoll.backends.gpu.streams import Mark
 from gpucoll.devices import PER_THREAD_STREAM
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
@@ -35,6 +36,7 @@ class Issuer(Monitor):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._step = stepper(self.driver_table)
+        self._n_beside = 0
         self.wake: Callable[[], None] = _do_nothing
         """Called when there is something to watch."""
 
@@ -56,7 +58,8 @@ class Issuer(Monitor):
             until the calls are done.
         """
         for stream_call in stream_calls:
-            self.streams.check(stream_call.stream)
+            if stream_call.is_on_stream:
+                self.streams.check(stream_call.stream)
         if self.in_flight.count >= MOST_IN_FLIGHT:
             self._make_room()
         in_flight: list[IssuedCall] = []
@@ -64,14 +67,16 @@ class Issuer(Monitor):
         try:
             for stream_call in stream_calls:
                 in_flight.append(self._post(stream_call))
-                if not stream_call.is_captured:
+                if stream_call.is_on_stream and not stream_call.is_captured:
                     with self.in_driver():
                         in_flight[-1].start = self.streams.record(stream_call.stream)
             is_enqueuing = True
             kept = enqueue()
             with self.in_driver():
                 for issued, stream_call in zip(in_flight, stream_calls, strict=True):
-                    if stream_call.is_awaited or not stream_call.is_captured:
+                    if not stream_call.is_on_stream:
+                        issued.launches = stream_call.launches
+                    elif stream_call.is_awaited or not stream_call.is_captured:
                         issued.end = self.streams.record(issued.stream)
         except BaseException as error:
             for issued in in_flight:
@@ -149,6 +154,27 @@ class Issuer(Monitor):
                 with self.in_driver():
                     self.streams.follow(stream, leader)
 
+    def mark(self, stream: int) -> Mark:
+        """Note what is on a stream now, for calls that are made when it may be gone."""
+        with self.lock, self.device:
+            if stream != PER_THREAD_STREAM:
+                self.streams.check(stream)
+            with self.in_driver():
+                made = Mark(self.streams, self.streams.record(stream))
+        self.in_flight.marks.add(made)
+        return made
+
+    def follow_mark(self, stream: int, mark: Mark) -> None:
+        """Make what comes on `stream` wait for what was marked, unless that is done."""
+        with self.lock, self.device:
+            with self.device.relaxed_capture():
+                is_done = self.device.query_event(mark.event) != self.device.not_ready
+            if is_done:
+                mark.give_back()
+            else:
+                with self.in_driver():
+                    self.streams.wait(stream, mark.event)
+
     def wait_on(self, stream: int, issued: IssuedCall) -> None:
         """Make what comes on `stream` wait for a call."""
         with self.lock, self.device:
@@ -178,11 +204,10 @@ class Issuer(Monitor):
                 self.streams.make_own()
         return self.streams.own
 
-    def idle_stream(self) -> int:
-        """Return a stream of the communicator's on which nothing is, as long as there are some."""
-        self.look()
-        with self.lock, self.device:
-            return self.streams.idle(self.in_flight.lines)
+    def beside_streams(self) -> int:
+        """Return what stands for a stream in a call that is on none, nor behind another call."""
+        self._n_beside += 1
+        return -self._n_beside
 
     # --- the end ----------------------------------------------------------------------------------
 

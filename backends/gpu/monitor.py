@@ -218,7 +218,11 @@ class Monitor:
         return self.calls.is_compared(issued.sequence)
 
     def _is_passed(self, issued: IssuedCall, now_s: float) -> bool:
-        """Return whether a call's work on the stream has ended; give its events back then."""
+        """Return whether a call's work has ended; give its events back then."""
+        if issued.launches:
+            issued.begun_s = issued.begun_s or now_s
+            issued.is_passed = all(launch.is_over() for launch in issued.launches)
+            return issued.is_passed
         if not issued.begun_s and self._is_reached(issued.start):
             issued.begun_s = now_s
         if not issued.begun_s or not self._is_reached(issued.end):

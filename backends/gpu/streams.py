@@ -2,14 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+import weakref
 
 from gpucoll.devices import PER_THREAD_STREAM, Device
 from gpucoll.errors import ArgumentError
 
 _KNOWN_STREAMS = 256
-_MOST_FURTHER = 32
-"""Of a Host device each is a thread."""
+
+
+class Mark:
+    """What was on a stream at some moment: others can come behind it, whatever becomes of that one.
+
+    Parameters
+    ----------
+    streams : Streams
+        Of the communicator.
+    event : int
+        Recorded there; goes back to the pool with this.
+    """
+
+    def __init__(self, streams: Streams, event: int) -> None:
+        self._streams, self.event = streams, event
+        # May be called by the garbage collector anywhere: it only appends to a list.
+        self._dropped = weakref.finalize(self, streams.give_back, event)
+        self._dropped.atexit = False
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it is not known that all of that is done."""
+        return self._dropped.alive
+
+    def give_back(self) -> None:
+        """Nobody needs to wait for it any more."""
+        if self._dropped.detach():
+            self._streams.give_back(self.event)
 
 
 class Streams:
@@ -31,8 +57,6 @@ class Streams:
         """Streams that were found to be of this device."""
         self.own = 0
         """The communicator's own stream, for what is to overlap; 0 before `make_own`."""
-        self.further: list[int] = []
-        """More of them, for what is to wait for nothing else."""
 
     def check(self, stream: int) -> None:
         """Raise ArgumentError unless calls can run on a stream; who passed is remembered."""
@@ -57,14 +81,6 @@ class Streams:
     def make_own(self) -> None:
         """Make the communicator's own stream."""
         self.own = self._device.create_stream(is_urgent=True)
-
-    def idle(self, busy: Container[int]) -> int:
-        """Return a further stream that is not busy."""
-        found = next((stream for stream in self.further if stream not in busy), 0)
-        if not found and len(self.further) < _MOST_FURTHER:
-            found = self._device.create_stream()
-            self.further.append(found)
-        return found or self.further[0]
 
     def record(self, stream: int) -> int:
         """Return an event that is reached when all that is on the stream now is done."""
@@ -98,5 +114,3 @@ class Streams:
         if self.own:
             self._device.destroy_stream(self.own)
             self.own = 0
-        while self.further:
-            self._device.destroy_stream(self.further.pop())

@@ -141,7 +141,9 @@ HOST_DEVICES: Final = "GPUCOLL_HOST_DEVICES"
 HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
 """Bytes of memory that each Host device has in each process (2 GiB)."""
 
-# --- of vendors' libraries: read, to say what they lead to; only NCCL_SOCKET_IFNAME is ever set ---
+# --- of vendors' libraries: read, to say what they lead to; two are set where the user has not ---
+CUDA_DEVICE_MAX_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
+"""How many work queues the streams of a GPU share; set where the user has not."""
 NCCL_COMM_BLOCKING: Final = "NCCL_COMM_BLOCKING"
 NCCL_MULTI_RANK_GPU_ENABLE: Final = "NCCL_MULTI_RANK_GPU_ENABLE"
 HSA_NO_SCRATCH_RECLAIM: Final = "HSA_NO_SCRATCH_RECLAIM"

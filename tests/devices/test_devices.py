@@ -83,6 +83,27 @@ def test_a_gpu_that_is_not_there(on_device, vendor):
         assert ":0 to " in message
 
 
+def identify_others(device, control):
+    """A GPU that is only looked at gets no context, which takes memory there."""
+    assert "_context" not in vars(devices.open_device(control.double.kind, 5))
+    with control.driver_calls() as calls:
+        other = devices.open_device(control.double.kind, 6)
+        known = other.identity.uuid, other.target
+        assert device.can_access(6)
+    with control.driver_calls() as entered, other, other:
+        pass
+    return known, calls, [call for call in entered if "Ctx" in call[0]]
+
+
+def test_a_gpu_that_is_only_looked_at(on_device, vendor):
+    (uuid, target), looked, entered = on_device(identify_others)
+
+    assert uuid.endswith("06")
+    assert target == ("sm_99" if vendor == "nccl" else "gfx9ff:sramecc+:xnack-")
+    assert not any("Retain" in name for name, _ in looked)
+    assert entered == ([("cuDevicePrimaryCtxRetain", [6])] if vendor == "nccl" else [])
+
+
 def streams_and_events(device, control):
     before = control.count("streams"), control.count("events")
     stream, other, event = device.create_stream(), device.create_stream(True), device.create_event()
@@ -309,6 +330,26 @@ def test_cpu_only(vendor, monkeypatch):
     assert devices.device_count(kind) == 0
     assert devices.device_of(kind, 8) is None
     assert "GPUCOLL_CPU_ONLY" in devices.unavailable(kind)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"), [({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "1")]
+)
+def test_how_many_work_queues_streams_share(doubles, vendor, given, found):
+    """It is said before the driver starts; what the user says stands."""
+    double = doubles.double(vendor)
+    code = f"""
+import ctypes, os
+from gpucoll import devices
+ctypes.CDLL({str(double.driver)!r}, mode=ctypes.RTLD_GLOBAL)
+getenv = ctypes.CDLL(None).getenv
+getenv.restype = ctypes.c_char_p
+devices.open_device({double.kind!r}, 0)
+print(getenv(b"CUDA_DEVICE_MAX_CONNECTIONS"))
+"""
+    said = run_python(code, GPUCOLL_CPU_ONLY="0", **given)
+    expected = found.encode() if vendor == "nccl" or given else None
+    assert said.strip() == repr(expected)
 
 
 def test_no_gpus(doubles, vendor):

@@ -351,6 +351,7 @@ def can_wait(device, control):
     for value in (1, 0):
         control.driver_set("wait_values", value)
         answers.append(module.open_device(1).can_wait_for_values)
+    control.driver_set("wait_values", 1)
     return answers
 
 

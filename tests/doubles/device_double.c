@@ -26,6 +26,8 @@ static int initialise(void)
     const char *devices = getenv("DOUBLE_DEVICES");
     if (!is_initialised && devices)
         device_count_value = atoi(devices);
+    if (!is_initialised && getenv("DOUBLE_WORK_QUEUES"))
+        n_work_queues = atoi(getenv("DOUBLE_WORK_QUEUES"));
     for (int i = 0; i < DEVICES && !is_initialised; i++) {
         struct stream *s = &default_streams[i];
         s->device = i;
@@ -138,6 +140,7 @@ DOUBLE_API const char *hipGetErrorString(int code) { return text_of(code); }
 /* A context is the address of the device's default stream. */
 EXPORT(cuDevicePrimaryCtxRetain, )(void **out, int device)
 {
+    NOTE("cuDevicePrimaryCtxRetain", device);
     *out = is_device(device) ? &default_streams[device] : NULL;
     return *out ? OK : INVALID_DEVICE;
 }

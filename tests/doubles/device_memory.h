@@ -155,7 +155,7 @@ static void *copy_move(const void *work)
     return memcpy(malloc(sizeof(struct move)), work, sizeof(struct move));
 }
 
-static const struct double_kind MOVE = {run_move, copy_move, free};
+static const struct double_kind MOVE = {run_move, copy_move, free, NULL};
 
 static int move(void *to, const void *from, size_t size, void *stream)
 {

@@ -171,7 +171,7 @@ static void *copy_launch(const void *work)
     return memcpy(malloc(size), work, size);
 }
 
-static const struct double_kind LAUNCH = {run_launch, copy_launch, free};
+static const struct double_kind LAUNCH = {run_launch, copy_launch, free, NULL};
 
 static int launch(void *handle, const unsigned *grid, unsigned shared_bytes, void *stream, void **given)
 {

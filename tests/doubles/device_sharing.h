@@ -352,7 +352,9 @@ static void *copy_word(const void *work)
     return memcpy(malloc(sizeof(struct word)), work, sizeof(struct word));
 }
 
-static const struct double_kind WORD = {run_word, copy_word, free};
+static int word_waits(const void *work) { return !((const struct word *)work)->is_written; }
+
+static const struct double_kind WORD = {run_word, copy_word, free, word_waits};
 
 static int use_word(void *stream, void *address, unsigned value, int is_written)
 {

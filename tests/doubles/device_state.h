@@ -47,13 +47,14 @@ struct task {
     struct event *event;
     uint64_t generation;
     int is_record;
+    long turn; /* in the work queue of its stream; 0: in none */
     struct task *next;
 };
 
 struct stream {
     struct stream *next_stream;
     int device, is_alive, has_thread, is_busy, error;
-    long length;
+    long length, queue;
     struct task *first, **end;
     struct graph *capture;
     int is_joined; /* what was captured here has been waited for by the stream that began it */
@@ -93,6 +94,12 @@ static char disturbance[64];
 static int is_initialised, is_held, captures, sticky_error, device_count_value = 8;
 static int module_error, launch_error = 719;
 static long fail_launch_in, launch_count, module_count;
+/* What a GPU takes from the host in one order, whatever stream it is for: a stream that waits in one holds
+ * up all others that share it. */
+static struct {
+    long given, begun;
+} work_queues[DEVICES][64];
+static long stream_count[DEVICES], n_work_queues;
 static long queue_length, delay_us, limit_bytes = (long)MEMORY_BYTES, used_bytes;
 static __thread int stack[64], depth, capture_mode;
 
@@ -100,7 +107,8 @@ static __thread int stack[64], depth, capture_mode;
 
 /* devices: how many GPUs; hold: 1 keeps every stream from going on; delay_us: before each piece of
  * work; error: every call gives this code from now on; memory: bytes of a device; queue: how much a
- * stream takes before it keeps who brings more waiting (0: no limit); module_error: modules do not load,
+ * stream takes before it keeps who brings more waiting (0: no limit); work_queues: how many a device's
+ * streams share, from those on that are made now (0: each has its own); module_error: modules do not load,
  * with this code; fail_launch: the how-manieth launch from now on fails (0: none), with launch_error. */
 static long *sharing_setting(const char *key); /* device_sharing.h */
 
@@ -116,6 +124,8 @@ DOUBLE_API int double_set(const char *key, long value)
         delay_us = value;
     else if (!strcmp(key, "queue"))
         queue_length = value;
+    else if (!strcmp(key, "work_queues"))
+        n_work_queues = value;
     else if (!strcmp(key, "error"))
         sticky_error = (int)value;
     else if (!strcmp(key, "memory"))

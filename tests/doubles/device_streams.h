@@ -42,12 +42,26 @@ static void run_event(struct stream *s, struct task *t)
     }
 }
 
+/* Whether those before it in its stream's work queue have begun. */
+static int has_its_turn(const struct stream *s, const struct task *t)
+{
+    return !t->turn || work_queues[s->device][s->queue].begun == t->turn - 1;
+}
+
+/* Let the next one in the work queue begin. */
+static void pass_turn(const struct stream *s, const struct task *t)
+{
+    if (t->turn)
+        work_queues[s->device][s->queue].begun = t->turn;
+    pthread_cond_broadcast(&changed);
+}
+
 static void *work_off(void *argument)
 {
     struct stream *s = argument;
     pthread_mutex_lock(&lock);
     for (;;) {
-        while (!s->first || is_held) {
+        while (!s->first || is_held || !has_its_turn(s, s->first)) {
             if (!s->first && !s->is_alive && s != &default_streams[s->device]) {
                 pthread_mutex_unlock(&lock);
                 return NULL; /* the structure stays: handles that were freed must be told */
@@ -61,14 +75,20 @@ static void *work_off(void *argument)
         s->is_busy = 1;
         if (t->kind) {
             long pause_us = delay_us;
+            int waits = t->kind->waits && t->kind->waits(t->work);
+            if (!waits)
+                pass_turn(s, t);
             pthread_mutex_unlock(&lock);
             if (pause_us)
                 usleep((useconds_t)pause_us);
             t->kind->run(t->work);
             t->kind->drop(t->work);
             pthread_mutex_lock(&lock);
+            if (waits)
+                pass_turn(s, t);
         } else {
             run_event(s, t);
+            pass_turn(s, t);
         }
         free(t);
         s->is_busy = 0;
@@ -101,6 +121,8 @@ static int push(struct stream *s, struct task *t)
     if (code)
         return code;
     s->length++;
+    if (s->queue)
+        t->turn = ++work_queues[s->device][s->queue].given;
     t->next = NULL;
     *s->end = t;
     s->end = &t->next;
@@ -202,6 +224,8 @@ static int stream_create(void **out)
     s->is_alive = 1;
     s->end = &s->first;
     pthread_mutex_lock(&lock);
+    if (n_work_queues)
+        s->queue = 1 + stream_count[s->device]++ % n_work_queues;
     s->next_stream = streams;
     streams = s;
     pthread_mutex_unlock(&lock);

@@ -11,6 +11,7 @@ struct double_kind {
     void (*run)(void *work);
     void *(*copy)(const void *work); /* called when it is put on a stream, in that order */
     void (*drop)(void *work);
+    int (*waits)(const void *work); /* whether a work queue of the GPU waits with it; NULL: never does */
 };
 
 /* Every wait inside the doubles ends after this long, and says so on standard error. */

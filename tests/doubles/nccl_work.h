@@ -278,7 +278,7 @@ static void drop_batch(void *work)
     free(b);
 }
 
-static const struct double_kind BATCH = {run_batch, put_on_stream, drop_batch};
+static const struct double_kind BATCH = {run_batch, put_on_stream, drop_batch, NULL};
 
 /* Several streams in one group: it runs on the first after all, and all go on after it. */
 static int enqueue(struct batch *b)

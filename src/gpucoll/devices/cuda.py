@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from ctypes import POINTER, c_char_p, c_int, c_size_t, c_uint, c_void_p
 
+from gpucoll import config
 from gpucoll.devices import driver, shared_memory
 from gpucoll.devices.driver import Driver, Vendor
 from gpucoll.devices.driver_device import DEFAULT_STREAMS
@@ -132,9 +134,19 @@ class CudaDriver(Driver):
         return f"{(found.value or b'an error without a text').decode()} (CUDA driver code {code})"
 
 
+MOST_WORK_QUEUES = 32
+"""What the driver takes at most; 8 where nothing is said."""
+
+
 @functools.cache
 def load() -> CudaDriver:
-    """Load and initialise the driver, once."""
+    """Load and initialise the driver, once; with all the work queues that it can have.
+
+    Streams share them, and one that waits for a word in memory may hold up all others of its queue,
+    among them the one that would write the word. What the user has set stands, and what another
+    library has initialised.
+    """
+    os.environ.setdefault(config.CUDA_DEVICE_MAX_CONNECTIONS, str(MOST_WORK_QUEUES))
     return CudaDriver(VENDOR)
 
 
@@ -153,13 +165,19 @@ class CudaDevice(SharedMemoryDevice):
 
     def __init__(self, driver: CudaDriver, number: int) -> None:
         super().__init__(driver, number)
-        context = c_void_p()
-        # Never released: other libraries hold it too, and the driver ends it with the process.
-        self._call("context_retain", "be used", ctypes.byref(context), number)
-        self._context = context.value
         self._push, self._pop = self._functions["context_push"], self._functions["context_pop"]
         self._left = ctypes.byref(c_void_p())
         """Where the driver says what was left; nobody reads it, so threads may share it."""
+
+    @functools.cached_property
+    def _context(self) -> int:
+        """The primary context: retained when first needed, for it takes hundreds of MB of the GPU.
+
+        Never released: other libraries hold it too, and the driver ends it with the process.
+        """
+        context = c_void_p()
+        self._call("context_retain", "be used", ctypes.byref(context), self.number)
+        return context.value or 0
 
     def __enter__(self) -> CudaDevice:
         if code := self._push(self._context):
@@ -172,7 +190,7 @@ class CudaDevice(SharedMemoryDevice):
 
     def addresses(self) -> dict[str, int]:
         entering = {"PUSH": address_of(self._push), "POP": address_of(self._pop)}
-        return {**super().addresses(), **entering, "CONTEXT": self._context or 0}
+        return {**super().addresses(), **entering, "CONTEXT": self._context}
 
     def owns_stream(self, stream: int) -> bool:
         if stream in DEFAULT_STREAMS:

@@ -149,7 +149,7 @@ class SharedMemoryDevice(DriverDevice):
         return answer.value != 0
 
     def is_managed(self, address: int) -> bool:
-        answer = c_uint()
+        answer = c_uint(0)  # drivers write one byte of it, or all four
         with self:
             arguments = ctypes.byref(answer), _IS_MANAGED, address
             code = self._functions["pointer_attribute"](*arguments)

@@ -14,6 +14,7 @@ from tests.collective_cases import COUNTED, COUNTS, MOVEMENTS, REDUCTIONS, ROOTE
 from tests.dtypes import ALLOWED
 
 import gpucoll
+from gpucoll.backends.direct import word_trial
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.devices import open_device
 from gpucoll.errors import ArgumentError, BackendUnavailableError
@@ -187,22 +188,41 @@ def test_captured_graphs_are_refused(gpus):
     gpus.call_ranks(2, refuse_capture)
 
 
-def cannot_wait(rank):
+def cannot_wait(rank, setting, value, usual):
     known = vars(open_device("rocm", rank.rank))  # devices are kept as long as a process
-    if rank.rank == 1:
-        assert rank.control.driver.double_set(b"wait_values", 0) == 0
-        known.pop("can_wait_for_values", None)
-    try:
-        with pytest.raises(BackendUnavailableError, match="rank 1: streams of rocm:1"):
-            rank.init(backend="direct")
-    finally:
-        rank.control.driver.double_set(b"wait_values", 1)
-        known.pop("can_wait_for_values", None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(word_trial, "LIMIT_S", 0.2)
+        if rank.rank == 1:
+            rank.control.driver_set(setting, value)
+            known.pop("can_wait_for_values", None)
+        try:
+            with pytest.raises(BackendUnavailableError) as error:
+                rank.init(backend="direct")
+        finally:
+            rank.control.driver_set(setting, usual)
+            known.pop("can_wait_for_values", None)
+    for device, stream in word_trial._stuck:  # as if it had gone on
+        device.destroy_stream(stream)
+    word_trial._stuck.clear()
+    with rank.init(backend="direct") as comm:
+        comm.all_reduce(rank.kit.bytes_of(np.ones(4, np.uint8)))
+        comm.check()
+    return str(error.value)
 
 
 @pytest.mark.parametrize("gpus", ["rccl"], indirect=True)
-def test_a_gpu_that_cannot_wait_is_refused_alike(gpus):
-    gpus.call_ranks(2, cannot_wait)
+@pytest.mark.parametrize(
+    ("setting", "value", "usual", "reason"),
+    [
+        ("wait_values", 0, 1, "its streams cannot wait for words in memory, says its driver"),
+        ("wait_error", 1, 0, "its streams do not wait for words in memory, says its driver: code"),
+        ("hold", 1, 0, "a stream did not go on in 0.2 s once its word was there"),
+    ],
+)
+def test_a_gpu_that_cannot_wait_is_refused_alike(gpus, setting, value, usual, reason):
+    message, same = gpus.call_ranks(2, cannot_wait, setting, value, usual)
+    assert message == same
+    assert f"rank 1: rocm:1 (Double of a GPU, driver 6.4): {reason}" in message
 
 
 def on_hosts(rank):

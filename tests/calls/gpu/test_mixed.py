@@ -321,6 +321,29 @@ def test_messages_come_in_order(mixed, kinds):
     mixed.call(kinds, send_in_order)
 
 
+def receive_before_sending(rank, count):
+    """Have many receives pending on both ranks before anything is sent."""
+    rank.control.driver_set("work_queues", 8)
+    try:
+        with rank.init() as comm:
+            xs = [rank.array(np.full(10, place), "int32") for place in range(count)]
+            outs = [rank.array(np.zeros(10), "int32") for _ in range(count)]
+            other = 1 - comm.rank
+            received = [comm.recv(out, other, async_op=True) for out in outs]
+            sent = [comm.send(x, other, async_op=True) for x in xs]
+            for work in (*received, *sent):
+                work.synchronize()
+            return [int(rank.read(out)[-1]) for out in outs]
+    finally:
+        rank.control.driver_set("work_queues", 0)
+
+
+@pytest.mark.parametrize("count", [9, 40])
+def test_however_many_messages_are_pending(mixed, count):
+    """A GPU's streams share eight queues: what waits in each of them would hold up all others."""
+    assert mixed.call("NN", receive_before_sending, count) == [[*range(count)]] * 2
+
+
 def group(rank):
     with rank.init() as comm:
         me, size = comm.rank, comm.world_size

@@ -302,6 +302,28 @@ def test_a_plan_follows_the_stream_on_which_its_output_was_made(gpus):
     assert gpus.call_ranks(2, plan_on_another_stream) == [[2.0, 2.0]] * 2
 
 
+def plan_that_outlives_its_stream(rank):
+    with rank.init() as comm:
+        kit = rank.kit
+        counted = warm(comm, kit)
+        first, second = kit.stream(), kit.stream()
+        with first:
+            plan = comm.plan_all_reduce(full(kit, 1, 77))
+        comm._gpu._connected.device.destroy_stream(first.ptr)
+        counted.take()
+        with second:
+            for _ in range(3):
+                plan()
+            second.synchronize()
+        comm.check()
+        assert counted.take() >= 2
+        return plan.out.get()[0]
+
+
+def test_a_plan_outlives_the_stream_on_which_its_output_was_made(gpus):
+    assert gpus.call_ranks(2, plan_that_outlives_its_stream) == [2.0, 2.0]
+
+
 class Foreign:
     """An array that only says where it lies, and whether it may be written."""
 

@@ -160,22 +160,19 @@ class GpuRunner(GpuConnection):
         stream_call = _stream_call(connected, call, launches, call.address)
         found = connected.compiled_call(call.name, stream_call.signatures, launches)
         compiled_call, (source, destination) = found or (None, (0, 0))
-        keep, limit_s, made_on = stream_call.keep, stream_call.timeout_s, call.template.stream
-        following: set[int] | None = None if call.is_own else {made_on}
-        """Streams that come behind what was there when the plan's memory was made."""
+        keep, limit_s, issuer = stream_call.keep, stream_call.timeout_s, connected.issuer
+        made = None if call.is_own else issuer.mark(call.template.stream)
+        """Behind what was on its stream when the plan's memory was made there."""
 
         def enqueue(stream: int) -> IssuedCall:
-            leader = stream if following is None or stream in following else made_on
+            stream_call.stream = stream
+            if made is not None and made.is_pending:
+                connected.refuse_capture(stream_call)
+                issuer.follow_mark(stream, made)
             issued: IssuedCall | None = None
             if compiled_call is not None:
-                issued = compiled_call.issue(source, destination, stream, leader, keep, limit_s)
-            if issued is None:
-                connected.issuer.follow(stream, leader)
-                stream_call.stream = stream
-                issued = connected.issue(stream_call)
-            if leader != stream and following is not None:
-                following.add(stream)
-            return issued
+                issued = compiled_call.issue(source, destination, stream, stream, keep, limit_s)
+            return connected.issue(stream_call) if issued is None else issued
 
         return enqueue
 
@@ -247,12 +244,12 @@ class GpuRunner(GpuConnection):
 def _placed(connected: GpuBackend, call: GpuCall) -> GpuCall:
     """Return a call with its stream: of host arrays, the communicator's own.
 
-    Their messages wait for no call before them, nor the other way round: each has a stream.
+    Their messages wait for no call before them, nor the other way round: they are on none.
     """
     if not call.is_on_host:
         return call
     issuer = connected.issuer
-    return call.on_stream(issuer.idle_stream() if call.messages else issuer.own_stream)
+    return call.on_stream(issuer.beside_streams() if call.messages else issuer.own_stream)
 
 
 def _complete(connected: GpuBackend, call: GpuCall, issued: IssuedCall) -> None:
