@@ -212,10 +212,10 @@ def reduce_cases(device: Device, sizes_bytes: Sequence[int]) -> Iterator[Case]:
         step = partial(ring_step, "sum", *made[:3])
         yield Case(f"ring step float32 {size >> 20} MiB", 4 * size, step, 0.9)
     size = sizes_bytes[0]
-    for dtype in ("float32", "bfloat16"):
-        made = [*arrays(device, 1, dtype, size), *arrays(device, 2, dtype, size, offset=4)]
+    for dtype, offset in (("float32", 4), ("bfloat16", 4), ("bfloat16", 2), ("float8_e4m3fn", 1)):
+        made = [*arrays(device, 1, dtype, size), *arrays(device, 2, dtype, size, offset=offset)]
         run = partial(reduce_arrays, "sum", made[:1], made[1:])
-        yield Case(f"reduce 2 {dtype} differently aligned", 3 * size, run)
+        yield Case(f"reduce 2 {dtype} differently aligned, by {offset}", 3 * size, run)
 
 
 def cast_cases(device: Device, sizes_bytes: Sequence[int]) -> Iterator[Case]:
@@ -259,6 +259,12 @@ def pack_cases(device: Device, n_arrays: int = 500, largest_bytes: int = 4 * MIB
 
     name = f"prepare and pack {n_arrays} arrays, host time"
     yield Case(name, moved, prepare_and_pack, None, one_by_one, by_wall=True)
+    for offset in (4, 2):
+        lying = [
+            part(device.allocate(size + offset), "bfloat16", size // 2, offset) for size in sizes
+        ]
+        away = prepare_pack(lying, buffer, offsets)
+        yield Case(f"pack {n_arrays} arrays that lie {offset} bytes off", moved, away)
     halved = np.cumsum([0] + [(size // 2 + 15) // 16 * 16 for size in sizes]).tolist()
     narrow = prepare_pack(parts, buffer, halved, dtype="bfloat16", scale=0.5)
     yield Case(f"pack {n_arrays} float32 as bfloat16", moved * 3 // 4, narrow, 0.9)

@@ -16,7 +16,10 @@ the steps' whole output. So a step that takes the machine down loses nothing of 
 begins only where its limit fits into what is left of the ten minutes. ``--again FILE`` goes on from
 the report of an earlier run: what was killed or did not begin is done, and the rest taken over.
 ``--only NAME ...`` does the steps of these names (``"memory*"`` for several), and what prepares
-them.
+them; ``--list`` prints all.
+
+Where NCCL's source lies in ``build/nccl`` (2.30 or newer), the last steps build it for this GPU,
+with few functions, and try two ranks on one GPU, which older releases refuse.
 
 The exit code is 0 if everything passed, 1 if something failed or could not run, 2 if there is no
 GPU.

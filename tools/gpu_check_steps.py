@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 __all__ = ["SANITIZED", "Step", "steps_of"]
@@ -25,6 +26,20 @@ DIRECT = ["all_reduce,all_gather,reduce_scatter,all_to_all", "--array", "cupy", 
 DIRECT += ["--backend", "direct", "--ranks", "2", "--limit", "-b", "4K", "-e", "64M", "-f", "128"]
 DIRECT += ["--rounds", "5", "--sample", "0.005"]
 """Of two ranks that share the GPU, beside a copy of as many bytes."""
+
+NCCL_BUILD = [
+    "NVCC_GENCODE=-gencode=arch=compute_90,code=sm_90",
+    "ONLY_FUNCS=SendRecv|(AllGather|Broadcast) RING *|AllReduce Sum (f32|i32) RING *"
+    "|(Reduce|ReduceScatter) Sum f32 RING *",
+]
+"""For Hopper, and as few functions as are called: all of NCCL takes an hour."""
+NCCL_SHARED = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_ALGO": "Ring",
+    "NCCL_MAX_CTAS": "8",
+    "NCCL_NVLS_ENABLE": "0",
+}
+"""Two ranks on a GPU, whose kernels have to fit on it at once."""
 
 TESTS_NEED = ("pytest", "ml_dtypes")
 
@@ -50,14 +65,40 @@ class Step:
     """Whether it is done in every run, whichever steps are asked for."""
 
 
-def probes_of_memory(folder: Path) -> list[Step]:
-    """Return what tells whether the direct backend's ways are there: copies, words, IPC."""
-    steps = []
-    for probe, limit_s in (("words", 20), ("exported", 45), ("copies", 40)):
-        result = f"memory_{probe}.json"
-        command = [sys.executable, str(HERE / "gpu_memory_probes.py"), "--probe", probe]
-        command += ["--output", str(folder / result)]
-        steps.append(Step(f"memory {probe}", command, limit_s, result))
+def step_of(
+    name: str,
+    program: str,
+    arguments: Sequence[str],
+    folder: Path,
+    limit_s: float,
+    needs: Sequence[str] = (),
+    ranks: int = 0,
+) -> Step:
+    """Return a step that runs a program beside this one, under the launcher if with `ranks`."""
+    result = f"{name.replace(' ', '_')}.json"
+    command = [*(launcher(ranks) if ranks else [sys.executable]), str(HERE / program)]
+    command += [*arguments, "--output", str(folder / result)]
+    return Step(name, command, limit_s, result, needs)
+
+
+def launcher(ranks: int) -> list[str]:
+    """Return what starts ranks, before a program and its arguments."""
+    return [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
+
+
+def probes_of(folder: Path) -> list[Step]:
+    """Return what tells how GPU and driver do what the backends ask of them."""
+    steps = [
+        step_of(f"memory {probe}", "gpu_memory_probes.py", ["--probe", probe], folder, limit_s)
+        for probe, limit_s in (("words", 20), ("exported", 45), ("copies", 40))
+    ]
+    for count in ("8", "32", "1"):
+        arguments = ["--probe", "queues", "--connections", count]
+        name = f"streams queues {count}"
+        steps.append(step_of(name, "gpu_stream_probes.py", arguments, folder, 40))
+    turns = ["--probe", "turns"]
+    steps.append(step_of("streams turns", "gpu_stream_probes.py", turns, folder, 60))
+    steps.append(step_of("nccl", "gpu_nccl_probes.py", [], folder, 60, ("cupy",)))
     return steps
 
 
@@ -66,42 +107,68 @@ def collectives_of(folder: Path) -> list[Step]:
 
     By direct also with no memory shared, as between hosts, and with a rank that has no GPU.
     """
-    steps = []
     ways: list[tuple[str, int, list[str]]] = [
         ("nccl", 1, []), ("direct", 2, []), ("direct", 1, []), ("direct", 4, []),
         ("direct", 2, ["--staged"]),
     ]  # fmt: skip
+    steps = []
     for backend, ranks, more in ways:
-        words = [backend, str(ranks), *(word.removeprefix("--") for word in more)]
-        result = f"collectives_{'_'.join(words)}.json"
-        command = [*launcher(ranks), str(HERE / "gpu_collectives.py"), "--backend", backend]
-        command += [*more, "--output", str(folder / result)]
-        name = " ".join(["collectives", *words])
-        steps.append(Step(name, command, 60, result, TESTS_NEED))
-    result = "collectives_mixed_2.json"
-    command = [*launcher(2), str(HERE / "gpu_collectives.py"), "--mixed"]
-    command += ["--output", str(folder / result)]
-    steps.append(Step("collectives mixed 2", command, 60, result, TESTS_NEED))
-    return steps
+        name = " ".join(["collectives", backend, str(ranks), *more]).replace("--", "")
+        given = "gpu_collectives.py", ["--backend", backend, *more], folder, 60, TESTS_NEED, ranks
+        steps.append(step_of(name, *given))
+    given = "gpu_collectives.py", ["--mixed"], folder, 60, TESTS_NEED, 2
+    return [*steps, step_of("collectives mixed 2", *given)]
 
 
-def launcher(ranks: int) -> list[str]:
-    """Return what starts ranks, before a program and its arguments."""
-    return [sys.executable, "-m", "gpucoll.launcher.cli", "-n", str(ranks)]
+def further_checks_of(folder: Path) -> list[Step]:
+    """Return what is checked of PyTorch's backend, of arrays and memory of all kinds, of a loss."""
+    torch = [
+        step_of(f"torch {ranks}", "gpu_torch.py", [], folder, 60, ("torch",), ranks)
+        for ranks in (1, 2)
+    ]
+    kinds = {
+        "numba": ("numba", "numba_cuda"),
+        "jax": ("jax",),
+        "torch-expandable": ("torch",),
+        "cupy-async": ("cupy",),
+        "nccl-memory": ("cupy",),
+    }
+    arrays = [
+        step_of(f"arrays {kind}", "gpu_arrays.py", ["--kinds", kind], folder, 45, needs, 2)
+        for kind, needs in kinds.items()
+    ]
+    return [*torch, *arrays, step_of("a rank is killed", "gpu_killed.py", [], folder, 60)]
+
+
+def nccl_built_of(folder: Path) -> list[Step]:
+    """Return what builds NCCL from its source, where that is, and uses it with two ranks."""
+    source = HERE.parent / "build" / "nccl"
+    if not (source / "Makefile").exists():
+        return []
+    library = source / "build" / "lib" / "libnccl.so.2"
+    build = ["make", f"-j{os.cpu_count()}", "-C", str(source), "src.build", *NCCL_BUILD]
+    if (nvcc := shutil.which("nvcc")) is not None:
+        build.append(f"CUDA_HOME={Path(nvcc).resolve().parents[1]}")
+    given = [f"{name}={value}" for name, value in NCCL_SHARED.items()]
+    environment = ["env", f"GPUCOLL_NCCL_LIBRARY={library}", *given]
+    probe = step_of("nccl built 2", "gpu_nccl_probes.py", ["--without-torch"], folder, 60, (), 2)
+    cost = step_of("host cost nccl built 2", "gpu_host_cost.py", [], folder, 60, (), 2)
+    return [
+        Step("nccl build", build, 400),
+        *(replace(step, command=[*environment, *step.command]) for step in (probe, cost)),
+    ]
 
 
 def costs_of(folder: Path) -> list[Step]:
     """Return what a call costs its caller: beside its peers, and through direct."""
-    program = str(HERE / "gpu_host_cost.py")
-    alone = [sys.executable, program, "--output", str(folder / "host_cost.json")]
-    steps = [Step("host cost", alone, 60, "host_cost.json")]
-    for ranks in (1, 2):
-        result = f"host_cost_direct_{ranks}.json"
-        command = [*launcher(ranks), program, "--backend", "direct", "--batches", "20"]
-        command += ["--output", str(folder / result)]
-        name = f"host cost direct {ranks}"
-        steps.append(Step(name, command, 30, result))
-    return steps
+    direct = ["--backend", "direct", "--batches", "20"]
+    return [
+        step_of("host cost", "gpu_host_cost.py", [], folder, 60),
+        *(
+            step_of(f"host cost direct {ranks}", "gpu_host_cost.py", direct, folder, 30, (), ranks)
+            for ranks in (1, 2)
+        ),
+    ]
 
 
 def sweeps_of(folder: Path) -> list[Step]:
@@ -127,11 +194,9 @@ def benchmarks_of(folder: Path) -> list[Step]:
     """Return what measures kernels beside copies."""
     steps = []
     for group in ("reduce", "cast", "pack", "quantise", "custom"):
-        result = f"benchmark_{group}.json"
-        command = [sys.executable, str(HERE / "gpu_benchmarks.py"), "--group", group]
-        command += ["--output", str(folder / result)]
         needs = ("numba", "numba_cuda") if group == "custom" else ()
-        steps.append(Step(f"benchmark {group}", command, 60, result, needs))
+        given = "gpu_benchmarks.py", ["--group", group], folder, 60, needs
+        steps.append(step_of(f"benchmark {group}", *given))
     return steps
 
 
@@ -163,10 +228,16 @@ def steps_of(folder: Path) -> list[Step]:
     return [
         Step("warm", warm, 180, is_preparation=True),
         Step("doctor", [*doctor, str(folder / "doctor.json")], 60, "doctor.json"),
-        *probes_of_memory(folder),
+        *probes_of(folder),
         *collectives_of(folder),
+        *further_checks_of(folder),
         *tests_of(),
         *benchmarks_of(folder),
         *costs_of(folder),
+        *(
+            step_of(f"direct sweep {ranks}", "gpu_direct_sweep.py", [], folder, 45, (), ranks)
+            for ranks in (2, 4)
+        ),
         *sweeps_of(folder),
+        *nccl_built_of(folder),
     ]

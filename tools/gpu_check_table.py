@@ -13,6 +13,11 @@ __all__ = ["lines_of_direct", "table"]
 MOVED_BY_TWO = 10
 """Bytes that an all_reduce of two ranks on one GPU must read and write there, for each of an array:
 each rank copies it (2) and combines two of them into a third one (3)."""
+PROBES = ("memory", "streams", "nccl", "direct sweep", "a rank is killed")
+"""Steps whose rows are shown one by one."""
+CHECKS = ("collectives", "torch", "arrays")
+"""Steps whose rows are counted, and shown where they did not pass."""
+MOST_SHOWN = 40
 DIRECT_TARGET = 0.7
 """Wanted of the largest all_reduce: the part of the speed that those bytes allow."""
 
@@ -23,8 +28,12 @@ def table(report: Any) -> str:
     name = found.get("device", {}).get("name", "GPU")
     lines = [f"{name}, driver {found.get('driver_version')}", ""]
     lines += [_line_of_benchmark(row) for row in rows_of(report.results, "benchmark")]
-    lines += ["", *map(_line_of_memory, rows_of(report.results, "memory"))]
-    lines += _lines_of_collectives(rows_of(report.results, "collectives"))
+    for kind in PROBES:
+        lines += ["", *map(_line_of_probe, rows_of(report.results, kind))]
+    lines.append("")
+    for name, rows in report.results.items():
+        if name.startswith(CHECKS):
+            lines += _lines_of_checks(name, rows)
     lines += ["", *lines_of_direct(report.results.get("bench direct", {}))]
     for cost in rows_of(report.results, "host cost"):
         lines.append(f"{cost['name']:48} {cost['wall_us']:7.2f} us on the host")
@@ -52,24 +61,22 @@ def _line_of_benchmark(row: dict[str, Any]) -> str:
     )
 
 
-def _line_of_memory(row: dict[str, Any]) -> str:
+def _line_of_probe(row: dict[str, Any]) -> str:
     rate = f"{row['rate'] / 1e9:7.1f} GB/s" if "rate" in row else " " * 12
     return f"{row['name']:48} {rate}  {row['status']} {row['detail'][:80]}".rstrip()
 
 
-def _lines_of_collectives(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """Return how many of the calls were right, what was not, and the times."""
-    counts = Counter((row["ranks"], row["status"]) for row in rows)
-    lines = [f"{ranks} ranks: {count} calls {told}" for (ranks, told), count in counts.items()]
+def _lines_of_checks(name: str, rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many of a step's checks were right, what was not, and the times."""
+    counts = Counter(row["status"] for row in rows)
+    lines = [f"{name}: " + ", ".join(f"{count} {told}" for told, count in counts.items())]
     lines += [
-        f"  {row['status']}: {row['name']}, {row['ranks']} ranks: {row['detail'][:100]}"
+        f"  {row['status']}: {row['name']}: {row['detail'][:100]}"
         for row in rows
         if row["status"] != "passed"
-    ][:40]
+    ][:MOST_SHOWN]
     lines += [
-        f"{row['name']}, {row['ranks']} ranks".ljust(48) + f" {row['time_s'] * 1e6:10.1f} us"
-        for row in rows
-        if "time_s" in row
+        f"  {row['name']:46} {row['time_s'] * 1e6:10.1f} us" for row in rows if "time_s" in row
     ]
     return lines
 

@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT))  # the tests' oracle and cases
 sys.path.insert(0, str(ROOT / "tools"))
 
 from gpu_composed_calls import composed_checks, expect, left_out  # noqa: E402
-from gpu_rows import write_rows  # noqa: E402
+from gpu_rows import Step, run_on_ranks  # noqa: E402
 from tests.calls.gpu.cases import GpuCase  # noqa: E402
 from tests.calls.gpu.kits import HostDeviceKit, RealCupyKit  # noqa: E402
 from tests.collective_cases import COLLECTIVES, REDUCTIONS, ROOTED, Case, run_case  # noqa: E402
@@ -209,70 +209,47 @@ def timed(size_bytes: int, comm: Any, kit: Any) -> dict[str, Any]:
     }
 
 
-def did(check: Check, comm: Any, kit: Any) -> dict[str, Any]:
-    """Return how a check went on this rank."""
-    begin = time.perf_counter()
-    try:
-        more = check(comm, kit) or {}
-        status, detail = "passed", ""
-    except (ArgumentTypeError, BackendUnavailableError) as error:  # alike on all ranks
-        status, detail, more = "refused", str(error), {}
-    except Exception as error:
-        status, detail, more = "failed", f"{type(error).__name__}: {error}", {}
-    elapsed_s = time.perf_counter() - begin
-    return {"status": status, "detail": detail[:2000], "elapsed_s": elapsed_s, **more}
-
-
-def merged(name: str, replies: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the row of all ranks: of one that failed, else of rank 0."""
-    worst = next((reply for reply in replies if reply["status"] == "failed"), replies[0])
-    ranks = [rank for rank, reply in enumerate(replies) if reply["status"] == worst["status"]]
-    return {"name": name, "ranks": len(replies), **worst, "on_ranks": ranks}
-
-
 UNMIXED = ("bfloat16", "compressed", "captured")
 """What CuPy's arrays lack, and what host arrays beside them do."""
 
 
 def run(backend: str, array: str, output: Path, wanted: str = "", *, is_mixed: bool = False) -> int:
     """Do all checks whose name has a word in it; return how many failed. Every rank calls it."""
-    rows: list[dict[str, Any]] = []
     with gpucoll.init(backend="cpu", timeout_s=2 * MEETING_S) as control:
         if is_mixed and control.rank:
             os.environ[config.CPU_ONLY], array = "1", "numpy"
         kit = KITS[array]()
 
         def opened() -> Any:
-            made = gpucoll.init(
+            return gpucoll.init(
                 backend=backend,
                 device=kit.device,
                 mixed=is_mixed,
                 timeout_s=CALL_S,
                 on_async_error="raise",
             )
-            if control.rank == 0 and not rows:
-                print(made.describe(), flush=True)
-            return made
 
-        comm = opened()
-        for name, check in checks(control.world_size):
-            if wanted not in name or (is_mixed and any(word in name for word in UNMIXED)):
-                continue
-            rows.append(merged(name, control.all_gather_object(did(check, comm, kit))))
-            if rows[-1]["status"] == "failed":  # the same on every rank
-                comm.abort()
-                comm = opened()
-            if control.rank == 0:
-                write_rows(rows, output)
-                say(rows[-1])
-        comm.close()
-    return sum(row["status"] == "failed" for row in rows)
+        comms = [opened()]
+        if control.rank == 0:
+            print(comms[0].describe(), flush=True)
 
+        def open_again() -> None:
+            comms[0].abort()
+            comms[0] = opened()
 
-def say(row: dict[str, Any]) -> None:
-    """Say how a check went, unless it passed."""
-    if row["status"] != "passed":
-        print(f"{row['status']}: {row['name']}: {row['detail'][:300]}", flush=True)
+        def run_check(check: Check) -> dict[str, Any] | None:
+            return check(comms[0], kit)
+
+        def steps() -> Iterator[Step]:
+            for name, check in checks(control.world_size):
+                is_left_out = is_mixed and any(word in name for word in UNMIXED)
+                if wanted in name and not is_left_out:
+                    yield name, partial(run_check, check)
+
+        refusals = ArgumentTypeError, BackendUnavailableError  # alike on all ranks
+        failed = run_on_ranks(control, steps(), output, refusals, open_again)
+        comms[0].close()
+    return failed
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -24,7 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gpu_rows import write_rows
+from gpu_rows import Row, Step, run_steps
 
 from gpucoll.backends.discovery import look_for_gpus
 from gpucoll.devices import open_device
@@ -34,8 +34,6 @@ SIZES_BYTES = (64 << 10, MIB, 16 * MIB, 256 * MIB)
 REPETITIONS = 7
 CHILD_S = 60.0
 PATTERN = 0x5A
-Row = dict[str, Any]
-Step = tuple[str, Callable[[], Row]]
 
 
 def rate_of(device: Any, size_bytes: int, enqueue: Callable[[], None], streams: list[int]) -> Row:
@@ -198,19 +196,8 @@ PROBES = {"copies": copies, "words": words, "exported": exported}
 
 def run(device: Any, probe: str, output: Path, most: int) -> int:
     """Do each step of a probe, write the rows after each, return how many failed."""
-    rows: list[Row] = []
     with device:
-        for name, step in PROBES[probe](device, most):
-            try:
-                row = {"name": name, "status": "passed", "detail": "", **step()}
-            except Exception as error:  # the others are of interest all the same
-                row = {"name": name, "status": "failed", "detail": f"{type(error).__name__}: "}
-                row["detail"] += str(error)
-            rows.append(row)
-            write_rows(rows, output)
-            rate = f"{row['rate'] / 1e9:8.2f} GB/s" if "rate" in row else ""
-            print(f"{row['status']:7} {name:58} {rate} {row['detail'][:300]}", flush=True)
-    return sum(row["status"] == "failed" for row in rows)
+        return run_steps(PROBES[probe](device, most), output)
 
 
 def main(arguments: list[str] | None = None) -> int:

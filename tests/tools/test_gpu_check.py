@@ -17,10 +17,13 @@ sys.path.insert(0, str(ROOT / "tools"))
 import gpu_check  # noqa: E402
 import gpu_check_process  # noqa: E402
 import gpu_check_report  # noqa: E402
+import gpu_check_steps  # noqa: E402
 from gpu_check import Step, check  # noqa: E402
 from gpu_check_table import lines_of_direct  # noqa: E402
 
 sys.path.remove(str(ROOT / "tools"))
+
+from gpucoll import config  # noqa: E402
 
 KEYS = {"schema", "status", "runs", "steps", "results"}
 ENVIRONMENT = """
@@ -115,7 +118,7 @@ def test_everything_passes(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "Imaginary, driver 13000" in text
     assert "0.95 x copy  wanted 0.9\n" in text
-    assert "failed: scan, 2 ranks: off by 1" in text
+    assert "collectives nccl 1: 1 failed, 1 passed\n  failed: scan: off by 1\n" in text
     assert "1000.0 us" in text
     assert "25.0 GB/s  passed" in text
     assert text.rstrip().endswith("passed; every number is in gpu_check.json")
@@ -309,6 +312,18 @@ def test_the_steps(tmp_path, monkeypatch, capsys):
     assert max(step.limit_s for step in steps.values()) < gpu_check.LIMIT_S - 60
     assert gpu_check.main(["--list"]) == 0
     assert "warm" in capsys.readouterr().out
+
+
+def test_nccl_is_built_where_its_source_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_check_steps, "HERE", tmp_path / "tools")
+    assert gpu_check_steps.nccl_built_of(tmp_path) == []
+    (tmp_path / "build" / "nccl").mkdir(parents=True)
+    (tmp_path / "build" / "nccl" / "Makefile").touch()
+    build, *used = gpu_check_steps.nccl_built_of(tmp_path)
+    assert "src.build" in build.command
+    library = tmp_path / "build" / "nccl" / "build" / "lib" / "libnccl.so.2"
+    for step in used:
+        assert f"{config.NCCL_LIBRARY}={library}" in step.command
 
 
 def test_two_ranks_are_compared_with_what_their_copies_allow():

@@ -125,18 +125,24 @@ cupy_double.Stream.begin_capture, cupy_double.Stream.end_capture = begin_capture
 """
 
 
-@pytest.mark.parametrize("way", ["nccl 1", "direct 2"])
-def test_every_call_over_doubles(doubles, tmp_path, way):
-    backend, _, ranks = way.partition(" ")
-    made, output = doubles.double("nccl"), tmp_path / "rows.json"
+@pytest.fixture
+def look_alike(doubles, tmp_path):
+    """The environment in which ``import cupy`` finds a look-alike over the doubles."""
+    made = doubles.double("nccl")
     (tmp_path / "path").mkdir()
     paths = {"root": str(TOOLS.parent), "library": str(made.library), "driver": str(made.driver)}
     (tmp_path / "path" / "cupy.py").write_text(LOOK_ALIKE.format(**paths))
     before = filter(None, [os.environ.get("PYTHONPATH")])
     path = os.pathsep.join([str(tmp_path / "path"), *before])
-    variables = {**made.variables, **made.search_path, config.GPU_KIND: "cuda", "PYTHONPATH": path}
+    return {**made.variables, **made.search_path, config.GPU_KIND: "cuda", "PYTHONPATH": path}
+
+
+@pytest.mark.parametrize("way", ["nccl 1", "direct 2"])
+def test_every_call_over_doubles(look_alike, tmp_path, way):
+    backend, _, ranks = way.partition(" ")
+    output = tmp_path / "rows.json"
     command = ["-m", "gpucoll.launcher.cli", "-n", ranks, str(TOOLS / "gpu_collectives.py")]
-    code, text = run([*command, "--backend", backend, "--output", str(output)], 240, **variables)
+    code, text = run([*command, "--backend", backend, "--output", str(output)], 240, **look_alike)
     assert code == 0, text
     rows = rows_of(output)
     found = {name: row["status"] for name, row in rows.items() if row["status"] != "passed"}
@@ -145,6 +151,50 @@ def test_every_call_over_doubles(doubles, tmp_path, way):
     assert len(captures) == 4
     assert found == ({} if backend == "nccl" else dict.fromkeys(captures, "refused"))
     assert rows["all_reduce sum float8_e4m3fn"]["ranks"] == int(ranks)
+
+
+def test_probes_of_nccl(look_alike, tmp_path):
+    output = tmp_path / "rows.json"
+    command = [str(TOOLS / "gpu_nccl_probes.py"), "--without-torch", "--output", str(output)]
+    code, text = run(command, **look_alike)
+    assert code == 0, text
+    rows = rows_of(output)
+    assert {row["status"] for row in rows.values()} == {"passed"}
+    for number in range(2):
+        assert rows[f"a call with blocking {number}"]["send_recv_us"] > 0
+    assert rows["send_recv of 4096 bytes"]["time_s"] > 0
+
+
+HOST_DEVICE = {
+    "gpu_arrays.py": (2, ["--kinds", "host-device"], "host-device: movements"),
+    "gpu_direct_sweep.py": (3, ["--array", "host-device", "--most", "0"], "64 KiB, by shares"),
+    "gpu_killed.py": (0, ["--array", "host-device"], "a rank is killed in calls of 64 MiB"),
+}
+
+
+@pytest.mark.parametrize("program", HOST_DEVICE)
+def test_further_programs_on_host_devices(tmp_path, program):
+    ranks, more, expected = HOST_DEVICE[program]
+    output = tmp_path / "rows.json"
+    launched = ["-m", "gpucoll.launcher.cli", "-n", str(ranks)] if ranks else []
+    code, text = run([*launched, str(TOOLS / program), *more, "--output", str(output)])
+    assert code == 0, text
+    rows = rows_of(output)
+    assert {row["status"] for row in rows.values()} == {"passed"}
+    assert expected in rows
+
+
+def test_torch_on_the_cpu(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    output = tmp_path / "rows.json"
+    command = ["-m", "gpucoll.launcher.cli", "-n", "2", str(TOOLS / "gpu_torch.py")]
+    code, text = run([*command, "--device", "cpu", "--output", str(output)])
+    assert code == 0, text
+    rows = rows_of(output)
+    found = {name: row["status"] for name, row in rows.items() if row["status"] != "passed"}
+    assert found == {"a captured graph": "left out"}
+    assert len(rows) == 9
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.json"]
 
 
 @pytest.fixture(params=["nccl", "rccl"])
@@ -168,6 +218,30 @@ def test_probes_of_memory(double, tmp_path, probe):
         "exported": "another process reads and writes exported memory",
     }
     assert wanted[probe] in rows
+
+
+@pytest.mark.parametrize("double", ["nccl"], indirect=True)
+def test_streams_that_share_a_queue_stand_still(double, tmp_path):
+    output = tmp_path / "rows.json"
+    command = [str(TOOLS / "gpu_stream_probes.py"), "--probe", "queues", "--most", "5"]
+    command += ["--connections", "4", "--output", str(output)]
+    code, text = run(command, DOUBLE_WORK_QUEUES="4", **double)
+    assert code == 0, text
+    assert {row["status"] for row in json.loads(output.read_text())} == {"passed"}
+    row = rows_of(output)["ordinary streams wait, urgent ones go on"]
+    # The oldest one is in queue 1, those that wait in 2, 3, 4, 1, 2, the newest one in 3.
+    assert row["stalls"] == {"newest": [2, 3, 4, 5], "oldest": [4, 5]}
+
+
+@pytest.mark.parametrize("double", ["rccl"], indirect=True)
+def test_processes_take_turns(double, tmp_path):
+    output = tmp_path / "rows.json"
+    command = [str(TOOLS / "gpu_stream_probes.py"), "--probe", "turns", "--most", "20"]
+    command += ["--busy", str(1 << 16)]
+    code, text = run([*command, "--output", str(output)], **double)
+    assert code == 0, text
+    assert len(rows_of(output)) == 4
+    assert all(row["round_s"] > 0 for row in rows_of(output).values())
 
 
 def test_no_gpu(tmp_path):
