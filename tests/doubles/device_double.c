@@ -196,7 +196,7 @@ EXPORT(cuCtxGetStreamPriorityRange, hipDeviceGetStreamPriorityRange)(int *least,
 }
 EXPORT(cuStreamCreateWithPriority, hipStreamCreateWithPriority)(void **out, unsigned flags, int priority)
 {
-    BEGIN return flags > 1 || priority > 0 ? INVALID_VALUE : stream_create(out);
+    BEGIN return flags > 1 || priority > 0 ? INVALID_VALUE : stream_create(out, !flags);
 }
 EXPORT(cuStreamDestroy_v2, hipStreamDestroy)(void *stream) { BEGIN return stream_destroy(stream); }
 EXPORT(cuStreamQuery, hipStreamQuery)(void *stream) { BEGIN return stream_state(stream, 0); }

@@ -48,13 +48,16 @@ struct task {
     uint64_t generation;
     int is_record;
     long turn; /* in the work queue of its stream; 0: in none */
+    struct stream *behind; /* waits for so many pieces of work of this one */
+    long behind_count;
     struct task *next;
 };
 
 struct stream {
     struct stream *next_stream;
     int device, is_alive, has_thread, is_busy, error;
-    long length, queue;
+    int is_blocking; /* in order with the device's legacy stream */
+    long length, queue, pushed, done;
     struct task *first, **end;
     struct graph *capture;
     int is_joined; /* what was captured here has been waited for by the stream that began it */

@@ -42,6 +42,13 @@ static void run_event(struct stream *s, struct task *t)
     }
 }
 
+static void run_behind(struct stream *s, struct task *t)
+{
+    struct timespec until = limit();
+    while (t->behind->done < t->behind_count && !s->error)
+        s->error = wait_changed(&until, "the legacy stream, or one that is in order with it");
+}
+
 /* Whether those before it in its stream's work queue have begun. */
 static int has_its_turn(const struct stream *s, const struct task *t)
 {
@@ -87,12 +94,16 @@ static void *work_off(void *argument)
             if (waits)
                 pass_turn(s, t);
         } else {
-            run_event(s, t);
+            if (t->behind)
+                run_behind(s, t);
+            else
+                run_event(s, t);
             pass_turn(s, t);
         }
         free(t);
         s->is_busy = 0;
         s->length--;
+        s->done++;
         pthread_cond_broadcast(&changed);
     }
 }
@@ -121,6 +132,7 @@ static int push(struct stream *s, struct task *t)
     if (code)
         return code;
     s->length++;
+    s->pushed++;
     if (s->queue)
         t->turn = ++work_queues[s->device][s->queue].given;
     t->next = NULL;
@@ -128,6 +140,36 @@ static int push(struct stream *s, struct task *t)
     s->end = &t->next;
     pthread_cond_broadcast(&changed);
     return OK;
+}
+
+static struct task *new_task(const struct double_kind *kind, void *work)
+{
+    struct task *t = calloc(1, sizeof *t);
+    t->kind = kind;
+    t->work = work;
+    return t;
+}
+
+static int push_behind(struct stream *s, struct stream *other)
+{
+    if (other == s || other->device != s->device || other->done == other->pushed)
+        return OK;
+    struct task *t = new_task(NULL, NULL);
+    t->behind = other;
+    t->behind_count = other->pushed;
+    return push(s, t);
+}
+
+/* What comes on the legacy stream is behind all that is on blocking streams of the device, and the other
+ * way round; streams that were made as non-blocking have no part in it. */
+static int keep_legacy_order(struct stream *s)
+{
+    struct stream *legacy = &default_streams[s->device];
+    int code = s->is_blocking ? push_behind(s, legacy) : OK;
+    for (struct stream *other = streams; s == legacy && other && !code; other = other->next_stream)
+        if (other->is_blocking)
+            code = push_behind(s, other);
+    return code;
 }
 
 /* Put a task on a stream, or into the graph that is captured from it. Takes it. */
@@ -146,15 +188,8 @@ static int append(struct stream *s, struct task *t)
         t->kind->drop(t->work);
         t->work = copy;
     }
-    return push(s, t);
-}
-
-static struct task *new_task(const struct double_kind *kind, void *work)
-{
-    struct task *t = calloc(1, sizeof *t);
-    t->kind = kind;
-    t->work = work;
-    return t;
+    int code = keep_legacy_order(s);
+    return code ? code : push(s, t);
 }
 
 static struct task *event_task(struct event *e, int is_record)
@@ -217,9 +252,10 @@ static int disturbs_any_capture(const char *call)
     return captures != 0;
 }
 
-static int stream_create(void **out)
+static int stream_create(void **out, int is_blocking)
 {
     struct stream *s = calloc(1, sizeof *s);
+    s->is_blocking = is_blocking;
     s->device = current();
     s->is_alive = 1;
     s->end = &s->first;

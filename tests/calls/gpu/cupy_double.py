@@ -56,7 +56,7 @@ class Stream:
         self, ptr: int | None = None, number: int | None = None, non_blocking: bool = True
     ) -> None:
         self.number = _current_number() if number is None else number
-        self.ptr = _device(self.number).create_stream() if ptr is None else ptr
+        self.ptr = _new_stream(self.number, non_blocking) if ptr is None else ptr
         self._before: list[Stream] = []
 
     def __enter__(self) -> Stream:
@@ -71,6 +71,17 @@ class Stream:
         device = _device(self.number)
         with device:
             device.synchronize_stream(self.ptr)
+
+
+def _new_stream(number: int, is_non_blocking: bool) -> int:
+    """Return a new stream; one that blocks is in order with the legacy stream, as CuPy's own is."""
+    device = _device(number)
+    if is_non_blocking:
+        return int(device.create_stream())
+    handle = ctypes.c_void_p()
+    with device:
+        assert device.driver.functions["stream_create"](ctypes.byref(handle), 0, 0) == 0
+    return handle.value or 0
 
 
 def _streams() -> dict[int, Stream]:

@@ -53,9 +53,9 @@ class CupyKit:
         x.set(np.asarray(values, order="C"))
         self.cupy.cuda.get_current_stream().synchronize()
 
-    def stream(self) -> Any:
+    def stream(self, non_blocking: bool = True) -> Any:
         """Return a new stream; a context manager that makes it the current one."""
-        return self.cupy.cuda.Stream(non_blocking=True)
+        return self.cupy.cuda.Stream(non_blocking=non_blocking)
 
     def handle(self, stream: Any) -> int:
         return int(stream.ptr)

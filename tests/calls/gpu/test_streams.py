@@ -86,6 +86,34 @@ def test_the_current_stream_orders_everything(gpus):
     assert gpus.call(3, order_on_one_stream) == [[5.0 * size] * 2] * size
 
 
+def keep_legacy_order(rank, backend):
+    """The legacy stream and one that is in order with it, in turns, with no wait between them."""
+    with rank.init(backend=backend) as comm:
+        kit, results = rank.kit, []
+        comm.all_reduce(full(kit, 0))
+        blocking = kit.stream(non_blocking=False)
+        rank.control.driver_set("delay_us", 2000)
+        for async_op in (False, True):
+            x, y, out, later = (full(kit, value) for value in (1, 5, 0, 0))
+            with blocking:
+                kit.copy(x, y)
+            work = comm.all_reduce(x, out=out, async_op=async_op)  # on the legacy stream
+            if async_op:
+                work.wait()
+            with blocking:
+                kit.copy(later, out)
+                comm.all_reduce(later, out=x)
+            kit.copy(y, x)
+            results.append(kit.read(y)[-1])
+        rank.control.driver_set("delay_us", 0)
+        return results
+
+
+@pytest.mark.parametrize("backend", ["nccl", "direct"])
+def test_the_legacy_streams_order(gpus, backend):
+    assert gpus.call_ranks(2, keep_legacy_order, backend) == [[20.0, 20.0]] * 2
+
+
 def overlap(rank):
     """An asynchronous call comes after what was on the stream, and nothing waits for it."""
     with rank.init() as comm:
