@@ -19,7 +19,8 @@ the report of an earlier run: what was killed or did not begin is done, and the 
 them; ``--list`` prints all.
 
 Where NCCL's source lies in ``build/nccl`` (2.30 or newer), the last steps build it for this GPU,
-with few functions, and try two ranks on one GPU, which older releases refuse.
+with few functions, and try two ranks on one GPU, which older releases refuse. So they do with
+``build/nccl/build/lib/libnccl.so.2`` alone, built elsewhere.
 
 The exit code is 0 if everything passed, 1 if something failed or could not run, 2 if there is no
 GPU.

@@ -324,6 +324,9 @@ def test_nccl_is_built_where_its_source_is(tmp_path, monkeypatch):
     library = tmp_path / "build" / "nccl" / "build" / "lib" / "libnccl.so.2"
     for step in used:
         assert f"{config.NCCL_LIBRARY}={library}" in step.command
+    library.parent.mkdir(parents=True)
+    library.touch()
+    assert gpu_check_steps.nccl_built_of(tmp_path) == used
 
 
 def test_two_ranks_are_compared_with_what_their_copies_allow():
