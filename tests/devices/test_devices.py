@@ -335,8 +335,9 @@ def test_cpu_only(vendor, monkeypatch):
 @pytest.mark.parametrize(
     ("given", "found"), [({}, "32"), ({"CUDA_DEVICE_MAX_CONNECTIONS": "1"}, "1")]
 )
-def test_how_many_work_queues_streams_share(doubles, vendor, given, found):
+def test_how_many_work_queues_streams_share(doubles, vendor, given, found, monkeypatch):
     """It is said before the driver starts; what the user says stands."""
+    monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
     double = doubles.double(vendor)
     code = f"""
 import ctypes, os

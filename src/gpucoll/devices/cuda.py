@@ -119,6 +119,8 @@ VENDOR = Vendor(
 )
 
 
+MOST_WORK_QUEUES = 32
+"""What the driver takes at most; 8 where nothing is said."""
 _AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ
 _TO_OWNER = 100  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER, and CU_GPU_DIRECT_RDMA_WRITES_...
 _CURRENT_CONTEXT = 0  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX
@@ -128,25 +130,24 @@ _FROM_HOST = 1  # CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST
 class CudaDriver(Driver):
     """libcuda."""
 
+    def prepare(self) -> None:
+        """Ask for all the work queues that there can be.
+
+        Streams share them, and one that waits for a word in memory may hold up all others of its
+        queue, among them the one that would write the word. What the user has set stands, and what
+        another library has initialised.
+        """
+        os.environ.setdefault(config.CUDA_DEVICE_MAX_CONNECTIONS, str(MOST_WORK_QUEUES))
+
     def text(self, code: int) -> str:
         found = c_char_p()
         self.functions["error_string"](code, ctypes.byref(found))
         return f"{(found.value or b'an error without a text').decode()} (CUDA driver code {code})"
 
 
-MOST_WORK_QUEUES = 32
-"""What the driver takes at most; 8 where nothing is said."""
-
-
 @functools.cache
 def load() -> CudaDriver:
-    """Load and initialise the driver, once; with all the work queues that it can have.
-
-    Streams share them, and one that waits for a word in memory may hold up all others of its queue,
-    among them the one that would write the word. What the user has set stands, and what another
-    library has initialised.
-    """
-    os.environ.setdefault(config.CUDA_DEVICE_MAX_CONNECTIONS, str(MOST_WORK_QUEUES))
+    """Load and initialise the driver, once."""
     return CudaDriver(VENDOR)
 
 

@@ -99,6 +99,7 @@ class Driver:
             symbols = ", ".join(vendor.symbols[name][0] for name in missing)
             raise BackendUnavailableError(f"{vendor.driver} is too old: it has no {symbols}")
         self.functions = functions
+        self.prepare()
         if code := functions["initialise"](0):
             raise BackendUnavailableError(
                 f"{vendor.driver} does not start: {self.text(code)}. {vendor.remedy}"
@@ -117,6 +118,9 @@ class Driver:
         raise BackendUnavailableError(
             f"{self.vendor.driver} cannot be loaded: {'; '.join(problems)}. {self.vendor.remedy}"
         )
+
+    def prepare(self) -> None:
+        """Do what must be done before the driver is initialised."""
 
     def text(self, code: int) -> str:
         """Return what a code means."""

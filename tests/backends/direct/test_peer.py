@@ -531,6 +531,9 @@ def stuck(peers):
         answers = [path.give_up(0.01), bool(path.memory.exchange.addresses[peers.rank])]
     answers.append(path.give_up(LIMIT_S))
     device.destroy_stream(stream)
+    # Who was through before the other one let go has left its memory: it is looked at again here.
+    peers.comm.barrier()
+    peers.connect().close(LIMIT_S)
     return answers
 
 

@@ -82,7 +82,7 @@ def test_a_variable_that_names_something_else(alone, monkeypatch, kind):
 
 
 def test_a_library_that_is_no_compiler(alone, doubles):
-    path = str(doubles.double("nccl").driver)
+    path = str(doubles.mpi(cuda=0, rocm=0))  # a driver in this process would be a GPU to others
     with pytest.raises(BackendUnavailableError, match=r"is no NVRTC, or too old: no nvrtcVersion"):
         Compiler(VENDORS["cuda"], path)
 
