@@ -16,6 +16,8 @@ import pytest
 from tests.waiting import until
 
 import gpucoll
+from gpucoll import ReduceOp
+from gpucoll.entries.collectives import MAX_ENTRIES
 from gpucoll.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -60,6 +62,27 @@ def test_each_reads_what_the_one_before_has_written(comm):
     gpucoll.wait_all(works)
     assert (x == P**6).all()
     assert (y == [0, 0, *[P**8] * 4, P**7, 0]).all()
+
+
+@pytest.mark.ranks(2)
+def test_what_was_started_keeps_its_factor(comm):
+    """Also when the entry that has started it has forgotten the op, for those of later calls."""
+    x = np.ones(3)
+    op = ReduceOp.scaled_sum(0.5)
+    comm.all_reduce(x, out=np.zeros(3), op=op)  # the entry knows it
+    if comm.rank == 1:
+        comm.recv(np.zeros(1), 0)
+    works = [comm.all_reduce(x, out=np.zeros(3), op=op, async_op=True)]
+    factors = [2.0 + place for place in range(MAX_ENTRIES + 1)]
+    for factor in factors:
+        later = ReduceOp.scaled_sum(factor)
+        works.append(comm.all_reduce(x, out=np.zeros(3), op=later, async_op=True))
+    if comm.rank == 0:
+        gc.collect()
+        noise = [np.full(size, 9.0) for size in range(1, 9) for _ in range(500)]
+        comm.send(np.zeros(1), 1)
+        assert noise
+    assert [work.wait()[0] for work in works] == [2 * factor for factor in (0.5, *factors)]
 
 
 @pytest.mark.ranks(2)

@@ -6,6 +6,7 @@ array's dtype, the op and the root, in a small table. Python fills the table as 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from gpucoll.entries import (
 from gpucoll.group.host.group import HostGroup
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared.call_block import CallBlock
+from gpucoll.transport.shared.words import Context, State
 
 SEGMENT_WORDS = 3
 
@@ -66,7 +68,7 @@ class EntryTable:
         *,
         sends: bool = False,
     ) -> None:
-        self._group = group
+        self._group, self._context = group, group.context
         self._table = np.zeros(collectives.TABLE_WORDS, np.int64)
         self._table[collectives.TABLE_CONTEXT] = group.context_address
         self._table[collectives.TABLE_ARRAY_TYPE] = id(np.ndarray)
@@ -77,6 +79,9 @@ class EntryTable:
         self._table[collectives.TABLE_FLOAT_TYPE] = id(float)
         self._table[collectives.TABLE_TUPLE_TYPE] = id(tuple)
         self._entries: list[Entry] = []
+        self._learning = threading.Lock()
+        self._gone: list[Entry] = []
+        """Entries that had to go, while a call may be using their blocks."""
         self.call: Callable[..., Any] = _never
         if numpy_struct.matches():
             self.call = self.entry_of(code)
@@ -109,19 +114,33 @@ class EntryTable:
 
         They are kept alive here, so that no other object can take their identity. The oldest entry
         goes when the table is full. `key`, by default the dtype's identity, and `tensor_table`: see
-        `gpucoll.arrays.array_kinds.ArrayKind`.
+        `gpucoll.arrays.array_kinds.ArrayKind`. Nothing is done while another thread does the same.
         """
-        if self._group.is_running:
-            return  # another thread's call may be using a block that this one would push out
         key = id(dtype) if key is None else key
-        if any(e.key == key and e.op is op and e.root is root for e in self._entries):
-            return
-        if tensor_table:
-            self._table[collectives.TABLE_TENSORS] = tensor_table
-        block = make()
-        self._group.bind(block)
-        entry = Entry(key, dtype, op, root, block)
-        self._entries = [entry, *self._entries][: collectives.MAX_ENTRIES]
+        if self._learning.locked():
+            return  # one written by two threads might name a block that neither keeps
+        with self._learning:
+            if any(e.key == key and e.op is op and e.root is root for e in self._entries):
+                return
+            if self._is_at_rest():
+                self._gone.clear()
+            elif len(self._gone) >= collectives.MAX_ENTRIES:
+                return  # a call goes on and on, and this would need ever more memory
+            if tensor_table:
+                self._table[collectives.TABLE_TENSORS] = tensor_table
+            block = make()
+            self._group.bind(block)
+            self._put_first(Entry(key, dtype, op, root, block))
+
+    def _is_at_rest(self) -> bool:
+        """Return whether no call of this table runs, and none that it has started is pending."""
+        words = self._context
+        return int(words[Context.STATE]) != State.BUSY and not int(words[Context.PENDING])
+
+    def _put_first(self, entry: Entry) -> None:
+        entries = [entry, *self._entries]
+        self._gone += entries[collectives.MAX_ENTRIES :]
+        self._entries = entries[: collectives.MAX_ENTRIES]
         self._table[collectives.TABLE_COUNT] = 0
         for place, each in enumerate(self._entries):
             start = collectives.TABLE_ENTRIES + place * collectives.ENTRY_WORDS
@@ -165,7 +184,7 @@ class MessageEntries(EntryTable):
     ) -> None:
         super().__init__(group, code, sends=sends)
         self._table[collectives.TABLE_CONTEXT] = context.ctypes.data
-        self.context = context
+        self.context = self._context = context
         self._waits: CallBlock | None = None
 
     def wait_by(self, block: CallBlock) -> None:
