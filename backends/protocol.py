@@ -235,13 +235,13 @@ class HostMessages(Protocol):
     Attributes
     ----------
     send, receive : callable
-        The compiled entries ``(x, peer, tag)`` -> x, or None: not that way.
+        The compiled entries ``(x, peer, tag, timeout_s)`` -> x, or ``(x, dest, source, out, tag,
+        timeout_s)`` -> out. Where a message has failed they return its rows, for `ended_together`;
+        None: not that way, and nothing was begun, or the communicator is broken.
     """
 
     send: Callable[..., Any]
     receive: Callable[..., Any]
-    last_status: Callable[[], int]
-    """Returns the `Status` with which one of those has left a call to Python."""
     begin_send: Callable[..., Any]
     begin_receive: Callable[..., Any]
     """``(x, peer, tag)``: returns what the message is known by here, its row; x where that was sent
@@ -251,19 +251,18 @@ class HostMessages(Protocol):
     let_go_begun: Callable[[bytearray], None]
     """``(row,)`` of one that is over, or whose communicator is."""
     receive_row: Callable[..., bytearray | None]
-    """``(x, source, tag)``: receives into x; returns the row, of which `plain_array` and
-    `finish_take` tell more; None: not that way."""
+    """``(x, source, tag, timeout_s)``: receives into x; returns the row, which is over: for
+    `plain_array` and `ended`. None as above."""
     take: Callable[..., bytearray | None]
-    """``(source, tag)``: takes a message, whatever it is; returns its row; None: not that way."""
-
+    """``(source, tag, timeout_s)``: takes a message, whatever it is; returns the row as above."""
     find: Callable[..., bytearray | None]
-    """``(source, tag)``: finds a message, which stays; returns as `take`."""
+    """``(source, tag, timeout_s)``: finds a message, which stays; returns the row as above."""
 
     def begun(self, row: bytearray) -> Transfers:
         """Return a message that an entry has begun, for whoever does more than wait for it."""
 
     def receive_taken(self, row: bytearray, code: int | None = None) -> Any:
-        """Receive what `take` has taken into a new NumPy array; None: see `finish_take`.
+        """Receive what `take` has taken into a new NumPy array; None: see `ended`.
 
         With `code` as bytes, if it is what that number of a dtype stands for.
         """
@@ -277,11 +276,11 @@ class HostMessages(Protocol):
     def origin(self, row: bytearray) -> tuple[int, int, int]:
         """Return source, tag and size in bytes of what was received."""
 
-    def received(self, row: bytearray) -> MessageRequest:
-        """Return what was received, as a request."""
+    def ended(self, row: bytearray) -> MessageRequest:
+        """Return a row that is over as a request, with what it has found or how it has failed."""
 
-    def finish_take(self, row: bytearray) -> MessageRequest:
-        """Return what was taken, or found, as a request; wait, if the entry has left that."""
+    def ended_together(self, rows: bytearray) -> list[MessageRequest]:
+        """Return the rows of one call of an entry in the same way."""
 
     def learn(self, kind: Kind, dtype: Any, name: str, description: bytes | None) -> None:
         """Make a compiled entry serve arrays of this dtype from now on."""
@@ -289,17 +288,14 @@ class HostMessages(Protocol):
     def hold(self, is_held: bool) -> None:
         """Keep the compiled entries from running calls at once, or let them again."""
 
-    def within(self, entry: Callable[..., Any], timeout_s: float, *arguments: Any) -> Any:
-        """Call a compiled entry with a deadline of its own."""
-
     def start(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> Transfers:
         """Begin requests, in this order and behind all that were begun before."""
 
-    def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
-        """Begin requests and wait until all are over; as a blocking call."""
+    def turn(self) -> AbstractContextManager[None]:
+        """Return a context for a blocking call; StateError where another thread is in one."""
 
-    def resume(self, requests: Sequence[MessageRequest]) -> None:
-        """Wait for the requests that a compiled entry has begun, and left to Python."""
+    def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
+        """Begin requests and wait until all are over; within a turn, or as the rest of a call."""
 
     def probe(self, request: MessageRequest) -> bool:
         """Probe without waiting; return whether there is such a message, and fill it in."""
@@ -307,10 +303,10 @@ class HostMessages(Protocol):
     def let_go(self, request: MessageRequest) -> None:
         """Give a held message up that nobody will receive."""
 
-    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], Callable[[], None]]:
+    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], object]:
         """Return what sends or receives the same memory again and again, and says a `Status`.
 
-        And what takes back what that has left to Python; keep both.
+        And what has to be kept with it.
         """
 
     def end(self) -> None:

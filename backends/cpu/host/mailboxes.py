@@ -69,6 +69,8 @@ _MODE_SHIFT, _DIMENSIONS_SHIFT, _ACKNOWLEDGEMENT_SHIFT, _DESCRIPTION_SHIFT = 8, 
 _DIMENSIONS_BASE = 16  # so that what stands for a number is not negative
 MANY_DIMENSIONS = layout.MESSAGE_DIMENSIONS + 1
 """Stands for any number of dimensions that an envelope has no room for."""
+ASKED = 1
+"""In `NEEDS_ROOM`: memory was asked for in vain, and it is not noted yet by which send."""
 
 
 # --- what both sides know -------------------------------------------------------------------------
@@ -202,7 +204,7 @@ def open_mailbox(table, words, receiver):
     context = get(table, CONTEXT)
     area = _area_of(context, receiver, get(context, RANK))
     if reserve(context, area, _LARGE) != OK:
-        put(table, NEEDS_ROOM, 1)
+        put(table, NEEDS_ROOM, ASKED)
         return False
     put(words, OUT_AREA, area)
     exchange64(_opened_word(context, receiver, get(context, RANK)), 1)
@@ -300,7 +302,7 @@ def _has_large(table, words):
     if get(words, OUT_HAS_LARGE) == 0:
         context, large = get(table, CONTEXT), _ring_start(get(words, OUT_AREA), 1)
         if reserve(context, large, get(context, _LARGE_RING_BYTES)) != OK:
-            put(table, NEEDS_ROOM, 1)
+            put(table, NEEDS_ROOM, ASKED)
             return False
         put(words, OUT_HAS_LARGE, 1)
     return True

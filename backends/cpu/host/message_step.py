@@ -271,16 +271,28 @@ def _drop(table, row):
 
 @compiled(_i64(_i64, _i64))
 def message_drop(table, row):
-    """Take a row back of which nothing has been done yet; return whether that was so.
-
-    A send that memory could not be taken for; a probe that does not wait.
-    """
+    """Take a probe back that does not wait; return 1, or 0 where it is over, or the table is."""
     lock(table)
     is_dropped = not _is_dead(table) and state_of(row) < DONE and _drop(table, row)
     if is_dropped:
-        put(table, NEEDS_ROOM, 0)
         finish(table, row, DROPPED)
     unlock(table)
+    return 1 if is_dropped else 0
+
+
+@compiled(_i64(_i64))
+def message_refuse(table):
+    """Drop the send that no memory can be taken for; return 1, or 0 where there is none."""
+    lock(table)
+    row = get(table, NEEDS_ROOM)
+    put(table, NEEDS_ROOM, 0)
+    is_dropped = row != 0 and not _is_dead(table) and _drop(table, row)
+    if is_dropped:
+        finish(table, row, DROPPED)
+    unlock(table)
+    if is_dropped:  # the thread that waits for it may sleep
+        context = get(table, CONTEXT)
+        ring_bell(context, get(context, RANK))
     return 1 if is_dropped else 0
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import threading
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, partial
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +20,7 @@ from gpucoll.backends.cpu.host.message_rows import Rows, address_of, plain_array
 from gpucoll.backends.cpu.host.message_waiter import Waiter
 from gpucoll.backends.cpu.host.pending_transfers import PendingTransfers
 from gpucoll.backends.protocol import MessageRequest
-from gpucoll.entries import begun_messages, collectives, messages
+from gpucoll.entries import begun_messages, messages
 from gpucoll.entries.pending import ask_thread
 from gpucoll.errors import GpucollError, SharedMemoryError
 from gpucoll.group.host.group import HostGroup
@@ -26,16 +28,18 @@ from gpucoll.group.host.progress import as_messages, thread
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.protocol import Group
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
-from gpucoll.transport.shared import layout
+from gpucoll.transport.shared import layout, ordering
 from gpucoll.transport.shared.call_block import CallBlock
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import (
     MAILBOX_WORDS,
     TABLE_WORDS,
     THREAD_MIN_BYTES,
+    TRANSFER_WORDS,
     Call,
     Context,
     Kind,
+    Progress,
     State,
     Status,
     TransferTable,
@@ -44,15 +48,13 @@ from gpucoll.types import Collective
 from gpucoll.wording import another_thread
 
 _Words = npt.NDArray[np.int64]
-_ROWS_OF_A_CALL = 2
+_ROWS_OF_A_CALL, _ROW_BYTES = 2, 8 * TRANSFER_WORDS
 _LONGEST_SLICE_NS = 20_000_000
 _RECEIVES = 1  # which of the entries receives at once
 _AT_ONCE = 1
 """As the time until which to wait: only take everything a step further."""
-_ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
-_IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
-_UNTIL_NS, _STATE, _PENDING = int(Call.UNTIL_NS), int(Context.STATE), int(Context.PENDING)
-_OK, _MISFIT, _IDLE = int(Status.OK), int(Status.MISFIT), int(State.IDLE)
+_OK, _MISFIT = int(Status.OK), int(Status.MISFIT)
+_IDLE, _TAKEN = int(State.IDLE), int(State.TAKEN)
 
 
 def _function(code: Any, n_arguments: int) -> Callable[..., int]:
@@ -64,6 +66,7 @@ def _function(code: Any, n_arguments: int) -> Callable[..., int]:
 
 _post = _function(message_step.message_post, 3)
 _drop = _function(message_step.message_drop, 2)
+_refuse = _function(message_step.message_refuse, 1)
 _end = _function(message_step.message_end, 1)
 _put_back = _function(message_step.message_put_back, 2)
 _release = _function(message_step.message_release, 1)
@@ -97,11 +100,17 @@ class MessageTable:
         self._steps = self._new_context()
         self._set_up()
         self._rows = self._new_rows(_ROWS_OF_A_CALL)
-        self._blocking = Waiter(self._words, self._new_context())
-        self._starting = self._new_context()
-        for context in (self._blocking.context, self._starting):
+        self._blocking, self._starting = self._new_context(), self._new_context()
+        """Of the entries: those whose calls block, and those that begin or wait for one message."""
+        for context in (self._blocking, self._starting):
             context[Context.TRANSFERS] = self._address
-            context[Context.MESSAGE_ROWS] = self._rows.address
+        self._blocking[Context.MESSAGE_ROWS] = self._rows.address
+        self._turn = self._blocking.ctypes.data + 8 * Context.STATE
+        self._entering = threading.Lock()
+        self._room = threading.RLock()
+        """Held while memory is granted; a signal's handler may come to need some, too."""
+        self._granting = self._grant_to_entry
+        self._words[TransferTable.GRANT] = id(self._granting)
         self._waiters: list[Waiter] = []
         self._row_tables: list[MessageEntries] = []
         self.under_way: set[PendingTransfers] = set()
@@ -111,17 +120,14 @@ class MessageTable:
             entries.call for entries in self._entries
         )
         entry = begun_messages
-        blocking, starting = self._blocking.context, self._starting
         self.wait_begun, self.let_go_begun = self._row_entries(
-            starting, entry.wait_entry, entry.let_go_entry
+            self._starting, entry.wait_entry, entry.let_go_entry
         )
         self.take, self._fetch, self.find = self._row_entries(
-            blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
+            self._blocking, entry.take_entry, entry.fetch_entry, entry.probe_entry
         )
         self._entries[_RECEIVES].wait_by(CallBlock(Collective.SEND, message_loop.address))
         self.receive_row = self._entries[_RECEIVES].entry_of(entry.receive_entry)
-        status = memoryview(self._blocking.context.data)
-        self.last_status: Callable[[], int] = lambda: status[Context.STATUS]
         group.context[Context.MESSAGE_STEP] = message_step.message_step.address
         group.context[Context.TRANSFERS] = self._address
 
@@ -150,7 +156,7 @@ class MessageTable:
 
     def _make_entries(self) -> list[MessageEntries]:
         """Return the entries that send and receive, blocking; and those that begin to."""
-        group, blocking, starting = self._group, self._blocking.context, self._starting
+        group, blocking, starting = self._group, self._blocking, self._starting
         entry, start = messages.message_entry, begun_messages.start_entry
         return [
             MessageEntries(group, entry, blocking, sends=True),
@@ -170,7 +176,7 @@ class MessageTable:
 
     def learn(self, kind: Kind, dtype: np.dtype[Any], name: str, description: bytes | None) -> None:
         """Make the compiled entries serve arrays of this dtype."""
-        padded = (description or b"").ljust(-(-len(description or b"") // 8) * 8, b"\0")
+        padded = _padded(description or b"")
         for entries in self._entries[int(kind != Kind.SEND) :: 2]:
 
             def make(context: _Words = entries.context) -> CallBlock:
@@ -182,25 +188,14 @@ class MessageTable:
                 if description is not None:
                     block.words[Call.DESCRIPTION] = address_of(padded)
                     block.words[Call.DESCRIPTION_BYTES] = len(description)
-                    block.keep = (padded,)
                 return block
 
             entries.learn(dtype, None, None, make)
 
     def hold(self, is_held: bool) -> None:
         """Keep the compiled entries from running calls at once, or let them again."""
-        for context in (self._blocking.context, self._starting):
+        for context in (self._blocking, self._starting):
             context[Context.PENDING] = is_held
-
-    def within(self, entry: Callable[..., Any], timeout_s: float, *arguments: Any) -> Any:
-        """Call a compiled entry with a deadline of its own."""
-        context = self._blocking.context
-        before = context[Context.TIMEOUT_NS]
-        context[Context.TIMEOUT_NS] = _nanoseconds(timeout_s)
-        try:
-            return entry(*arguments)
-        finally:
-            context[Context.TIMEOUT_NS] = before
 
     def begun(self, row: bytearray) -> PendingTransfers:
         """Return a message that an entry has begun, for whoever does more than wait for it."""
@@ -208,13 +203,16 @@ class MessageTable:
         return PendingTransfers(self, rows, [rows.request()], None)
 
     def receive_taken(self, row: bytearray, code: int | None = None) -> npt.NDArray[Any] | None:
-        """Receive what `take` has taken into a new array; None: see `finish_take`."""
+        """Receive what `take` has taken into a new array; None: see `ended`."""
         rows = self._rows_of(row)
         out = rows.new_array() if code is None else rows.new_bytes(code)
         if out is None:
             return None
         if self._fetch(row, out) is None:
-            self._finish(row, rows, rows.request())
+            try:
+                self._wait_blocking(rows, 1, is_started=True)
+            finally:  # it is over, or the table is
+                self.let_go_begun(row)
         return out
 
     def plain_array(self, row: bytearray) -> tuple[int, int, int, tuple[int, ...], int, int] | None:
@@ -228,33 +226,16 @@ class MessageTable:
         """Return source, tag and size in bytes of what was received."""
         return self._rows_of(row).origin()
 
-    def received(self, row: bytearray) -> MessageRequest:
-        """Return what was received, as a request."""
+    def ended(self, row: bytearray) -> MessageRequest:
+        """Return a row that is over as a request, with what it has found or how it has failed."""
         rows = self._rows_of(row)
         request = rows.request()
-        rows.settle(0, request, None)
-        return request
-
-    def finish_take(self, row: bytearray) -> MessageRequest:
-        """Return what was taken, or found, as a request; wait, if the entry has left that."""
-        rows = self._rows_of(row)
-        request = rows.request()
-        self._finish(row, rows, request)
-        return request
-
-    def _finish(self, row: bytearray, rows: Rows, request: MessageRequest) -> None:
-        """Wait for a row that a blocking entry has begun, and left to Python."""
-        waiter, status = self._blocking, self.last_status()
-        try:
-            if status in (Status.NO_ROOM, Status.NOT_RUN):
-                waiter.set_rows(rows, 1, is_started=True)
-                waiter.words[Call.LEAVES] = 0
-                self._run_blocking(waiter, rows, 1)
-            elif status not in (_OK, _MISFIT):
-                self._whole.raise_for(status)
-        finally:  # it is over, or the table is
-            self.let_go_begun(row)
         rows.settle(0, request, self.room_error)
+        return request
+
+    def ended_together(self, rows: bytearray) -> list[MessageRequest]:
+        """Return the rows of one call of an entry in the same way."""
+        return [self.ended(rows[at : at + _ROW_BYTES]) for at in range(0, len(rows), _ROW_BYTES)]
 
     # --- beginning, and waiting -------------------------------------------------------------------
 
@@ -297,85 +278,115 @@ class MessageTable:
         until_ns = 0
         if timeout_s is not None:
             until_ns = time.monotonic_ns() + _nanoseconds(timeout_s) if timeout_s else _AT_ONCE
+        waiter = self._take_waiter()
         try:
-            waiter = self._waiters.pop()
-        except IndexError:
-            waiter = Waiter(self._words, self._new_context())
-        try:
-            waiter.set_rows(rows, count, is_started=True, until_ns=until_ns)
-            return self._run_started(waiter, rows, count)
+            waiter.set_rows(rows, count, is_started=True, leaves=True, until_ns=until_ns)
+            return self._run(waiter, rows, count)
         finally:
             self._waiters.append(waiter)
 
-    def _run_started(self, waiter: Waiter, rows: Rows, count: int) -> bool:
+    def _take_waiter(self) -> Waiter:
+        """Return a waiter that no other thread uses until it is put back."""
+        try:
+            return self._waiters.pop()
+        except IndexError:
+            return Waiter(self._words, self._new_context())
+
+    def _run(self, waiter: Waiter, rows: Rows, count: int) -> bool:
+        """Wait until rows are over; return False where the waiter's own time is, before that."""
         while True:
             if self._group.is_forked or self._group.is_closed:
                 self._group.check_open()
-            waiter.states[_STATE] = _IDLE
             status = waiter.run()
             if status == Status.NO_ROOM:
+                waiter.words[Call.IS_STARTED] = 1
                 self._grant()
             elif status == Status.NOT_YET:
                 return False
             elif status in (_OK, _MISFIT) or rows.are_over(count):
                 return True
+            elif status == Status.NOT_RUN:
+                self._raise_refused()
             else:
                 self._whole.raise_for(status)
 
     def _grant(self) -> None:
         """Let a send take the memory that it needs; where there is none, it has failed."""
-        try:
-            make_room(self._steps)
-        except SharedMemoryError as error:
-            self.room_error = error
-            _drop(self._address, int(self._words[TransferTable.NEEDS_ROOM]))
-        self._words[TransferTable.NEEDS_ROOM] = 0
+        with self._room:
+            if not self._words[TransferTable.NEEDS_ROOM]:
+                return  # another thread has done it meanwhile
+            try:
+                make_room(self._steps)
+            except SharedMemoryError as error:
+                self.room_error = error
+                _refuse(self._address)
+            self._words[TransferTable.NEEDS_ROOM] = 0
+
+    def _grant_to_entry(self) -> None:
+        """Do so within a blocking entry."""
+        with self._ending():
+            self._grant()
+
+    # --- blocking calls ---------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def turn(self) -> Iterator[None]:
+        """Make a blocking call, of which there is one at a time: here, or in an entry.
+
+        Raises
+        ------
+        StateError
+            Another thread is in one; or the communicator cannot be used.
+        """
+        # Not acquire and try: an interrupt in between would leave it locked for ever.
+        if self._entering.locked():
+            self._raise_refused()
+        with self._entering:
+            # Where an interrupt came before the end of a call, its turn is still TAKEN.
+            if ordering.compare_exchange(self._turn, _IDLE, _TAKEN) not in (_IDLE, _TAKEN):
+                self._raise_refused()
+            try:
+                yield
+            finally:
+                ordering.compare_exchange(self._turn, _TAKEN, _IDLE)
+
+    def _raise_refused(self) -> NoReturn:
+        whole = self._whole
+        whole.check_open()
+        whole.raise_if_aborted()
+        raise another_thread(whole.rank, whole.world_size)
 
     def run(self, requests: Sequence[MessageRequest], timeout_s: float | None) -> None:
-        """Begin requests and wait until all are over; as a blocking call."""
-        group, waiter = self._group, self._blocking
+        """Begin requests and wait until all are over; as a blocking call, or a part of one."""
         rows = self._new_rows(len(requests))
-        limit_s = group.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._group.timeout_s if timeout_s is None else timeout_s
         kept = rows.fill(requests, _nanoseconds(limit_s), 0)
-        waiter.set_rows(rows, len(requests), is_started=False)
-        self._run_blocking(waiter, rows, len(requests))
+        self._wait_blocking(rows, len(requests), is_started=False)
         for place, request in enumerate(requests):
             rows.settle(place, request, self.room_error)
         del kept
 
-    def _run_blocking(self, waiter: Waiter, rows: Rows, count: int) -> None:
-        """Wait, with the context of blocking calls; where this rank leaves, all learn it."""
-        group, context = self._whole, waiter.states
-        held, context[_PENDING] = context[_PENDING], 0
+    def _wait_blocking(self, rows: Rows, count: int, *, is_started: bool) -> None:
+        """Wait for rows as a blocking call: where this rank leaves, all learn it."""
+        waiter = self._take_waiter()
         try:
-            while (status := waiter.run()) not in (_OK, _MISFIT):
-                if status == Status.NO_ROOM:
-                    waiter.words[Call.IS_STARTED] = 1
-                    self._grant()
-                elif status == Status.NOT_RUN:
-                    group.check_open()
-                    group.raise_if_aborted()
-                    raise another_thread(group.rank, group.world_size)
-                else:
-                    group.raise_for(status)
+            with self._ending():
+                waiter.set_rows(rows, count, is_started=is_started, leaves=False)
+                self._run(waiter, rows, count)
+        finally:
+            self._waiters.append(waiter)
+
+    @contextlib.contextmanager
+    def _ending(self) -> Iterator[None]:
+        """Give the communicator up where a blocking call is left by an exception."""
+        try:
+            yield
         except GpucollError:
             raise
         except BaseException:  # Ctrl-C, no memory: between two steps nobody else sees it
-            group.abort(Abort.INTERRUPTED)
+            self._whole.abort(Abort.INTERRUPTED)
             _end(self._address)
             raise
-        finally:
-            context[_PENDING] = held
-
-    def resume(self, requests: Sequence[MessageRequest]) -> None:
-        """Wait for the requests that a compiled entry has begun, and left to Python."""
-        waiter = self._blocking
-        waiter.set_rows(self._rows, len(requests), is_started=True)
-        waiter.words[Call.LEAVES] = 0
-        if self.last_status() == Status.NO_ROOM:
-            self._run_blocking(waiter, self._rows, len(requests))
-        for place, request in enumerate(requests):
-            self._rows.settle(place, request, self.room_error)
 
     # --- probing ----------------------------------------------------------------------------------
 
@@ -383,13 +394,16 @@ class MessageTable:
         """Probe without waiting; return whether there is such a message, and fill it in."""
         rows = self._new_rows(1)
         rows.fill([request], 0, 0)
-        if not self._post(rows, 1):
-            self._whole.raise_if_aborted()
-        self.wait(rows, 1, 0.0)
-        if not rows.are_over(1) and _drop(self._address, rows.address):
-            return False
-        rows.settle(0, request, None)
-        return True
+        transfers = PendingTransfers(self, rows, [request], None)
+        self.under_way.add(transfers)  # an interrupt may come before the row is out of the table
+        if not self._post(rows, 1) or not (self.wait(rows, 1, 0.0) or self._take_back(rows)):
+            self._raise_refused()
+        transfers.settle()
+        return rows.state() == Progress.DONE
+
+    def _take_back(self, rows: Rows) -> bool:
+        """Take a probe back, unless it is over; return False where the table is over instead."""
+        return bool(_drop(self._address, rows.address)) or rows.are_over(1)
 
     def let_go(self, request: MessageRequest) -> None:
         """Give a held message up that nobody will receive: it stands for whoever asks again."""
@@ -397,28 +411,21 @@ class MessageTable:
             _put_back(self._address, request.held)
             request.held = 0
 
-    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], Callable[[], None]]:
+    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], object]:
         """Return what sends or receives the same memory again and again, and says a `Status`.
 
-        And what takes back what that has left to Python.
+        And what has to be kept with it.
         """
         rows = self._new_rows(1)
         kept = rows.fill([request], 0, 0)
         block = CallBlock(Collective.SEND, message_loop.address)
         words = block.words
-        words[Call.CONTEXT] = self._blocking.context.ctypes.data
+        words[Call.CONTEXT] = self._blocking.ctypes.data
         words[Call.TRANSFERS], words[Call.N_TRANSFERS] = rows.address, 1
         words[Call.LARGEST_BYTES] = 0 if request.buffer is None else request.buffer.size_bytes
         holder = capsule(words.ctypes.data)
-        run: Callable[[], int] = builtin(collectives.prepared_call.address, METH_NOARGS, holder)
-
-        def take_back() -> None:
-            if rows.state() and not rows.are_over(1):
-                _drop(self._address, rows.address)
-            assert kept is not None  # alive as long as this is
-            assert block is not None
-
-        return run, take_back
+        run: Callable[[], int] = builtin(messages.planned_message.address, METH_NOARGS, holder)
+        return run, (rows, kept, block)
 
     # --- the end ----------------------------------------------------------------------------------
 
@@ -450,6 +457,12 @@ def _is_large(request: MessageRequest) -> bool:
 def _stop_thread(table: int, keep: Any) -> None:
     """Have the thread look at a table no more; all that it looks at is kept until then."""
     thread().remove(as_messages(table))
+
+
+@cache
+def _padded(description: bytes) -> bytes:
+    """Return whole words of a description, for ever: rows that are pending say where they lie."""
+    return description.ljust(-(-len(description) // 8) * 8, b"\0")
 
 
 def _nanoseconds(timeout_s: float) -> int:

@@ -39,9 +39,11 @@ class Waiter:
         code = collectives.prepared_call.address
         self.run: Callable[[], int] = builtin(code, METH_NOARGS, capsule(self.words.ctypes.data))
 
-    def set_rows(self, rows: Rows, count: int, *, is_started: bool, until_ns: int = 0) -> None:
-        """Say what to wait for."""
+    def set_rows(
+        self, rows: Rows, count: int, *, is_started: bool, leaves: bool, until_ns: int = 0
+    ) -> None:
+        """Say what to wait for, whether it has begun, and whether a signal ends the wait alone."""
         words = self.shown
         words[_ROWS], words[_N_ROWS] = rows.address, count
-        words[_IS_STARTED] = words[_LEAVES] = is_started
+        words[_IS_STARTED], words[_LEAVES] = is_started, leaves
         words[_UNTIL_NS] = until_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpucoll.backends.cpu.host.mailboxes import (
+    ASKED,
     E_DTYPE,
     E_FIRST_LENGTH,
     E_PACKED,
@@ -192,9 +193,16 @@ def _write_envelope(record, row, extra):
 
 @inline
 def _note_need(table, row):
-    """Note for which send memory was asked for in vain, if it was."""
-    if get(table, NEEDS_ROOM) != 0:
+    """Note for which send memory was asked for in vain, if it was just now."""
+    if get(table, NEEDS_ROOM) == ASKED:
         put(table, NEEDS_ROOM, row)
+
+
+@inline
+def _note_room(table, row):
+    """Note that a send needs no memory any more: its row may be gone soon."""
+    if get(table, NEEDS_ROOM) == row:
+        put(table, NEEDS_ROOM, 0)
 
 
 @inline
@@ -217,6 +225,7 @@ def _begin_send(table, words, row):
     if record == 0:
         _note_need(table, row)
         return False
+    _note_room(table, row)
     put(row, ACKNOWLEDGEMENT, _take_word(table) if needs_word else 0)
     _write_envelope(record, row, extra)
     if posted_bytes:

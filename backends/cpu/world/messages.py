@@ -34,6 +34,7 @@ from gpucoll.transport.shared.words import (
 
 _PEER, _FOUND_PEER = int(Transfer.PEER), int(Transfer.FOUND_PEER)
 _SEND = int(Kind.SEND)
+_TAG_AND_TIMEOUT = 2
 _CARRIED_YIELDS = 1000
 """So often a wait gives way before it sleeps where nothing would wake it at once: no connection
 says that something has come, but the thread looks every millisecond."""
@@ -139,12 +140,12 @@ class WorldMessages(MessageTable):
     def _sending(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         ends, unconnected = self._end_of, self._unconnected
 
-        def send(x: Any, dest: Any, tag: Any) -> Any:
+        def send(x: Any, dest: Any, *further: Any) -> Any:
             if type(dest) is not int or dest not in ends:
                 return None
             if dest in unconnected:
                 self._connect(dest)
-            return entry(x, ends[dest], tag)
+            return entry(x, ends[dest], *further)
 
         return send
 
@@ -154,24 +155,24 @@ class WorldMessages(MessageTable):
         def receive(x: Any, source: Any, *further: Any) -> Any:
             if type(source) is not int or source not in ends:
                 return None
-            if len(further) == 1:
+            if len(further) <= _TAG_AND_TIMEOUT:
                 return entry(x, ends[source], *further)
-            dest, (source, out, tag) = source, further
+            dest, source, further = source, further[0], further[1:]
             if dest < 0 or type(source) is not int or source not in ends:
                 return None
             if dest in self._unconnected:
                 self._connect(dest)
-            return entry(x, ends[dest], ends[source], out, tag)
+            return entry(x, ends[dest], ends[source], *further)
 
         return receive
 
     def _taking(self, entry: Callable[..., Any]) -> Callable[..., Any]:
         ends = {**self._end_of, -1: -1}
 
-        def take(source: Any, tag: Any) -> Any:
+        def take(source: Any, tag: Any, timeout_s: Any) -> Any:
             if type(source) is not int or source not in ends:
                 return None
-            return entry(ends[source], tag)
+            return entry(ends[source], tag, timeout_s)
 
         return take
 
@@ -211,7 +212,7 @@ class WorldMessages(MessageTable):
         self._connect_for(requests)
         super().run(requests, timeout_s)
 
-    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], Callable[[], None]]:
+    def plan(self, request: MessageRequest) -> tuple[Callable[[], int], object]:
         """Return what sends or receives the same memory again and again, and says a `Status`."""
         self._connect_for([request])
         return super().plan(request)

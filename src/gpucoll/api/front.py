@@ -57,13 +57,13 @@ class Front:
     _quick_gather_blocks: Callable[..., Any]
     _quick_scatter_blocks: Callable[..., Any]
     _quick_all_to_all_blocks: Callable[..., Any]
-    _quick_send: Callable[[Any, int, int], Any]
-    _quick_recv: Callable[[Any, int, int], Any]
-    _quick_send_recv: Callable[[Any, int, int, Any, int], Any]
+    _quick_send: Callable[[Any, int, int, float | None], Any]
+    _quick_recv: Callable[[Any, int, int, float | None], Any]
+    _quick_send_recv: Callable[[Any, int, int, Any, int, float | None], Any]
     _begin_send: Callable[[Any, int, int], Any]
     _begin_recv: Callable[[Any, int, int], Any]
-    _quick_take: Callable[[int, int], Any]
-    _quick_recv_row: Callable[[Any, int, int], Any]
+    _quick_take: Callable[[int, int, float | None], Any]
+    _quick_recv_row: Callable[[Any, int, int, float | None], Any]
 
     def _bind(self, collectives: Collectives) -> None:
         """Look the compiled entries up, once."""

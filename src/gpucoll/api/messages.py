@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from gpucoll.api.front import Front
 from gpucoll.arrays.array_kinds import note_written, numpy_view
 from gpucoll.calls.message import Message
-from gpucoll.config import check_timeout_s
 from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG
 
@@ -99,10 +98,9 @@ class Messages(Front):
                 if timeout_s is None and (row := self._begin_send(x, dest, tag)) is not None:
                     return self._point_to_point.sent(row, x)
             else:
-                if self._quick(self._quick_send, timeout_s, x, dest, tag) is not None:
-                    return None
-                if self._point_to_point.was_begun():
-                    return self._point_to_point.finish_send(x, dest, tag)
+                sent = self._quick_send(x, dest, tag, timeout_s)
+                if sent is not None:
+                    return None if sent is x else self._point_to_point.raise_failed(sent)
         if stream is None and (shown := numpy_view(x)) is not None:
             again: Any = self.send  # the same bytes, which entries read, and learn
             how = {"synchronous": synchronous, "async_op": async_op, "timeout_s": timeout_s}
@@ -121,10 +119,11 @@ class Messages(Front):
         """Receive into a tensor that NumPy shows, by an entry; None: not that way."""
         messages = self._point_to_point
         if not async_op:
-            if self._quick(self._quick_recv, timeout_s, shown, source, tag) is None:
-                if not messages.was_begun():
-                    return None
-                messages.finish_recv(shown, source, tag)
+            result = self._quick_recv(shown, source, tag, timeout_s)
+            if result is None:
+                return None
+            if result is not shown:
+                messages.raise_failed(result, shown)
             note_written(out)
             return out
         row = None if timeout_s is not None else self._begin_recv(shown, source, tag)
@@ -132,13 +131,6 @@ class Messages(Front):
             return None
         note_written(out)
         return messages.receiving(row, out)
-
-    def _quick(self, entry: Any, timeout_s: float | None, *arguments: Any) -> Any:
-        """Call a compiled entry, with a deadline of its own if one is given."""
-        if timeout_s is None:
-            return entry(*arguments)
-        check_timeout_s(timeout_s)
-        return self._backend.messages.within(entry, timeout_s, *arguments)
 
     @overload
     def recv(
@@ -243,22 +235,19 @@ class Messages(Front):
                 if timeout_s is None and (row := self._begin_recv(out, source, tag)) is not None:
                     return self._point_to_point.receiving(row, out)
             else:
-                result = self._quick(self._quick_recv, timeout_s, out, source, tag)
+                result = self._quick_recv(out, source, tag, timeout_s)
                 if result is not None:
-                    return result
-                if self._point_to_point.was_begun():
-                    self._point_to_point.finish_recv(out, source, tag)
-                    return out
+                    return out if result is out else self._point_to_point.raise_failed(result, out)
             if stream is None and (shown := numpy_view(out)) is not None:
                 received = self._recv_into_tensor(out, shown, source, tag, async_op, timeout_s)
                 if received is not None:
                     return received
         elif out is not None and stream is None and not async_op:
-            row = self._quick(self._quick_recv_row, timeout_s, out, source, tag)
+            row = self._quick_recv_row(out, source, tag, timeout_s)
             if row is not None:
                 return self._point_to_point.receive_informed(row, out)
         elif like is shape is dtype is stream is None and not async_op and not info:
-            row = self._quick(self._quick_take, timeout_s, source, tag)
+            row = self._quick_take(source, tag, timeout_s)
             if row is not None:
                 return self._point_to_point.receive_taken(row)
         return self._point_to_point.recv(
@@ -330,14 +319,9 @@ class Messages(Front):
         >>> from_left = comm.send_recv(edge, dest=right, source=left)
         """
         if not async_op and out is not None:
-            entry = self._quick_send_recv
-            result = self._quick(entry, timeout_s, x, dest, source, out, tag)
+            result = self._quick_send_recv(x, dest, source, out, tag, timeout_s)
             if result is not None:
-                return result
-            messages = self._point_to_point
-            if messages.was_begun():
-                messages.finish_send_recv(x, dest, source, out, tag)
-                return out
+                return out if result is out else self._point_to_point.raise_failed(result, out)
         return self._point_to_point.send_recv(
             x, dest, source, out, tag, async_op, timeout_s, stream
         )

@@ -74,4 +74,4 @@ class BegunMessage(MessageWork[_R]):
         """What was received: source, tag, count and dtype; None before that, and of a send."""
         if not self.done() or self._error is not None or self._name != "recv":
             return None
-        return received_message(self._owner.host_messages.received(self._row))
+        return received_message(self._owner.host_messages.ended(self._row))

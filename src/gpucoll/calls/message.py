@@ -52,7 +52,9 @@ class Message:
     _place: int = field(default=0, repr=False)
     _receive: Callable[..., Any] | None = field(default=None, repr=False, compare=False)
 
-    def recv(self, out: Any = None, *, timeout_s: float | None = None) -> Any:
+    def recv(
+        self, out: Any = None, *, async_op: bool = False, timeout_s: float | None = None
+    ) -> Any:
         """Receive this very message, whichever others there are; it can be received once.
 
         Parameters
@@ -60,6 +62,8 @@ class Message:
         out : array, optional
             Where it goes, as for `Communicator.recv`. Default: a new array, the number, or the
             object, as it was sent.
+        async_op : bool
+            Return a `Work`, as any thread may have one, whatever others wait for.
         timeout_s : float, optional
             Deadline, in seconds.
 
@@ -67,13 +71,14 @@ class Message:
         ------
         StateError
             It was received already: here, or by another receive that asked for its source and tag.
+            With `async_op` the Work raises that.
         """
         if self._receive is None:
             raise StateError(
                 f"the message from rank {self.source} with tag {self.tag} was received already: "
                 "this Message only tells what it was"
             )
-        return self._receive(self, out, timeout_s)
+        return self._receive(self, out, async_op, timeout_s)
 
 
 @functools.cache

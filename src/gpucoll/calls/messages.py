@@ -105,10 +105,11 @@ class MessageQueue:
             return self._begin(name, steps, timeout_s)
         if self.called:
             self.go_on_with_called()
-        return self.run(steps, timeout_s)
+        with self.host_messages.turn():
+            return self.run(steps, timeout_s)
 
     def run(self, steps: Steps, timeout_s: float | None) -> Any:
-        """Run what a blocking call does; return its result."""
+        """Run what a blocking call does, or is still to do; return its result."""
         try:
             while True:
                 self.host_messages.run(next(steps), timeout_s)
@@ -154,17 +155,18 @@ class MessageQueue:
         if timeout_s is not None:
             limits.append(timeout_s)
         limit_s = min(limits, default=None)
-        self.host_messages.run(requests, limit_s)
         failed: list[Exception] = []
-        for call in grouped:
-            result, error = None, None
-            try:
-                result = self.run(call.steps, limit_s)
-            except Exception as raised:
-                failed.append(raised)
-                error = raised
-            if call.work is not None:
-                call.work.settle(result, error)
+        with self.host_messages.turn():
+            self.host_messages.run(requests, limit_s)
+            for call in grouped:
+                result, error = None, None
+                try:
+                    result = self.run(call.steps, limit_s)
+                except Exception as raised:
+                    failed.append(raised)
+                    error = raised
+                if call.work is not None:
+                    call.work.settle(result, error)
         if failed:
             raise failed[0]
 
@@ -271,8 +273,8 @@ class MessageQueue:
         if self._group.failure is not None:
             return  # what broke the communicator was raised
         until_s = time.monotonic() + timeout_s
-        while self._pending:
-            work = next(iter(self._pending))
+        while pending := list(self._pending):  # of which other threads end some meanwhile
+            work = pending[0]
             try:
                 work._wait(max(until_s - time.monotonic(), 0.0))
             except DeadlineError:

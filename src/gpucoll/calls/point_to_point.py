@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -64,9 +64,8 @@ from gpucoll.group.protocol import Group
 from gpucoll.transport.shared.words import Kind, Mode, Status
 from gpucoll.types import ANY_SOURCE, ANY_TAG, DTYPES, dtype_name
 
-_MISFIT, _NO_ROOM = int(Status.MISFIT), int(Status.NO_ROOM)
-_QUICK = (int(Status.NOT_RUN), int(Status.OK), _MISFIT, _NO_ROOM)
-"""How a compiled entry ends that leaves a message to Python."""
+_LEFT_TO_PYTHON = int(Status.NOT_RUN), int(Status.MISFIT)
+"""How a plan ends that leaves a message to Python."""
 
 
 class PointToPoint:
@@ -153,10 +152,9 @@ class PointToPoint:
                 if row is not None:
                     return self.sent(row, first, "send_object")
             else:
-                if self._messages.send(first, dest, tag) is not None:
-                    return None
-                if self._was_begun():
-                    return self.finish_send(first, dest, tag)
+                sent = self._messages.send(first, dest, tag, None)
+                if sent is not None:
+                    return None if sent is first else self.raise_failed(sent)
             self._messages.learn(Kind.SEND, OBJECT_DTYPE, OBJECT, None)
         requests = object_requests(first, buffers, int(dest), int(tag))
         requests[0].mode = Mode.SYNCHRONOUS if synchronous else 0
@@ -236,21 +234,21 @@ class PointToPoint:
         return work
 
     def receive_informed(self, row: bytearray, out: Any) -> tuple[Any, Message]:
-        """Return `out` and what a compiled entry has received, or was to receive, into it."""
+        """Return `out` and what a compiled entry has received into it, or found instead."""
         plain = self._messages.plain_array(row)
         if plain is not None:
             return out, array_message(*plain, None)
-        request = self._messages.finish_take(row)
+        request = self._messages.ended(row)
         request.buffer = source_of(out, "out").buffer
         self._check(request)
         return out, received_message(request)
 
     def receive_taken(self, row: bytearray) -> Any:
-        """Receive what a compiled entry has taken, or was to take, into a new array."""
+        """Receive what a compiled entry has taken into a new array."""
         out = self._messages.receive_taken(row)
         if out is not None:
             return out
-        request = self._messages.finish_take(row)
+        request = self._messages.ended(row)
         return self.queue.run(self._taken(request, False), None)
 
     def _check_begun(self, work: MessageWork[Any]) -> None:
@@ -269,14 +267,16 @@ class PointToPoint:
         check_tag(tag, may_be_any=True)
         self._dispatch.check_host("out")
         if not async_op and timeout_s is None:
-            row = self._messages.take(source, tag)
+            row = self._messages.take(source, tag, None)
             if row is not None:
                 return self._receive_taken_object(row, info)
         request = MessageRequest(Kind.TAKE, int(source), int(tag))
         steps = self._taking_object(request, info)
         return self.queue.deliver("recv_object", steps, async_op, timeout_s, NOT_IN_GROUPS)
 
-    def receive_message(self, message: Message, out: Any, timeout_s: float | None) -> Any:
+    def receive_message(
+        self, message: Message, out: Any, async_op: bool, timeout_s: float | None
+    ) -> Any:
         """Receive the very message that a probe has found."""
         place = message._place
         steps: Steps
@@ -295,7 +295,7 @@ class PointToPoint:
                 self._taking_object(request, False) if is_object else self._taking(request, False)
             )
             in_group = NOT_IN_GROUPS if is_object else MessageWork
-        return self.queue.deliver("recv", steps, False, timeout_s, in_group)
+        return self.queue.deliver("recv", steps, async_op, timeout_s, in_group)
 
     def _receiving(
         self, request: MessageRequest, destination: Destination, out: Any, info: bool
@@ -333,16 +333,16 @@ class PointToPoint:
         return (yield from self._taken_object(request, info))
 
     def _receive_taken_object(self, row: bytearray, info: bool) -> Any:
-        """Receive an object that a compiled entry has taken, or was to take."""
+        """Receive an object that a compiled entry has taken."""
         first = self._messages.receive_taken(row, OBJECT_CODE)
         if first is None:
-            request = self._messages.finish_take(row)
+            request = self._messages.ended(row)
             return self.queue.run(self._taken_object(request, info), None)
         data, parts = new_parts(first)
         if not parts:
             value = object_of(data, parts)
             return (value, object_message(*self._messages.origin(row))) if info else value
-        return self.queue.run(self._opened(first, self._messages.received(row), info), None)
+        return self.queue.run(self._opened(first, self._messages.ended(row), info), None)
 
     def _taken_object(self, request: MessageRequest, info: bool) -> Steps:
         self._check(request)
@@ -420,37 +420,13 @@ class PointToPoint:
             raise send.error
         return (yield from receiving)
 
-    def was_begun(self) -> bool:
-        """Return whether a compiled entry has begun an array's message, and left it to Python.
-
-        Raises what it met otherwise.
-        """
-        return not self._dispatch.enqueues_host and self._was_begun()
-
-    def _was_begun(self) -> bool:
-        status = self._messages.last_status()
-        self.raise_status(status)
-        return status == _MISFIT or status == _NO_ROOM
-
-    def _finish(self, requests: list[MessageRequest]) -> None:
-        self._messages.resume(requests)
-        for request in requests:
+    def raise_failed(self, rows: bytearray, out: Any = None) -> NoReturn:
+        """Raise why a call of a compiled entry has failed: that has returned its rows."""
+        for request in self._messages.ended_together(rows):
+            if request.is_misfit:
+                request.buffer = source_of(out, "out").buffer
             self._check(request)
-
-    def finish_send(self, x: Any, dest: int, tag: int) -> None:
-        """Finish a send that an entry has begun."""
-        self._finish([MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)])
-
-    def finish_recv(self, out: Any, source: int, tag: int) -> None:
-        """Finish a receive that an entry has begun."""
-        buffer = source_of(out, "out").buffer
-        self._finish([MessageRequest(Kind.RECV, source, tag, buffer)])
-
-    def finish_send_recv(self, x: Any, dest: int, source: int, out: Any, tag: int) -> None:
-        """Finish both: nothing is sent a second time."""
-        receive = MessageRequest(Kind.RECV, source, tag, source_of(out, "out").buffer)
-        send = MessageRequest(Kind.SEND, dest, tag, source_of(x).buffer)
-        self._finish([receive, send])
+        raise AssertionError("all of these messages were sent and received")
 
     # --- probing, plans ---------------------------------------------------------------------------
 
@@ -458,11 +434,11 @@ class PointToPoint:
         """Return the message that a receive would get; None: there is none yet."""
         check_peer(source, "source", self.world_size, may_be_any=True)
         check_tag(tag, may_be_any=True)
-        if wait and timeout_s is None and (row := self._messages.find(source, tag)) is not None:
+        if wait and (row := self._messages.find(source, tag, timeout_s)) is not None:
             plain = self._messages.plain_array(row)
             if plain is not None:
                 return array_message(*plain, self.receive_message)
-            return message_of(self._messages.finish_take(row), self.receive_message)
+            return message_of(self._messages.ended(row), self.receive_message)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
         if self.queue.grouped is not None:
             check_in_group(self.queue.grouped, "probe", False, NOT_IN_GROUPS)
@@ -496,11 +472,10 @@ class PointToPoint:
                     "the same memory every time"
                 )
             request = MessageRequest(Kind.RECV, int(peer), int(tag), destination.buffer)
-        prepared, take_back = self._messages.plan(request)
+        prepared, kept = self._messages.plan(request)
 
-        def run_slowly() -> None:
-            """Do it as an ordinary call: errors, and memory that has to be granted."""
-            take_back()
+        def run_slowly(_kept: object = kept) -> None:
+            """Do it as an ordinary call, for its errors."""
             again = dataclasses.replace(request)
             steps = self._sending([again]) if sends else self._checked(again)
             self.queue.deliver(kind.name.lower(), steps, False, None, NOT_IN_GROUPS)
@@ -513,7 +488,7 @@ class PointToPoint:
 
     def raise_status(self, status: int) -> None:
         """Raise for a status of compiled code, unless it only leaves the call to Python."""
-        if status not in _QUICK:
+        if status not in _LEFT_TO_PYTHON:
             self._group.raise_for(status)
 
     # --- what they have in common -----------------------------------------------------------------

@@ -14,11 +14,21 @@ from gpucoll.entries.collectives import (
     TABLE_SENDS,
     TABLE_WAITS,
     capsule_pointer,
+    is_idle,
     new_integer,
     new_reference,
     run,
+    timeout_of,
 )
-from gpucoll.entries.messages import NO_PEER, peer_and_tag, prepare_message
+from gpucoll.entries.deadlines import UNKNOWN, USUAL
+from gpucoll.entries.messages import (
+    NO_PEER,
+    new_bytes,
+    peer_and_tag,
+    prepare_message,
+    release,
+    run_message,
+)
 from gpucoll.entries.pending import M_THREAD, want_thread
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import call_post, get, load64, load64_acquire, put
@@ -37,12 +47,11 @@ from gpucoll.transport.shared.words import (
     TransferTable,
 )
 
-_STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
+_STATE = int(Context.STATE)
 _TIMEOUT_NS, _TRANSFER_TABLE = int(Context.TIMEOUT_NS), int(Context.TRANSFERS)
 _IDLE, _POST = int(State.IDLE), int(TransferTable.POST)
 _OK, _SIGNAL, _MISFIT = int(Status.OK), int(Status.SIGNAL), int(Status.MISFIT)
 _NOT_RUN, _EVENT = int(Status.NOT_RUN), int(Status.EVENT)
-_NOT_BEGUN = -1
 _ROWS, _N_ROWS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
 _IS_STARTED, _LEAVES = int(Call.IS_STARTED), int(Call.LEAVES)
 _KIND, _PEER, _TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
@@ -57,14 +66,7 @@ _TAKE, _RECV, _PROBE = int(Kind.TAKE), int(Kind.RECV), int(Kind.PROBE)
 _DESCRIPTION = int(Transfer.DESCRIPTION)
 
 _i64 = types.int64
-_new_bytes = types.ExternalFunction("PyByteArray_FromStringAndSize", _i64(_i64, _i64))
 _bytes_address = types.ExternalFunction("PyByteArray_AsString", _i64(_i64))
-_release = types.ExternalFunction("Py_DecRef", types.void(_i64))
-
-
-@inline
-def _is_open(context):
-    return get(context, _STATE) == _IDLE and get(context, _PENDING) == 0
 
 
 @inline
@@ -88,17 +90,24 @@ def _let_go(row, memory):
     array = get(row, _KEPT)
     if array != 0:
         put(row, _KEPT, 0)
-        _release(array)
-        _release(memory)
+        release(array)
+        release(memory)
 
 
 @inline
 def _post(context, row):
     """Begin a message; return whether that could be."""
-    put(row, _ROW_TIMEOUT_NS, get(context, _TIMEOUT_NS))
-    put(row, _ROW_DEADLINE_NS, now_ns(context) + get(context, _TIMEOUT_NS))
     transfers = get(context, _TRANSFER_TABLE)
     return call_post(get(transfers, _POST), transfers, row, 1) != 0
+
+
+@inline
+def _set_deadline(context, row, timeout_ns):
+    """Give a message a deadline; the context is this thread's alone."""
+    if timeout_ns == USUAL:
+        timeout_ns = get(context, _TIMEOUT_NS)
+    put(row, _ROW_TIMEOUT_NS, timeout_ns)
+    put(row, _ROW_DEADLINE_NS, now_ns(context) + timeout_ns)
 
 
 @inline
@@ -115,8 +124,8 @@ def start_entry(self, arguments, n_arguments):
     """
     table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
-    if n_arguments == 3 and _is_open(context):
-        memory = _new_bytes(0, 8 * TRANSFER_WORDS)
+    if n_arguments == 3 and is_idle(context):
+        memory = new_bytes(0, 8 * TRANSFER_WORDS)
         if memory == 0:
             return 0
         row, x = _new_row(memory), get(arguments, 0)
@@ -125,6 +134,7 @@ def start_entry(self, arguments, n_arguments):
         transfers, is_large = get(context, _TRANSFER_TABLE), get(row, _SIZE_BYTES) > _LARGE_BYTES
         if call != 0 and not (is_large and get(transfers, M_THREAD) == 0):
             _keep(row, memory, x)
+            _set_deadline(context, row, USUAL)
             if _post(context, row):
                 state = row_state(row)
                 if is_large and state < _DONE:
@@ -132,10 +142,10 @@ def start_entry(self, arguments, n_arguments):
                 if state != _DONE or get(table, TABLE_SENDS) == 0:
                     return memory
                 _let_go(row, memory)
-                _release(memory)
+                release(memory)
                 return new_reference(x)
             _let_go(row, memory)
-        _release(memory)
+        release(memory)
     return new_reference(get(table, TABLE_NONE))
 
 
@@ -154,27 +164,23 @@ def _wait(table, row, leaves):
     put(call, _N_ROWS, 1)
     put(call, _IS_STARTED, 1)
     put(call, _LEAVES, leaves)
-    status = run(context, call, get(row, _SIZE_BYTES))
-    if status == _SIGNAL and leaves != 0:
-        put(context, _STATE, _IDLE)
-    return status
+    if leaves == 0:
+        return run_message(context, call, get(row, _SIZE_BYTES))
+    return run(context, call, get(row, _SIZE_BYTES))
 
 
 @inline
-def _run_row(table, row, memory, array):
-    """Begin a row and wait for it, as a blocking call; return a status, or _NOT_BEGUN.
+def _run_row(table, row, memory, array, timeout_ns):
+    """Begin a row and wait for it, as a blocking call; return a status.
 
-    After NO_ROOM and NOT_RUN Python has to wait, and it is still kept alive.
+    Whatever it is, nobody touches the row afterwards: it is over, or the table is.
     """
-    context = get(table, TABLE_CONTEXT)
+    context, status = get(table, TABLE_CONTEXT), _EVENT
     _keep(row, memory, array)
-    if not _post(context, row):
-        _let_go(row, memory)
-        return _NOT_BEGUN
-    status = _wait(table, row, 0)
-    put(context, _STATUS, status)
-    if status == _OK or status == _SIGNAL:
-        _let_go(row, memory)
+    _set_deadline(context, row, timeout_ns)
+    if _post(context, row):
+        status = _wait(table, row, 0)
+    _let_go(row, memory)
     return status
 
 
@@ -202,11 +208,11 @@ def let_go_entry(self, arguments, n_arguments):
 
 @inline
 def _row_or_none(table, memory, status):
-    """Return the memory of a row that was run; None where it was not; 0 where a signal ended it."""
-    if status == _SIGNAL or status == _NOT_BEGUN:
-        _release(memory)
-        return 0 if status == _SIGNAL else new_reference(get(table, TABLE_NONE))
-    return memory
+    """Return the memory of a row that is over; None where it is not; 0 where a signal ended it."""
+    if status == _OK or status == _MISFIT:
+        return memory
+    release(memory)
+    return 0 if status == _SIGNAL else new_reference(get(table, TABLE_NONE))
 
 
 @inline
@@ -214,13 +220,13 @@ def _find(self, arguments, n_arguments, kind, room_bytes):
     """Wait for a message of this source and tag; return the memory of a row, None, or 0."""
     table = capsule_pointer(self, 0)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
-    put(context, _STATUS, _NOT_RUN)
-    if n_arguments != 2 or not _is_open(context):
+    if n_arguments != 3 or not is_idle(context):
         return new_reference(none)
+    timeout_ns = timeout_of(table, arguments, n_arguments, 2)
     peer, tag = peer_and_tag(table, get(arguments, 0), get(arguments, 1), -1)
-    if peer == NO_PEER:
+    if peer == NO_PEER or timeout_ns == UNKNOWN:
         return new_reference(none)
-    memory = _new_bytes(0, 8 * TRANSFER_WORDS + room_bytes)
+    memory = new_bytes(0, 8 * TRANSFER_WORDS + room_bytes)
     if memory == 0:
         return 0
     row = _new_row(memory)
@@ -228,43 +234,48 @@ def _find(self, arguments, n_arguments, kind, room_bytes):
     put(row, _PEER, peer)
     put(row, _TAG, tag)
     put(row, _DESCRIPTION, row + 8 * TRANSFER_WORDS if room_bytes else 0)
-    return _row_or_none(table, memory, _run_row(table, row, memory, none))
+    return _row_or_none(table, memory, _run_row(table, row, memory, none, timeout_ns))
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def receive_entry(self, arguments, n_arguments):
-    """Built-in of ``(x, source, tag)``: receives into x; returns as `take_entry`.
+    """Built-in of ``(x, source, tag, timeout_s)``: receives into x; returns as `take_entry`.
 
     A blocking receive, of which more is asked for than x.
     """
     table, x = capsule_pointer(self, 0), get(arguments, 0)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
-    put(context, _STATUS, _NOT_RUN)
-    if n_arguments != 3 or not _is_open(context):
+    if n_arguments != 4 or not is_idle(context):
         return new_reference(none)
-    memory = _new_bytes(0, 8 * TRANSFER_WORDS)
+    timeout_ns = timeout_of(table, arguments, n_arguments, 3)
+    if timeout_ns == UNKNOWN:
+        return new_reference(none)
+    memory = new_bytes(0, 8 * TRANSFER_WORDS)
     if memory == 0:
         return 0
     row = _new_row(memory)
     if prepare_message(table, row, x, get(arguments, 1), get(arguments, 2), 0) == 0:
-        _release(memory)
+        release(memory)
         return new_reference(none)
-    return _row_or_none(table, memory, _run_row(table, row, memory, x))
+    return _row_or_none(table, memory, _run_row(table, row, memory, x, timeout_ns))
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def take_entry(self, arguments, n_arguments):
-    """Built-in of ``(source, tag)``: takes a message, whatever it is.
+    """Built-in of ``(source, tag, timeout_s)``: takes a message, whatever it is.
 
-    Returns the memory of its row, which is over only where `Context.STATUS` is OK; None: nothing
-    was begun.
+    Returns the memory of its row, which is over; None: nothing was begun, or the communicator is
+    broken.
     """
     return _find(self, arguments, n_arguments, _TAKE, 0)
 
 
 @compiled(_i64(_i64, _i64, _i64))
 def probe_entry(self, arguments, n_arguments):
-    """Built-in of ``(source, tag)``: finds a message, which stays; returns as `take_entry`."""
+    """Built-in of ``(source, tag, timeout_s)``: finds a message, which stays.
+
+    Returns as `take_entry`.
+    """
     return _find(self, arguments, n_arguments, _PROBE, MOST_DESCRIPTION_BYTES)
 
 
@@ -272,7 +283,8 @@ def probe_entry(self, arguments, n_arguments):
 def fetch_entry(self, arguments, n_arguments):
     """Built-in of ``(memory of a row, array)``: receives what was taken into a new array.
 
-    Returns the array; None: `Context.STATUS` says what the row waits for.
+    Returns the array; None: Python has to wait for the row, which keeps both alive. It begins
+    whatever other threads do, because the message has left the mailbox: nobody else can have it.
     """
     table, memory, array = capsule_pointer(self, 0), get(arguments, 0), get(arguments, 1)
     context, none = get(table, TABLE_CONTEXT), get(table, TABLE_NONE)
@@ -283,9 +295,10 @@ def fetch_entry(self, arguments, n_arguments):
     put(row, _ADDRESS, load64(array + ARRAY_DATA))
     put(row, _SIZE_BYTES, get(row, _FOUND_BYTES))
     put(row, _DTYPE, get(row, _FOUND_DTYPE))
+    put(row, _ROW_DEADLINE_NS, 0)
     put(row, _ROW_STATE, 0)
-    put(context, _STATUS, _EVENT)
-    status = _run_row(table, row, memory, array)
-    if status == _SIGNAL:
-        return 0
-    return new_reference(array if status == _OK else none)
+    _keep(row, memory, array)
+    if not _post(context, row) or row_state(row) != _DONE:
+        return new_reference(none)
+    _let_go(row, memory)
+    return new_reference(array)

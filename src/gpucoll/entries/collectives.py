@@ -64,6 +64,7 @@ _OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
 _MISFIT = int(Status.MISFIT)
 _NO_ROOM, _NOT_YET = int(Status.NO_ROOM), int(Status.NOT_YET)
 _CONTEXT, _LOOP, _PENDING = int(Call.CONTEXT), int(Call.LOOP), int(Context.PENDING)
+_LEAVES = int(Call.LEAVES)
 _SHORT_BYTES = 8 << 10
 
 _i64 = types.int64
@@ -95,6 +96,8 @@ def run(context, call, size_bytes):
         _restore_thread(thread)
     put(context, _STATUS, status)
     goes_on = status == _OK or status == _NO_ROOM or status == _NOT_YET or status == _MISFIT
+    if status == _SIGNAL:
+        goes_on = get(call, _LEAVES) != 0
     put(context, _STATE, _IDLE if goes_on else _NEEDS_PYTHON)
     if status == _SIGNAL:
         _restore_error(get(context, _RAISED), get(context, _RAISED + 1), get(context, _RAISED + 2))

@@ -25,13 +25,17 @@ from gpucoll.entries.collectives import (
     capsule_pointer,
     count_elements,
     find_call,
+    is_idle,
+    new_integer,
     new_reference,
     run,
+    timeout_of,
 )
+from gpucoll.entries.deadlines import UNKNOWN
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
-from gpucoll.transport.shared.steps import DTYPE, WORLD_SIZE
+from gpucoll.transport.shared.steps import DTYPE, LARGEST_BYTES, WORLD_SIZE
 from gpucoll.transport.shared.words import (
     TRANSFER_WORDS,
     Call,
@@ -40,15 +44,18 @@ from gpucoll.transport.shared.words import (
     State,
     Status,
     Transfer,
+    TransferTable,
 )
 from gpucoll.types import TAGS
 
-_STATE, _STATUS, _PENDING = int(Context.STATE), int(Context.STATUS), int(Context.PENDING)
-_IDLE, _OK, _SIGNAL = int(State.IDLE), int(Status.OK), int(Status.SIGNAL)
-_NOT_RUN, _ITEM_BYTES = int(Status.NOT_RUN), int(Call.ITEM_BYTES)
+_STATE, _BUSY, _NEEDS_PYTHON = int(Context.STATE), int(State.BUSY), int(State.NEEDS_PYTHON)
+_OK, _SIGNAL, _NOT_RUN = int(Status.OK), int(Status.SIGNAL), int(Status.NOT_RUN)
+_MISFIT, _NO_ROOM = int(Status.MISFIT), int(Status.NO_ROOM)
 _i64 = types.int64
-_MESSAGE_ROWS = int(Context.MESSAGE_ROWS)
-_N_TRANSFERS = int(Call.N_TRANSFERS)
+_MESSAGE_ROWS, _TRANSFER_TABLE = int(Context.MESSAGE_ROWS), int(Context.TRANSFERS)
+_CONTEXT, _ITEM_BYTES = int(Call.CONTEXT), int(Call.ITEM_BYTES)
+_TRANSFERS, _N_TRANSFERS = int(Call.TRANSFERS), int(Call.N_TRANSFERS)
+_IS_STARTED, _GRANT = int(Call.IS_STARTED), int(TransferTable.GRANT)
 _DESCRIPTION, _DESCRIPTION_BYTES = int(Call.DESCRIPTION), int(Call.DESCRIPTION_BYTES)
 _T_KIND, _T_PEER, _T_TAG = int(Transfer.KIND), int(Transfer.PEER), int(Transfer.TAG)
 _T_ADDRESS, _T_SIZE_BYTES = int(Transfer.ADDRESS), int(Transfer.SIZE_BYTES)
@@ -64,6 +71,45 @@ _TAGS = int(TAGS)
 as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
 _error_occurred = types.ExternalFunction("PyErr_Occurred", _i64())
 _clear_error = types.ExternalFunction("PyErr_Clear", types.void())
+_call = types.ExternalFunction("PyObject_VectorcallDict", _i64(_i64, _i64, _i64, _i64))
+new_bytes = types.ExternalFunction("PyByteArray_FromStringAndSize", _i64(_i64, _i64))
+release = types.ExternalFunction("Py_DecRef", types.void(_i64))
+
+
+# --- running a blocking call ----------------------------------------------------------------------
+
+
+@inline
+def _grant(context):
+    """Have Python grant the memory that a send needs; return whether it has not raised."""
+    made = _call(get(get(context, _TRANSFER_TABLE), _GRANT), 0, 0, 0)
+    if made != 0:
+        release(made)
+    return made != 0
+
+
+@inline
+def run_message(context, call, size_bytes):
+    """Run a call to its end; return its status.
+
+    The memory that some send needs is granted on the way. Nothing is left to Python that another
+    thread could come between: the context is BUSY until the rows are over.
+    """
+    status = run(context, call, size_bytes)
+    if status == _NO_ROOM:
+        put(call, _IS_STARTED, 1)
+        while status == _NO_ROOM:
+            put(context, _STATE, _BUSY)  # `run` has the interpreter back: nobody came between
+            if _grant(context):
+                status = run(context, call, size_bytes)
+            else:
+                put(context, _STATE, _NEEDS_PYTHON)
+                status = _SIGNAL
+        put(call, _IS_STARTED, 0)
+    return status
+
+
+# --- what is asked for ----------------------------------------------------------------------------
 
 
 @inline
@@ -136,7 +182,7 @@ def _prepare_messages(table, arguments, n_arguments):
     """Fill in one row or, for a send_recv, two; return the call block, or 0."""
     row = get(get(table, TABLE_CONTEXT), _MESSAGE_ROWS)
     x, peer = get(arguments, 0), get(arguments, 1)
-    if n_arguments == 3:
+    if n_arguments == 4:
         call = prepare_message(table, row, x, peer, get(arguments, 2), get(table, TABLE_SENDS) != 0)
         if call != 0:
             put(call, _N_TRANSFERS, 1)
@@ -162,24 +208,46 @@ def _largest_bytes(row, count):
     return max(get(row, _T_SIZE_BYTES), second)
 
 
+@inline
+def _set_timeouts(row, count, timeout_ns):
+    for place in range(count):
+        put(row, place * TRANSFER_WORDS + _T_TIMEOUT_NS, timeout_ns)
+
+
 @compiled(_i64(_i64, _i64, _i64))
 def message_entry(self, arguments, n_arguments):
-    """Built-in of ``(x, peer, tag)`` or ``(x, dest, source, out, tag)``.
+    """Built-in of ``(x, peer, tag, timeout_s)`` or ``(x, dest, source, out, tag, timeout_s)``.
 
-    Sends or receives x, or both at once; returns the array that was filled (x if sent), or None.
+    Sends or receives x, or both at once. Returns the array that was filled (x if sent); a copy of
+    the rows, where they are over and one of them has failed; or None: nothing was begun, or the
+    communicator is broken.
     """
     table = capsule_pointer(self, 0)
     context = get(table, TABLE_CONTEXT)
-    put(context, _STATUS, _NOT_RUN)
-    if get(context, _STATE) == _IDLE and get(context, _PENDING) == 0:
-        call = 0
-        if n_arguments == 3 or n_arguments == 5:
+    if (n_arguments == 4 or n_arguments == 6) and is_idle(context):
+        call, timeout_ns = 0, timeout_of(table, arguments, n_arguments, n_arguments - 1)
+        if timeout_ns != UNKNOWN:
             call = _prepare_messages(table, arguments, n_arguments)
         if call != 0:
             row, count = get(context, _MESSAGE_ROWS), get(call, _N_TRANSFERS)
-            status = run(context, call, _largest_bytes(row, count))
+            _set_timeouts(row, count, timeout_ns)
+            status = run_message(context, call, _largest_bytes(row, count))
             if status == _OK:
-                return new_reference(get(arguments, 0 if n_arguments == 3 else 3))
+                return new_reference(get(arguments, 0 if n_arguments == 4 else 3))
             if status == _SIGNAL:
                 return 0
+            if status == _MISFIT:
+                return new_bytes(row, 8 * TRANSFER_WORDS * count)
     return new_reference(get(table, TABLE_NONE))
+
+
+@compiled(_i64(_i64, _i64))
+def planned_message(self, _):
+    """Built-in without arguments: runs the call block in its capsule; returns a `Status`."""
+    call = capsule_pointer(self, 0)
+    context, row = get(call, _CONTEXT), get(call, _TRANSFERS)
+    status = _NOT_RUN
+    if is_idle(context):
+        put(row, _T_DEADLINE_NS, 0)
+        status = run_message(context, call, get(call, LARGEST_BYTES))
+    return 0 if status == _SIGNAL else new_integer(status)

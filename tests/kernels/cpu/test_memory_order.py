@@ -130,6 +130,7 @@ ENTRIES = {
     "backends.cpu.host.message_step.message_step": "XA?SA?OX",
     "backends.cpu.host.message_step.message_post": "XXSA?OXS",
     "backends.cpu.host.message_step.message_drop": "XX(SAS|ASSS)",  # of Python 3.11 on; of 3.10
+    "backends.cpu.host.message_step.message_refuse": "XXS+OX",
     "backends.cpu.host.message_step.message_end": "XXS",
     "backends.cpu.host.message_step.message_put_back": "XXS",
     "backends.cpu.wires.loop.wires_step": "XA*SAO.*",  # the lock; then IS_LOOKING, sleepers
@@ -184,6 +185,7 @@ UNORDERED = (
     "entries.lists.list_entry",
     "entries.block_entry.block_entry",
     "entries.messages.message_entry",
+    "entries.messages.planned_message",
     "entries.begun_messages.let_go_entry",
     "entries.waiting.reap_started",
     "entries.waiting.hold_started",

@@ -479,7 +479,11 @@ def _nothing_elsewhere(places: list[int]) -> str:
 
 def _take_out_of_use(states: list[int]) -> bool:
     """Let no call begin in these contexts; return whether one is running."""
-    before = [ordering.compare_exchange(at, State.IDLE, State.NEEDS_PYTHON) for at in states]
+    before = [
+        ordering.compare_exchange(at, state, State.NEEDS_PYTHON)
+        for at in states
+        for state in (State.IDLE, State.TAKEN)
+    ]
     return State.BUSY in before
 
 

@@ -31,6 +31,7 @@ class State(IntEnum):
     IDLE = 0
     BUSY = 1
     NEEDS_PYTHON = 2  # an event to answer, closed, broken, forked
+    TAKEN = 3  # of blocking messages: Python makes one
 
 
 class Context(IntEnum):
@@ -408,9 +409,11 @@ class TransferTable(IntEnum):
     LEFT = 30  # address of a word for each rank: 1 where one of another host sends nothing more
     WIRES = 31  # address of the connections, see `backends.cpu.wires.words`
     LONGEST_SLICE_NS = 32  # that a wait sleeps without a look
+    # What compiled entries call.
+    GRANT = 33  # a Python function without arguments: grants the memory that NEEDS_ROOM is for
 
 
-TABLE_WORDS = 33
+TABLE_WORDS = 34
 THREAD_MIN_BYTES = 64 << 10
 """From this size on a message that is begun has the thread take it on: 10 us of copying."""
 
