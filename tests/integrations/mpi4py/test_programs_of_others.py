@@ -48,6 +48,24 @@ with MPIPool() as pool:
     assert done.stdout.split() == ["squared"]
 
 
+def test_mpipools_executor(run_program, with_packages):
+    """Each job has a thread of its own, which sends the first messages of all beside others'."""
+    text = """
+from mpipool import MPIExecutor
+def square(x): return x * x
+with MPIExecutor() as pool:
+    pool.workers_exit()
+    assert list(pool.map(square, range(10))) == [x * x for x in range(10)]
+    assert [pool.submit(square, x).result() for x in range(4)] == [0, 1, 4, 9]
+    print("squared", flush=True)
+"""
+    environment = with_packages("mpipool==2.2.1", "errr", "tblib", "dill")
+    for _ in range(3):
+        done = run_program(text, 3, environment=environment)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert done.stdout.split() == ["squared"]
+
+
 def test_emcee_samples_on_schwimmbads_pool(run_program, with_packages):
     """As emcee's tutorial on parallelization has it; every rank but the first is a worker."""
     text = """

@@ -5,6 +5,8 @@ All travel as bytes: MPI lets them be received as another datatype, and a probe 
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ import gpucoll
 from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UPPER_BOUND
 from gpucoll.integrations.mpi4py.errors import Exception, argument_error, refused
+from gpucoll.integrations.mpi4py.job import waiting_s
 from gpucoll.integrations.mpi4py.matched import MESSAGE_NO_PROC, Message
 from gpucoll.integrations.mpi4py.requests import After, Finished, Prequest, Request, truncated
 from gpucoll.integrations.mpi4py.specifications import Finish, Simple
@@ -22,6 +25,7 @@ from gpucoll.integrations.mpi4py.status import Status
 _array = np.ndarray
 _bytes = np.dtype(np.uint8)
 _NULL = After(is_null=True)
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 1e-3
 
 
 def sent_bytes(buf: Any) -> Any:
@@ -230,7 +234,9 @@ class Messages:
         """Send bytes that nobody else has; they are kept until they are sent."""
         request = self._start_send(data, dest, tag)
         kept = self._state.buffered
-        kept[:] = [work for work in kept if not work.done()]
+        for work in [work for work in kept if work.done()]:
+            with contextlib.suppress(ValueError):  # another thread has just done so
+                kept.remove(work)
         kept.append(request._core)
         return Request._started(Finished(), _NULL if dest == PROC_NULL else None)  # type: ignore[no-any-return]
 
@@ -259,12 +265,14 @@ class Messages:
         while kept:
             try:
                 kept.pop().wait()
+            except IndexError:
+                return  # another thread waits for the last one
             except GpucollError as error:
                 raise self._failed(error) from None
 
     def Iflush_buffer(self) -> Request:
         """Return a request that is done when all buffered sends are."""
-        works = [Request._started(work) for work in self._state.buffered]
+        works = [Request._started(work) for work in list(self._state.buffered)]
         return _Both.of(*works) if works else Request._started(Finished())
 
     # --- again and again --------------------------------------------------------------------------
@@ -319,7 +327,7 @@ class Messages:
             return True
         self._check(source, tag, may_be_any=True)
         try:
-            message = self._state.comm.probe(source, tag, wait=waits)
+            message = _found(self._state.comm, source, tag, waits)
         except GpucollError as error:
             raise self._failed(error) from None
         if message is None:
@@ -349,15 +357,48 @@ class Messages:
             return Message(MESSAGE_NO_PROC)
         self._check(source, tag, may_be_any=True)
         try:
-            message = self._state.comm.probe(source, tag, wait=waits)
-            if message is None:
-                return None
-            data = message.recv()
+            found = _received(self._state.comm, source, tag, waits)
         except GpucollError as error:
             raise self._failed(error) from None
-        made = Message.holding(data, message.source, message.tag)
+        if found is None:
+            return None
+        made = Message.holding(*found)
         made._fill(status)
         return cast(Message, made)
+
+
+def _found(comm: Any, source: int, tag: int, waits: bool) -> Any:
+    """Return the message that a receive would get; None: there is none, and nobody waits for it.
+
+    Beside a call of another thread, which would keep this one from waiting, it looks now and then.
+    """
+    if waits:
+        try:
+            return comm.probe(source, tag)
+        except gpucoll.StateError:
+            if comm.is_closed:
+                raise
+    until_s, pause_s = time.monotonic() + waiting_s(), _SHORTEST_PAUSE_S
+    while (message := comm.probe(source, tag, wait=False)) is None and waits:
+        if time.monotonic() > until_s:
+            raise gpucoll.DeadlineError(
+                f"probe(source={source}, tag={tag}): no such message had come after "
+                f"{waiting_s():g} s, in which other threads were in calls on this communicator"
+            )
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+    return message
+
+
+def _received(comm: Any, source: int, tag: int, waits: bool) -> tuple[Any, int, int] | None:
+    """Return the data, source and tag of the message that a probe finds, which is received."""
+    while (message := _found(comm, source, tag, waits)) is not None:
+        try:
+            return message.recv(async_op=True).wait(), message.source, message.tag
+        except gpucoll.StateError:  # another thread has received it meanwhile
+            if comm.is_closed:
+                raise
+    return None
 
 
 class _Both:

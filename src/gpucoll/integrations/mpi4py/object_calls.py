@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, cast
 
-from gpucoll import GpucollError, MismatchError
+from gpucoll import GpucollError, UsageError
 from gpucoll.integrations.mpi4py import objects
 from gpucoll.integrations.mpi4py.calls import check_root
 from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
@@ -44,9 +44,12 @@ class ObjectCalls:
         data = dumped(obj)
         try:
             self._send(data, dest, tag)
-        except GpucollError:
-            # Another thread is in a call, or an argument is wrong, which is said here.
+        except (
+            UsageError
+        ):  # another thread is in a call; or an argument is wrong, which is said here
             self._start_send(data, dest, tag).Wait()
+        except GpucollError as error:
+            raise self._failed(error) from None
 
     def bsend(self, obj: Any, dest: int, tag: int = 0) -> None:
         """Send an object; returns at once."""
@@ -83,10 +86,10 @@ class ObjectCalls:
         if status is None and source != PROC_NULL:
             try:
                 return loaded(self._recv(None, source, tag))
-            except MismatchError as error:
-                raise self._failed(error) from None
-            except GpucollError:
+            except UsageError:
                 pass  # another thread is in a call, or an argument is wrong
+            except GpucollError as error:
+                raise self._failed(error) from None
         return self.irecv(buf, source, tag).wait(status)
 
     def irecv(self, buf: Any = None, source: int = ANY_SOURCE, tag: int = ANY_TAG) -> Request:

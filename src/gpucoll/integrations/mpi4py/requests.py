@@ -393,7 +393,9 @@ def truncated(
     """Take away the message that a receive had no room for; return the error to raise."""
     if "shape" not in str(error):
         return as_mpis(error)
-    _, message = receive(source=source, tag=tag, info=True)
+    work = receive(source=source, tag=tag, async_op=True)  # another thread may be in a call
+    work.wait()
+    message = work.message
     if status is not None:
         status.fill(message.source, message.tag, message.size_bytes)
         status.error = ERROR_CLASSES["ERR_TRUNCATE"]

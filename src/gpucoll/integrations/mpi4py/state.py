@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -35,6 +36,7 @@ class State:
         self, make: Callable[[], Any], ranks: Sequence[int], rank: int, context: str
     ) -> None:
         self._make = make
+        self._making = threading.RLock()
         self._comm: Any = None
         self.ranks, self.rank, self.size = tuple(ranks), rank, len(ranks)
         self.context = context
@@ -54,10 +56,12 @@ class State:
     def comm(self) -> Any:
         """Gpucoll's communicator."""
         if self._comm is None:
-            try:
-                self._comm = self._make()
-            except GpucollError as error:
-                raise as_mpis(error) from None
+            with self._making:  # or each thread that needs it first would have one of its own
+                if self._comm is None:
+                    try:
+                        self._comm = self._make()
+                    except GpucollError as error:
+                        raise as_mpis(error) from None
         return self._comm
 
     def next_context(self, kind: str) -> str:
