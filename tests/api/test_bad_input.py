@@ -156,7 +156,7 @@ REJECTED: dict[str, tuple[Any, Any, str]] = {
     "op by function": (
         lambda c: c.all_reduce(x(), max),
         ArgumentError,
-        re.escape("write ReduceOp.custom(function)"),
+        re.escape('write "max" or ReduceOp.custom(function)'),
     ),
     "scaled_sum by name": (
         lambda c: c.all_reduce(x(), "scaled_sum"),
