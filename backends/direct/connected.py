@@ -15,6 +15,7 @@ from gpucoll.backends.direct.backend import DirectBackend
 from gpucoll.backends.direct.inner import Inner, meet, new_token, tell
 from gpucoll.backends.direct.peer import PeerPath
 from gpucoll.backends.discovery import look_for_gpus
+from gpucoll.backends.gpu.abandoned import end_all, watch_over
 from gpucoll.backends.gpu.connected import GIVING_UP_S, ConnectedGpu
 from gpucoll.backends.gpu.in_flight import InFlight, StreamCall
 from gpucoll.backends.gpu.issuer import Issuer
@@ -31,23 +32,31 @@ from gpucoll.group.protocol import Channel, EnqueuedCalls, Group
 from gpucoll.topology.default_gpu import default_number
 
 
+class Freed(NamedTuple):
+    """A piece of GPU memory whose last array is gone. To free it waits for the GPU."""
+
+    device: Device
+    address: int
+
+    def end(self) -> None:
+        """Give it back to the driver."""
+        with contextlib.suppress(GpucollError):
+            self.device.free(self.address)
+
+
 class Memory:
-    """A piece of GPU memory for arrays; freed with the last of them."""
+    """A piece of GPU memory for arrays; given back after the last of them is gone."""
 
     def __init__(self, device: Device, size_bytes: int) -> None:
         self._device = device
         self._size_bytes = size_bytes
         self._address = device.allocate(max(size_bytes, 1))
+        watch_over(self, Freed(device, self._address))
 
     def array(self, shape: tuple[int, ...], dtype: str) -> DeviceArray:
         """Return an array over the beginning of this memory; it keeps the memory alive."""
         assert math.prod(shape) <= max(self._size_bytes, 1)
         return DeviceArray(self._address, shape, dtype, self._device.label, self)
-
-    def __del__(self) -> None:
-        if address := getattr(self, "_address", 0):
-            with contextlib.suppress(GpucollError):
-                self._device.free(address)
 
 
 class GpuResources(NamedTuple):
@@ -138,6 +147,7 @@ class Connected(ConnectedGpu[DirectBackend]):
                 f"rank {self._group.rank} of {self._group.world_size} has no GPU, and takes part "
                 "with host arrays: make them by comm.empty without like="
             )
+        end_all()
         return Memory(self.device, size_bytes)
 
     def allocate_window(self, channel: Channel, size_bytes: int, timeout_s: float | None) -> Memory:

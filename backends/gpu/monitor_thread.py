@@ -14,6 +14,7 @@ import time
 import weakref
 
 from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.finalizers import leave
 
 PAUSES_S = (1e-3, 10e-3)
 """Between two looks: just after a call, and while nothing happens."""
@@ -37,9 +38,10 @@ class MonitorThread:
         self._event = threading.Event()
         self._is_stopping = False
         self._exits = exits
-        # The thread must not keep a forgotten one alive, and ends with it.
-        event = self._event
-        self._issuer = weakref.ref(issuer, lambda _: event.set())
+        # The thread must not keep a forgotten one alive, and ends with it. An event has a lock, so
+        # that a finalizer may not set it.
+        set_event = self._event.set
+        self._issuer = weakref.ref(issuer, lambda _: leave(set_event))
         self._pause_s: float | None = None
         issuer.wake = self._wake
         self._thread = threading.Thread(target=self._run, name="gpucoll-gpu", daemon=True)

@@ -456,7 +456,7 @@ def _is_large(request: MessageRequest) -> bool:
 
 def _stop_thread(table: int, keep: Any) -> None:
     """Have the thread look at a table no more; all that it looks at is kept until then."""
-    thread().remove(as_messages(table))
+    thread().remove(as_messages(table), keep)
 
 
 @cache

@@ -185,20 +185,27 @@ def begin_running(queue, context):
 
 
 @inline
+def _become_idle(queue, context):
+    """Let others run calls; that this one does not is said first: from then on it is theirs."""
+    store64_release(queue + 8 * Q_IS_RUNNING, 0)
+    exchange64(context + 8 * STATE, IDLE)
+
+
+@inline
 def end_running(queue, context, status):
     """Let others run calls, and wake who waits for that."""
     done = load64_acquire(queue + 8 * Q_DONE)
     if status == _NO_ROOM:  # that call has not begun: whoever waits for it makes room, or gives up
         put(queue, Q_POSTED, done)
         exchange64(queue + 8 * Q_WANTED, done)
-        exchange64(context + 8 * STATE, IDLE)
+        _become_idle(queue, context)
     elif status != OK:
         put(queue, Q_POSTED, done + 1)  # the ranks agree on new numbers: the rest is posted anew
         exchange64(context + 8 * STATE, NEEDS_PYTHON)
         exchange64(queue + 8 * Q_DONE, done + 1)
+        store64_release(queue + 8 * Q_IS_RUNNING, 0)  # Python waits for that, and begins then
     else:
-        exchange64(context + 8 * STATE, IDLE)
-    store64_release(queue + 8 * Q_IS_RUNNING, 0)
+        _become_idle(queue, context)
     ring(queue + 8 * Q_BELL)
     if status == OK and done < load64_acquire(queue + 8 * Q_WANTED):
         ring(get(queue, Q_THREAD) + 8 * T_BELL)

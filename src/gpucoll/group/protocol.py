@@ -17,6 +17,9 @@ from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
 from gpucoll.types import Collective
 
+ENDING_S = 2.0
+"""How long who gives a communicator up waits for threads in its calls, which notice in 20 ms."""
+
 
 class Channel(Protocol):
     """Moves bytes of any length between all ranks of a group: the control channel."""
@@ -96,9 +99,9 @@ class StartedCalls(Protocol):
     sleep: Callable[[int, int], int]
     """``(number, ns)``: sleeps until that one has ended, for so long at most; returns whether."""
     reap: Callable[[int], int]
-    """``(number)``, of a call that has ended: its entry may be used anew.
+    """``(number)``: the entry of a call may be used anew, if all before it were reaped.
 
-    Returns whether it is the caller that has to note how it ended.
+    Not before its Work has ended, or where nobody runs calls any more.
     """
 
     def start(self, block: CallBlock, timeout_s: float) -> int:
@@ -119,14 +122,22 @@ class StartedCalls(Protocol):
     def ended(self) -> range:
         """Return the numbers of calls that have ended and were not reaped."""
 
+    @property
+    def n_reaped(self) -> int:
+        """The number of the last call that was reaped; those up to it have all ended."""
+
     def status_of(self, number: int) -> int:
         """Return the status of a call that has ended and was not reaped."""
 
-    def settle(self) -> None:
-        """Return when nobody runs calls: the last one's end is told a moment before that."""
+    def settle(self) -> bool:
+        """Wait, for `ENDING_S` at most, until nobody runs calls; return whether nobody does.
 
-    def close(self) -> None:
-        """Let the thread look at this no more."""
+        That the last one has ended is told a moment before that. One that was given up ends within
+        a slice of waiting.
+        """
+
+    def close(self) -> bool:
+        """Let the thread look at this no more; return whether it has ceased to."""
 
 
 class Group(Protocol):
@@ -190,6 +201,10 @@ class Group(Protocol):
         """Whether some rank has given the group up."""
 
     @property
+    def was_interrupted(self) -> bool:
+        """Whether an interrupt in a call of this rank has broken it: the program got that."""
+
+    @property
     def needs_settling(self) -> bool:
         """Whether no call can run before `check_usable`, or at all."""
 
@@ -250,6 +265,12 @@ class Group(Protocol):
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why it is broken, and return it: every later call raises that."""
+
+    def end_calls(self) -> bool:
+        """Let no call begin, and give up one that runs in another thread; return whether it ended.
+
+        Waits for it for `ENDING_S` at most.
+        """
 
     def agreement(self, timeout_s: float) -> Agreement:
         """Return this rank's part in agreeing who goes on after losses.

@@ -19,7 +19,9 @@ from gpucoll.transport.shared.peer_arena import ARENA_WORDS, FIRST_BYTES, GROWTH
 __all__ = ["PeerProcess", "arena_words", "meet"]
 
 _known: dict[tuple[int, int], PeerProcess] = {}
-_lock = threading.Lock()  # communicators may be made and closed in several threads
+_lock = threading.RLock()
+"""Communicators may be made and closed in several threads; and a user's finalizer, which a garbage
+collection calls anywhere, may close one."""
 
 
 def arena_words(size_bytes: int) -> npt.NDArray[np.int64]:
@@ -85,7 +87,7 @@ def meet(arena_fd: int, arena_bytes: int, life_fd: int) -> PeerProcess:
 
 def _renew_in_child() -> None:
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_renew_in_child)

@@ -28,6 +28,7 @@ from gpucoll import devices
 from gpucoll.devices.host.device import HostDevice
 from gpucoll.devices.host.strided import copy_elements
 from gpucoll.errors import ArgumentError, ArgumentTypeError
+from gpucoll.finalizers import leave
 
 __all__ = [
     "Array",
@@ -99,8 +100,8 @@ class Stream:
         self.device = current_device() if device is None else device
         made = device_of(self.device)
         self.ptr = made.create_stream()
-        self._destroy = weakref.finalize(self, _destroy, made, self.ptr)
-        self._destroy.atexit = False
+        self._finalizer = weakref.finalize(self, leave, _destroy, made, self.ptr)
+        self._finalizer.atexit = False
 
     def __enter__(self) -> Stream:
         _current.streams.setdefault(self.device, []).append(self.ptr)
@@ -120,7 +121,8 @@ class Stream:
 
     def close(self) -> None:
         """Destroy it; what is on it still runs."""
-        self._destroy()
+        if self._finalizer.detach():
+            _destroy(device_of(self.device), self.ptr)
 
 
 def _destroy(device: HostDevice, stream: int) -> None:

@@ -284,6 +284,10 @@ class HostDevice:
         elif not self._arena.give(address):
             raise BackendError(f"{self.label}: cannot free memory: none begins at {address:#x}")
 
+    def leave_unused(self, address: int) -> None:
+        """Give memory of `allocate` back, as `free_unused`; from a finalizer: takes no lock."""
+        self._arena.left.append(address)
+
     def allocate_managed(self, size_bytes: int) -> int:
         """Return memory of the kind that other processes can never map, as CUDA's managed one."""
         self._check_alive(f"allocate {size_bytes} bytes")

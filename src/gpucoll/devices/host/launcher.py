@@ -49,15 +49,10 @@ class Table:
         self.content = content.copy()
         self.address = device.allocate(content.nbytes)
         # Given back without a wait: every launch keeps the table until it is done.
-        self._free = weakref.finalize(self, _give_back, device, self.address)
+        self._free = weakref.finalize(self, device.leave_unused, self.address)
         self._free.atexit = False
         with device:
             device.copy(self.address, self.content.ctypes.data, content.nbytes, stream)
-
-
-def _give_back(device: HostDevice, address: int) -> None:
-    if not device.is_forked:
-        device.free_unused(address)
 
 
 class HostLauncher:

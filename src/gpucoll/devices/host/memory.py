@@ -12,6 +12,7 @@ import mmap
 import os
 import struct
 import threading
+from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -85,11 +86,26 @@ class Arena:
         self.used = Ranges()
         self._free = Ranges()
         self._free.add(self.address, self.size_bytes)
-        self.free_bytes = self.size_bytes
+        self._free_bytes = self.size_bytes
         self._lock = threading.Lock()
+        self.left: deque[int] = deque()
+        """What finalizers give back, who may not take the lock."""
+
+    @property
+    def free_bytes(self) -> int:
+        """How much is not given out."""
+        self._collect()
+        return self._free_bytes
+
+    def _collect(self) -> None:
+        """Take back what finalizers have left."""
+        with contextlib.suppress(IndexError):
+            while True:
+                self.give(self.left.popleft())
 
     def take(self, size_bytes: int) -> int | None:
         """Return new memory, from the first gap that is large enough; None: there is none."""
+        self._collect()
         size_bytes = -(-max(size_bytes, 1) // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         with self._lock:
             for start, free in sorted(self._free.sizes.items()):
@@ -98,7 +114,7 @@ class Arena:
                     if free > size_bytes:
                         self._free.add(start + size_bytes, free - size_bytes)
                     self.used.add(start, size_bytes)
-                    self.free_bytes -= size_bytes
+                    self._free_bytes -= size_bytes
                     return start
         return None
 
@@ -108,7 +124,7 @@ class Arena:
             size_bytes = self.used.remove(start)
             if size_bytes is None:
                 return False
-            self.free_bytes += size_bytes
+            self._free_bytes += size_bytes
             self._discard(start, size_bytes)
             after = self._free.remove(start + size_bytes)
             before = self._free.start_of(start - 1)

@@ -22,6 +22,7 @@ import numpy.typing as npt
 from gpucoll.entries import collectives
 from gpucoll.entries.deadlines import LEAST_SLICE_S, SLICE_S
 from gpucoll.errors import GpucollError, StateError
+from gpucoll.finalizers import is_first, leave
 from gpucoll.group.host import binding, diagnosis, reasons, recovery
 from gpucoll.group.host.context import new_context
 from gpucoll.group.host.enqueued import EnqueuedCalls
@@ -29,6 +30,7 @@ from gpucoll.group.host.members import Members
 from gpucoll.group.host.records import difference, last_completed
 from gpucoll.group.host.segment_room import make_room
 from gpucoll.group.host.started import StartedCalls, hold_started
+from gpucoll.group.protocol import ENDING_S
 from gpucoll.group.survivors import Agreement
 from gpucoll.kernels.cpu.builtins import METH_NOARGS, builtin, capsule
 from gpucoll.rendezvous.held_signals import held_signals
@@ -67,6 +69,8 @@ class HostGroup:
         self.was_told = False
         """Whether that was raised to somebody."""
         self.is_closed = False
+        self._ending = threading.RLock()
+        """Held while that, or `failure`, is set: by then no other thread lets calls go on."""
         self._is_forked = False
         self._settling = threading.Lock()
         """Held by the thread that agrees with the other ranks on where to go on."""
@@ -81,7 +85,10 @@ class HostGroup:
         self.is_in_use = False
         """Whether a thread that cannot be ended may still look at what is shared."""
         self.spans_hosts = False
-        """Whether calls are parts of calls of several hosts, none of which a rank ends alone."""
+        """Whether calls are parts of calls of several hosts, none of which a rank ends alone.
+
+        It belongs to the group of all hosts then, which closes it.
+        """
         self._cpus = ""
         self._tables = np.zeros((2, self.world_size), np.int64)
         self._waiting = waiting
@@ -165,7 +172,7 @@ class HostGroup:
 
     def check_usable(self, timeout_s: float | None = None) -> None:
         """Raise unless a call can run now; settle what an earlier mismatch left to be settled."""
-        if self._state == State.IDLE:
+        if self._state == State.IDLE and self.failure is None:
             return
         self.check_open()
         with self._settling:
@@ -207,7 +214,7 @@ class HostGroup:
         """
         try:
             if status == Status.NO_ROOM:
-                self.context[Context.STATE] = State.IDLE  # it had not begun
+                self.go_on()  # it had not begun
                 make_room(self.context)
                 return
             if status == Status.NOT_RUN:
@@ -250,6 +257,11 @@ class HostGroup:
     def is_aborted(self) -> bool:
         """Whether some rank has given the communicator up."""
         return bool(self.members.abort_word())
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether an interrupt in a call of this rank has broken it: the program got that."""
+        return self.members.abort_word() & 0xFFFFFFFF == Abort.INTERRUPTED | self.rank << 8
 
     @property
     def local_rank(self) -> int:
@@ -311,9 +323,9 @@ class HostGroup:
     def started_calls(self) -> StartedCalls:
         """Return the queue in which compiled code runs started calls, made at the first time."""
         if self._started is None:
-            self._started = StartedCalls(
-                self.context_address, self.timeout_s, partial(make_room, self.context)
-            )
+            make_more = partial(make_room, self.context)
+            self._started = StartedCalls(self.context, self.timeout_s, make_more)
+        self._started.serve()
         return self._started
 
     def hold(self, n_reasons: int) -> None:
@@ -330,6 +342,12 @@ class HostGroup:
         # Not NumPy's number: comparing that with an enum, it asks the class for attributes of
         # arrays, which until Python 3.12 runs Python, and drops a KeyboardInterrupt in there.
         return int(self.context[Context.STATE])
+
+    def go_on(self) -> None:
+        """Let calls begin again, unless this was closed, or has failed, meanwhile."""
+        with self._ending:
+            if not self._is_over:
+                self.context[Context.STATE] = State.IDLE
 
     # --- breaking --------------------------------------------------------------------------------
 
@@ -348,9 +366,9 @@ class HostGroup:
 
     def fail(self, error: GpucollError) -> GpucollError:
         """Note why the communicator is broken, and return it: every later call raises that."""
-        self.failure = error
-        for context in (self.context, *self._beside):
-            context[Context.STATE] = State.NEEDS_PYTHON
+        with self._ending:
+            self.failure = error
+        self._take_out_of_use()  # a call that runs says so until it has ended
         self.members.arena.retire()
         return error
 
@@ -417,33 +435,27 @@ class HostGroup:
     def close(self) -> None:
         """Say that this rank takes part no more, and let go of everything shared.
 
-        Under a call that still runs in another thread, and where the group `is_in_use`, the memory
-        stays until the process ends.
+        A call that runs in another thread is given up. Where it does not end, and where the group
+        `is_in_use`, the memory stays until the process ends.
         """
         if self.is_closed or self._is_forked:
             return
         with held_signals():  # an interrupt in the middle would leave some of it
-            self._let_go()
+            if is_first(self, "close"):
+                self._let_go()
 
     def at_close(self, function: Callable[[], None]) -> None:
         """Call a function before the memory that the ranks share goes; not in a forked child."""
         self._at_close.append(function)
 
     def _let_go(self) -> None:
-        self.is_closed = True
+        with self._ending:
+            self.is_closed = True
         for function in self._at_close:
             function()
         _groups.discard(self)  # or a callback at its end might swallow a Ctrl-C
-        contexts = (self.context, *self._beside)
-        states = [context.ctypes.data + 8 * Context.STATE for context in contexts]
-        if _take_out_of_use(states):
-            self.abort()
-            if self._started is not None:
-                self._started.close()  # the thread sees the abort, within a slice
-            if _take_out_of_use(states):
-                return  # another thread of Python's is in a call
-        elif self._started is not None:
-            self._started.close()
+        if not self.end_calls():
+            self.is_in_use = True
         if self.is_aborted:
             self.members.arena.retire()
         words = self.members.status_words(self.rank)
@@ -452,15 +464,43 @@ class HostGroup:
         if not self.is_in_use:
             self.members.close()
 
+    def end_calls(self) -> bool:
+        """Let no call begin, and give up one that runs in another thread; return whether it ended.
+
+        Waits for it for `ENDING_S` at most.
+        """
+        if self._take_out_of_use():
+            self.abort()
+        started, until = self._started, time.monotonic() + ENDING_S
+        if started is not None and not started.close():
+            return False
+        while self._take_out_of_use():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.001)
+        return started is None or started.settle()
+
+    def _take_out_of_use(self) -> bool:
+        """Let no call begin; return whether one is running."""
+        contexts = (self.context, *self._beside)
+        places = [context.ctypes.data + 8 * Context.STATE for context in contexts]
+        before = [
+            ordering.compare_exchange(at, state, State.NEEDS_PYTHON)
+            for at in places
+            for state in (State.IDLE, State.TAKEN)
+        ]
+        return State.BUSY in before
+
     def __del__(self) -> None:
-        if not getattr(self, "is_closed", True) and not self._is_forked:
+        if not getattr(self, "is_closed", True) and not self._is_forked and not self.spans_hosts:
+            leave(self.close)
             text = f"communicator of {self.members.who(self.rank)} was not closed"
             warnings.warn(text, ResourceWarning, stacklevel=2)
-            self.close()
 
     def forget_in_child(self) -> None:
         """Make this unusable in a forked child, without touching anything that is shared."""
         self._is_forked = True
+        self._ending = threading.RLock()
         for context in (self.context, *self._beside):
             context[Context.STATE] = State.NEEDS_PYTHON
 
@@ -475,16 +515,6 @@ def _no_rank_elsewhere(place: int) -> GpucollError:
 
 def _nothing_elsewhere(places: list[int]) -> str:
     return ""
-
-
-def _take_out_of_use(states: list[int]) -> bool:
-    """Let no call begin in these contexts; return whether one is running."""
-    before = [
-        ordering.compare_exchange(at, state, State.NEEDS_PYTHON)
-        for at in states
-        for state in (State.IDLE, State.TAKEN)
-    ]
-    return State.BUSY in before
 
 
 def _after_fork() -> None:

@@ -36,3 +36,6 @@ class Inside(Group, Protocol):
     error_elsewhere: Callable[[], GpucollError]
     lost_elsewhere: Callable[[int], GpucollError]
     standing_elsewhere: Callable[[list[int]], str]
+
+    def go_on(self) -> None:
+        """Let calls begin again, unless this was closed, or has failed, meanwhile."""

@@ -15,6 +15,7 @@ import time
 import numpy as np
 
 from gpucoll.entries.pending import serve_started, wake_thread
+from gpucoll.group.protocol import ENDING_S
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.words import THREAD_QUEUES, THREAD_WORDS, Thread
 
@@ -37,7 +38,7 @@ class ProgressThread:
         self._words = np.frombuffer(bytearray(8 * THREAD_WORDS), np.int64)
         self._words[Thread.FUTEX_TIMEOUT + 1] = _FIRST_SLEEP_NS
         self.address = self._words.ctypes.data
-        self._lock = threading.Lock()
+        self._starting = threading.Lock()
         self._handle = ctypes.c_ulong()
 
     @property
@@ -47,7 +48,7 @@ class ProgressThread:
 
     def start(self) -> bool:
         """Start it, unless it runs; return whether it does. There may be no room for a thread."""
-        with self._lock:
+        with self._starting:
             if not self.is_running:
                 self._words[Thread.IS_RUNNING] = self._create()
             return self.is_running
@@ -73,27 +74,41 @@ class ProgressThread:
         return bool(code == 0)
 
     def add(self, queue: int) -> bool:
-        """Serve a queue, or a table of messages, from now on; False: there are too many."""
-        with self._lock:
-            places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
-            free = np.flatnonzero(places == 0)
-            if not free.size:
-                return False
-            place = int(free[0])
-            ordering.store(self.address + 8 * (Thread.QUEUES + place), queue)
-            count = max(int(self._words[Thread.COUNT]), place + 1)
-            ordering.store(self.address + 8 * Thread.COUNT, count)
-            return True
+        """Serve a queue, or a table of messages, from now on; False: there are too many.
 
-    def remove(self, queue: int) -> None:
-        """Serve a queue no more; return when the thread does not look at it."""
-        with self._lock:
-            places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
-            for place in np.flatnonzero(places == queue):
-                ordering.store(self.address + 8 * (Thread.QUEUES + int(place)), 0)
+        Like `remove` without a lock: whatever a user's finalizer does may come to either.
+        """
+        places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
+        for place in np.flatnonzero(places == 0).tolist():
+            at = self.address + 8 * (Thread.QUEUES + place)
+            if ordering.compare_exchange(at, 0, queue) == 0:
+                self._look_up_to(place + 1)
+                return True
+        return False
+
+    def _look_up_to(self, count: int) -> None:
+        """Have the thread look at so many places at least."""
+        at = self.address + 8 * Thread.COUNT
+        while (before := ordering.load(at)) < count:
+            ordering.compare_exchange(at, before, count)
+
+    def remove(self, queue: int, keep: object) -> bool:
+        """Serve a queue no more; return whether the thread has ceased to look at it.
+
+        What it runs has ended or been given up, so that it ceases within a slice of waiting. Where
+        it does not, `keep`, which is everything that it looks at, stays for ever.
+        """
+        places = self._words[Thread.QUEUES : Thread.QUEUES + THREAD_QUEUES]
+        for place in np.flatnonzero(places == queue).tolist():
+            ordering.store(self.address + 8 * (Thread.QUEUES + place), 0)
         current = self.address + 8 * Thread.CURRENT
+        until = time.monotonic() + ENDING_S
         while self.is_running and ordering.load_after(current) == queue:
-            time.sleep(0.0001)  # rare, and over when the call is: it has been given up, or ended
+            if time.monotonic() > until:
+                _in_use.append(keep)
+                return False
+            time.sleep(0.0001)
+        return True
 
     def stop(self) -> None:
         """End the thread; return when it has ended. What it runs must have been given up."""
@@ -110,6 +125,7 @@ def as_messages(table: int) -> int:
     return table | 1
 
 
+_in_use: list[object] = []
 _thread = ProgressThread()
 
 

@@ -108,7 +108,7 @@ def recover(group: Inside, timeout_s: float) -> None:
     group.context[Context.SEQUENCE] = sequence
     group.context[Context.VERIFIED] = sequence
     group.context[Context.CHUNK] = max(chunks) + layout.STAGES
-    group.context[Context.STATE] = State.IDLE
+    group.go_on()
 
 
 def _answers(group: Inside, place: int) -> list[tuple[int, int]]:

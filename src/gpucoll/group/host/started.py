@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from gpucoll.entries import starting, waiting
 from gpucoll.group.host.progress import thread
+from gpucoll.group.protocol import ENDING_S
 from gpucoll.kernels.cpu.builtins import METH_FASTCALL, builtin, capsule
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.call_block import CallBlock
@@ -30,8 +31,8 @@ class StartedCalls:
 
     Parameters
     ----------
-    context : int
-        Address of the group's context.
+    context : array of int64
+        The group's.
     timeout_s : float
         Default deadline of a call, in seconds.
     make_room : callable
@@ -51,19 +52,21 @@ class StartedCalls:
     sleep : callable
         ``(number, ns)``: sleeps until that call has ended, for so long at most; returns whether.
     reap : callable
-        ``(number)``, of a call that has ended: its entry may be used anew. Returns whether it is
-        the caller that has to note how it ended.
+        ``(number)``: the entry of a call may be used anew, if all before it were reaped.
     """
 
-    def __init__(self, context: int, timeout_s: float, make_room: Callable[[], None]) -> None:
+    def __init__(
+        self, context: npt.NDArray[np.int64], timeout_s: float, make_room: Callable[[], None]
+    ) -> None:
         self._make_room = make_room
         # Not NumPy's memory: that may be shared with a forked child, who writes here.
         self._memory = bytearray(8 * (PENDING_WORDS + 8))
         words = np.frombuffer(self._memory, np.int64)
         words = words[-words.ctypes.data // 8 % 8 :][:PENDING_WORDS]  # from a cache line on
         self._words = words
+        self._looked_at = self._memory, context
         self.address: int = words.ctypes.data
-        words[Pending.CONTEXT] = context
+        words[Pending.CONTEXT] = context.ctypes.data
         words[Pending.THREAD] = thread().address
         words[Pending.WAIT_LONG] = wait_long.address
         words[Pending.WAIT_LONG_ALONE] = wait_long_alone.address
@@ -80,10 +83,13 @@ class StartedCalls:
         self.reap = entry(waiting.reap_started)
         self._start = entry(starting.start_block)
         self._skip = entry(waiting.skip_started)
-        self.is_served = thread().add(self.address)
+        self.is_served = False
         """Whether the thread runs calls; where there are too many communicators, only waiters."""
-        self._stop_serving = weakref.finalize(self, _remove, self.address, self._memory)
-        self._stop_serving.atexit = False
+
+    def serve(self) -> None:
+        """Have the thread run calls, if it has room. Whoever has called this calls `close`."""
+        if not self.is_served:
+            self.is_served = thread().add(self.address)
 
     def start(self, block: CallBlock, timeout_s: float) -> int:
         """Start a call and return its number; 0: there is no room. Keep the block until its end."""
@@ -105,8 +111,9 @@ class StartedCalls:
         try:
             self._make_room()
         except BaseException:
-            while not self._skip(number):
-                time.sleep(0)
+            until = time.monotonic() + ENDING_S
+            while not self._skip(number) and time.monotonic() < until:
+                time.sleep(0)  # somebody looks whether a call can run, or the group was given up
             raise
 
     def begin_serving(self) -> bool:
@@ -121,6 +128,11 @@ class StartedCalls:
         """Return the numbers of calls that have ended and were not reaped."""
         return range(int(self._words[Pending.REAPED]) + 1, int(self._words[Pending.DONE]) + 1)
 
+    @property
+    def n_reaped(self) -> int:
+        """The number of the last call that was reaped; those up to it have all ended."""
+        return int(self._words[Pending.REAPED])
+
     def status_of(self, number: int) -> int:
         """Return the status of a call that has ended and was not reaped."""
         return int(self._words[self._place_of(number) + Started.STATUS])
@@ -134,19 +146,18 @@ class StartedCalls:
         """Whether somebody runs calls of this queue, or has not quite ended that."""
         return bool(self._words[Pending.IS_RUNNING])
 
-    def settle(self) -> None:
-        """Return when nobody runs calls: the last one's end is told a moment before that."""
+    def settle(self) -> bool:
+        """Wait, for `ENDING_S` at most, until nobody runs calls; return whether nobody does."""
+        until = time.monotonic() + ENDING_S
         while self.is_running:
+            if time.monotonic() > until:
+                return False
             time.sleep(0)
+        return True
 
-    def close(self) -> None:
-        """Let the thread look at this no more."""
-        self._stop_serving()
-
-
-def _remove(queue: int, memory: bytearray) -> None:
-    """Take a queue from the thread; its memory is kept until then."""
-    thread().remove(queue)
+    def close(self) -> bool:
+        """Let the thread look at this no more; return whether it has ceased to."""
+        return thread().remove(self.address, self._looked_at)
 
 
 def nanoseconds(timeout_s: float) -> int:

@@ -19,6 +19,7 @@ from gpucoll.errors import (
     DeadlineError,
     GpucollError,
 )
+from gpucoll.finalizers import is_first, leave, run_all
 from gpucoll.group.host.channel import ControlChannel
 from gpucoll.group.host.group import HostGroup
 from gpucoll.group.host.whereabouts import Whereabouts
@@ -201,6 +202,11 @@ class WorldGroup(WorldCalls):
         return bool(self._calling) or self._is_in_small_call or self.host.is_running
 
     @property
+    def was_interrupted(self) -> bool:
+        """Whether an interrupt in a call of this rank has broken it: the program got that."""
+        return self.host.was_interrupted
+
+    @property
     def needs_settling(self) -> bool:
         """Whether no call can run before `check_usable`, or at all."""
         return self.host.needs_settling
@@ -279,6 +285,10 @@ class WorldGroup(WorldCalls):
         """Note why it is broken, and return it: every later call raises that."""
         return self.host.fail(error)
 
+    def end_calls(self) -> bool:
+        """Let no call begin, give up one that runs in another thread; return whether it ended."""
+        return self.host.end_calls()
+
     def enqueued_calls(self) -> EnqueuedCalls:
         """Return this rank's ring of calls on GPU arrays."""
         return self._gpu_calls.enqueued_calls()
@@ -347,30 +357,39 @@ class WorldGroup(WorldCalls):
         if self.is_closed or self.is_forked:
             return
         with held_signals():  # an interrupt in the middle would leave some of it
-            if self.bulk is not None:
-                self.bulk.close()
-            if self.exchanges is not None:
-                self.exchanges.close()
-            if self.links is not None:
-                self.look()
-                self._tell_closed(self.host.rank, self._number)
-                self.is_in_use |= not self.links.close()
-            else:
-                self._board.enter(self.host.rank, self._number)
-            self.host.close()
-            if self.pairs is not None:  # who looked after it has been stopped
-                self.pairs.close()
-            self.ring()
-            self._places.close()
-            self._ballots.close()
-            if not self.is_in_use:
-                self._board.close()
-                bell_fd, self._bell_fd = self._bell_fd, -1  # its number will be somebody else's
-                os.close(bell_fd)
+            if is_first(self, "close"):
+                self._let_go()
+
+    def _let_go(self) -> None:
+        run_all(
+            *(part.close for part in (self.bulk, self.exchanges) if part is not None),
+            self._leave,
+            self.host.close,
+            *([] if self.pairs is None else [self.pairs.close]),  # its thread was stopped
+            self.ring,
+            self._places.close,
+            self._ballots.close,
+            self._close_board,
+        )
+
+    def _leave(self) -> None:
+        """Tell the other hosts that this rank takes part no more; let go of the links."""
+        if self.links is None:
+            self._board.enter(self.host.rank, self._number)
+            return
+        self.look()
+        self._tell_closed(self.host.rank, self._number)
+        self.is_in_use |= not self.links.close()
+
+    def _close_board(self) -> None:
+        if not self.is_in_use:
+            self._board.close()
+            bell_fd, self._bell_fd = self._bell_fd, -1  # its number will be somebody else's
+            os.close(bell_fd)
 
     def __del__(self) -> None:
         host = getattr(self, "host", None)  # not there where the constructor has raised
         if host is not None and not self.is_closed and not self.is_forked:
+            leave(self.close)
             text = f"communicator of {self._who} was not closed"
             warnings.warn(text, ResourceWarning, stacklevel=2)
-            self.close()
