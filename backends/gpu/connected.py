@@ -15,8 +15,11 @@ from gpucoll.backends.gpu.signature import Signature, Signatures
 from gpucoll.backends.protocol import MessageRequest, Request
 from gpucoll.devices import Device
 from gpucoll.errors import ArgumentError, DeadlineError
-from gpucoll.group.protocol import EnqueuedCalls, Group
+from gpucoll.group.protocol import ENDING_S, EnqueuedCalls, Group
+from gpucoll.wording import rank_of
 
+CLOSING_S = 5.0
+"""How long the vendor's library may take to let go; then it is ended by force."""
 GIVING_UP_S = 5.0
 """How long giving up waits for a thread that is in the driver or in the vendor's library."""
 
@@ -204,36 +207,41 @@ class ConnectedGpu(Generic[B]):
         self._group.was_told = True
 
     def close(self, limit_s: float) -> None:
-        """Wait for all calls, let go of everything, raise what went wrong and nobody was told."""
-        issuer = self.issuer
+        """Wait for all calls, so long at most; let go of everything, raise what nobody was told."""
+        issuer, limit_s = self.issuer, round(limit_s, 2)
         if self._group.was_told:
             self.give_up()
             return
         try:
-            self._stop_watching()  # from here on this thread looks itself
+            self._stop_watching(max(limit_s, ENDING_S))  # from here on this thread looks itself
         except DeadlineError as error:
             issuer.end(error)
             raise
         try:
             if issuer.is_busy:  # else all is known to be well, whatever the others did since
-                issuer.synchronize()
-        except BaseException:
+                issuer.synchronize(timeout_s=limit_s, is_last=True)
+        except BaseException as error:
+            goes_on = isinstance(error, DeadlineError) and issuer.failure is None
             self.give_up()
+            if goes_on:
+                who = rank_of(self._group.rank, self._group.world_size)
+                text = f"{who}: calls on GPU arrays had not ended at close, and were given up"
+                raise DeadlineError(text) from None
             raise
         self._dropped.detach()
         settle()
         issuer.end()  # all is known; the rest may fail
         end_all()
-        self.backend.close(limit_s)
+        self.backend.close(CLOSING_S)
         issuer.close()
 
-    def _stop_watching(self) -> None:
+    def _stop_watching(self, limit_s: float) -> None:
         """End the monitor thread; DeadlineError where it does not end."""
         group = self._group
-        if not self._monitor_thread.stop(group.timeout_s):
+        if not self._monitor_thread.stop(limit_s):
             group.is_in_use = True
             raise DeadlineError(
-                f"rank {group.rank} of {group.world_size} waited {group.timeout_s:g} s at close "
+                f"rank {group.rank} of {group.world_size} waited {limit_s:g} s at close "
                 f"for the thread that watches {self.device.label}: the driver or "
                 f"{self.backend.name.upper()} does not return. What the communicator has on the "
                 "GPU stays there: end the process"

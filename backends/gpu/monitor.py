@@ -244,17 +244,21 @@ class Monitor:
 
     def _look_at_deadline(self, issued: IssuedCall, now_s: float) -> None:
         if self.failure is None and issued.begun_s and now_s - issued.begun_s > issued.timeout_s:
-            if issued.sequence is None:
-                error = self._message_deadline(issued)
-                self.give_up(Abort.ENQUEUED_MESSAGE, self.group.rank, None, error)
-                return
-            code, rank = Abort.ENQUEUED_DEADLINE, self.group.rank
-            self.give_up(code, rank, issued.sequence, None, issued.timeout_s)
+            self._end_late(issued, issued.timeout_s)
 
-    def _message_deadline(self, issued: IssuedCall) -> DeadlineError:
+    def _end_late(self, issued: IssuedCall, waited_s: float) -> None:
+        """Give up for a call that has taken too long."""
+        if issued.sequence is None:
+            error = self._message_deadline(issued, waited_s)
+            self.give_up(Abort.ENQUEUED_MESSAGE, self.group.rank, None, error)
+            return
+        code, rank = Abort.ENQUEUED_DEADLINE, self.group.rank
+        self.give_up(code, rank, issued.sequence, None, waited_s)
+
+    def _message_deadline(self, issued: IssuedCall, waited_s: float) -> DeadlineError:
         who = rank_of(self.group.rank, self.group.world_size)
         return DeadlineError(
-            f"{who} waited {issued.timeout_s:g} s in {issued.name} on the GPU: the other rank did "
+            f"{who} waited {waited_s:g} s in {issued.name} on the GPU: the other rank did "
             "not make the matching call, or another size. The communicator is broken: close it"
         )
 
@@ -307,11 +311,13 @@ class Monitor:
         timeout_s: float | None = None,
         *,
         others_s: float | None = None,
+        is_last: bool = False,
     ) -> None:
         """Wait until a call has succeeded; by default all that were issued. Raise what went wrong.
 
         `others_s` is how long one whose part here is over may wait for other ranks to make it, in
-        seconds; default: the communicator's deadline.
+        seconds; default: the communicator's deadline. `is_last`: what has begun and has not ended
+        after `timeout_s` is given up, as by its own deadline.
 
         Work that does not even start, because something before it on the stream does not end, is a
         DeadlineError that breaks nothing.
@@ -329,13 +335,16 @@ class Monitor:
             has_begun = oldest is None or oldest.begun_s
             waited_s = time.monotonic() - begun_s
             is_late = waited_s > limit_s
-            if timeout_s is None and (oldest is None or oldest.is_passed):
+            if (timeout_s is None or is_last) and (oldest is None or oldest.is_passed):
                 # This rank's part is over: only another rank's call is waited for.
                 allowed_s = limit_s if others_s is None else others_s
                 if waited_s > allowed_s:
                     mine, sequence = self.group.rank, self.calls.compared + 1
                     self.give_up(Abort.ENQUEUED_DEADLINE, mine, sequence, None, allowed_s)
                     continue
+            elif is_late and is_last and oldest is not None and oldest.begun_s:
+                self._end_late(oldest, limit_s)
+                continue
             if is_late and (timeout_s is not None or not has_begun):
                 name = oldest.name if oldest else "a call on GPU arrays"
                 raise DeadlineError(

@@ -106,7 +106,7 @@ class GpuBackend(Protocol):
         """Give up on the GPU what this rank itself has just given up."""
 
     def close(self, limit_s: float) -> None:
-        """Wait for all calls, let go of everything, raise what went wrong and nobody was told."""
+        """Wait for all calls, so long at most; let go of everything, raise what nobody was told."""
 
     def give_up(self) -> None:
         """Let go of everything without waiting for other ranks."""

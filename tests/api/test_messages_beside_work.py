@@ -108,7 +108,7 @@ def test_a_communicator_that_is_closed_or_dropped_while_they_are_pending(comm):
             del child
             with pytest.warns(ResourceWarning):
                 drop(held, group)
-        assert address not in thread()._words
+        until(lambda address=address: address not in thread()._words)
         comm.barrier()
 
 

@@ -9,23 +9,51 @@ from functools import partial
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
+from gpucoll.calls import work_queue
 from gpucoll.calls.work import Work
 from gpucoll.calls.work_queue import WorkQueue
-from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, StateError
+from gpucoll.errors import (
+    AbortedError,
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    GpucollError,
+    PeerLostError,
+    StateError,
+)
+from gpucoll.transport.shared.layout import Abort
 
 
 class Alone:
     """A group that runs nothing, and counts why Python alone may start calls."""
 
-    failure = None
-    needs_settling = False
+    rank, world_size = 0, 1
+    needs_settling = is_closed = is_forked = was_told = is_in_use = is_aborted = False
+    was_interrupted = False
 
     def __init__(self):
         self.n_reasons = 0
+        self.failure: GpucollError | None = None
 
     def hold(self, n_reasons):
         self.n_reasons = n_reasons
+
+    def abort(self, code=Abort.REQUESTED):
+        self.is_aborted = True
+        self.was_interrupted = code == Abort.INTERRUPTED
+
+    def end_calls(self):
+        return True
+
+    def abort_error(self):
+        return AbortedError("interrupted" if self.was_interrupted else "given up")
+
+    def raise_if_aborted(self):
+        if self.is_aborted:
+            self.failure = self.failure or self.abort_error()
+            raise self.failure
 
 
 @pytest.fixture
@@ -35,7 +63,11 @@ def group():
 
 @pytest.fixture
 def queue(group):
-    return WorkQueue(group)
+    made = WorkQueue(group)
+    yield made
+    made.end()
+    assert made._thread is None or not made._thread.is_alive()
+    assert not group.is_in_use
 
 
 def returns(value: Any) -> tuple[Any, ...]:
@@ -54,7 +86,6 @@ def test_a_thread_that_cannot_start_leaves_the_queue_empty(group, queue, monkeyp
 
     assert not queue.is_busy
     assert queue.submit(*returns(2)).wait(10.0) == 2
-    queue.stop(10.0)
     assert group.n_reasons == 0
 
 
@@ -113,7 +144,7 @@ def test_a_forked_child_waits_for_no_lock_of_its_parent(queue):
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 
-def test_a_work_waits_no_longer_than_asked_and_then_goes_on(group, queue):
+def test_a_work_waits_no_longer_than_asked_and_then_goes_on(queue):
     go_on = threading.Event()
     work = queue.submit(lambda: go_on.wait(20), "a call", lambda: True)
 
@@ -121,13 +152,88 @@ def test_a_work_waits_no_longer_than_asked_and_then_goes_on(group, queue):
         work.wait(0.01)
     assert not work.done()
     assert work.exception() is None
-    with pytest.raises(DeadlineError, match="1 asynchronous calls had not ended"):
-        queue.stop(0.01)
-    assert group.n_reasons == 1
     go_on.set()
     assert work.wait(20) is True
-    queue._thread.join(20)
+
+
+def test_what_has_not_ended_when_it_stops_is_given_up(group, queue):
+    """As all ranks are told: the call that runs notices, the one behind it never begins."""
+    ran: list[int] = []
+
+    def run():
+        until(lambda: group.is_aborted)
+        raise group.abort_error()
+
+    work = queue.submit(run, "a call")
+    behind = queue.submit(lambda: ran.append(1), "another")
+    with pytest.raises(DeadlineError, match="2 asynchronous calls had not ended"):
+        queue.stop(0.01)
+    for given_up in (work, behind):
+        with pytest.raises(AbortedError):
+            given_up.wait(20)
+    queue.end()
+    assert not ran
+    assert not queue._thread.is_alive()
     assert group.n_reasons == 0
+
+
+def test_who_does_not_notice_the_end_keeps_the_memory(group, queue, monkeypatch):
+    """A call that hangs in somebody else's code; nobody waits for it for ever."""
+    monkeypatch.setattr(work_queue, "ENDING_S", 0.01)
+    goes_on = threading.Event()
+    queue.submit(lambda: goes_on.wait(20), "a call")
+    until(lambda: queue._turn.locked())
+    queue.end()
+    assert group.is_in_use
+    group.is_in_use = False
+    goes_on.set()
+    queue._thread.join(20)
+
+
+def interrupted():
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_is_raised_once(queue):
+    """By whoever ran the call; its Work says what became of it, and close says nothing."""
+    with queue.held():  # by who waits, not by the queue's own thread
+        work = queue.submit(interrupted, "a call")
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+    queue.raise_unseen()
+    with pytest.raises(AbortedError, match="interrupted"):
+        work.wait()
+    queue.stop(20)
+    queue.raise_unseen()
+
+
+def test_a_call_whose_end_was_interrupted_is_not_made_again(group, queue, monkeypatch):
+    made: list[int] = []
+    with queue.held():
+        work = queue.submit(lambda: made.append(1), "a call")
+        with monkeypatch.context() as patched:
+            patched.setattr(queue, "_end", lambda *_: interrupted())
+            with pytest.raises(KeyboardInterrupt):
+                work.wait()
+        with pytest.raises(AbortedError, match="interrupted"):
+            work.wait()
+    assert made == [1]
+    assert group.is_aborted  # whether it has taken place is not known here
+
+
+def test_a_failure_is_raised_by_one_call_only(group, queue):
+    """What has broken the communicator ends all that is pending: the first to say so is enough."""
+    group.failure = PeerLostError("rank 1 is gone")
+
+    def fail():
+        raise group.failure
+
+    with queue.held():
+        works = [queue.submit(fail, "a call") for _ in range(3)]
+    queue.stop(20)
+    with pytest.raises(PeerLostError):
+        works[1].wait()
+    queue.raise_unseen()
 
 
 @pytest.mark.parametrize("limit_s", [float("inf"), 1e30, 0])

@@ -287,7 +287,7 @@ def interrupt(comm, delay_s):
 
     def handle(_number, _frame):
         is_busy = int(group.context[Context.STATE]) == State.BUSY
-        waits = is_busy and not comm._queue.runs_python  # else it may be another thread that does
+        waits = is_busy and not comm._queue._waiting  # else it may be another thread that does
         if waits or comm._runner._entering.locked():
             raise KeyboardInterrupt
         signal.setitimer(signal.ITIMER_REAL, SOON_S)

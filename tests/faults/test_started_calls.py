@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.faults.test_ends import errors
-from tests.ranks import Ended
+from tests.ranks import Ended, Reply
 from tests.waiting import is_broken, until
 
 import gpucoll
-from gpucoll.errors import AbortedError, DeadlineError, PeerLostError
+from gpucoll.errors import AbortedError, DeadlineError, MismatchError, PeerLostError
 from gpucoll.transport.shared.words import Context, State
 
 LARGE = 1 << 18
@@ -83,6 +83,96 @@ def test_a_rank_that_does_not_come(ranks, name):
         assert set(replies[rank].result) == {DeadlineError}
 
 
+def close_after_a_loss(comm):
+    """Close when the thread has ended a call just after this one has looked whether it had."""
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    queue = comm._queue
+    work = comm.all_reduce(np.ones(LARGE), async_op=True)
+    settle = queue._settle_group
+
+    def settle_late():
+        until(lambda: comm._group.needs_settling)
+        settle()
+
+    queue._settle_group = settle_late
+    with pytest.raises(PeerLostError):
+        work.wait(40)
+    comm.close()
+    return queue.is_busy
+
+
+def test_close_returns_after_a_loss_that_the_thread_has_found(ranks):
+    replies = ranks.replies(3, close_after_a_loss)
+
+    assert [replies[rank] for rank in (0, 2)] == [Reply(False)] * 2
+
+
+def interrupt_after_the_end(comm):
+    """An interrupt just after compiled code has run a call, and said that its entry is free."""
+    queue = comm._queue
+    wait = queue.begin_compiled().wait
+    found = []
+
+    def interrupted(number):
+        queue._wait = wait
+        wait(number)
+        raise KeyboardInterrupt
+
+    for count in (4, LARGE):
+        work = comm.all_reduce(np.ones(count), async_op=True)
+        queue._wait = interrupted
+        with pytest.raises(KeyboardInterrupt):
+            work.wait()
+        found.append(work.wait()[0])
+        found.append(queue.is_busy)
+    return found
+
+
+def test_an_interrupt_after_a_call_has_ended_leaves_that_well(ranks):
+    assert ranks.call(2, interrupt_after_the_end) == [[2.0, False, 2.0, False]] * 2
+
+
+def poll_behind_a_mismatch(comm):
+    """Ask only, of a call behind one in which the ranks differ; then of one behind a loss."""
+    comm.all_reduce(np.ones(3 + comm.rank), async_op=True)
+    behind = comm.all_reduce(np.ones(4), async_op=True)
+    until(behind.done)
+    total = behind.wait()[0]
+    with pytest.raises(MismatchError):
+        comm.check()
+    if comm.rank == 1:
+        until(lambda: is_broken(comm))
+        return total, None
+    works = [comm.all_reduce(np.ones(4), async_op=True) for _ in range(3)]
+    comm.abort()
+    until(works[0].done)
+    until(works[2].done)
+    return total, [type(work.exception()) for work in works]
+
+
+def test_a_call_behind_one_that_failed_is_done_for_who_only_asks(ranks):
+    found = ranks.call(2, poll_behind_a_mismatch)
+
+    assert found == [(2.0, [AbortedError] * 3), (2.0, None)]
+
+
+def wait_for_any(comm):
+    """Which only asks: nobody runs the call in which the rank is lost."""
+    if comm.rank == 1:
+        until(lambda: comm._group.members.all_records(0).any())
+        os.kill(os.getpid(), signal.SIGKILL)
+    works = [comm.all_reduce(np.ones(3), async_op=True) for _ in range(2)]
+    place = gpucoll.wait_any(works)
+    return place, type(works[place].exception())
+
+
+def test_a_wait_for_any_ends_with_a_lost_rank(ranks):
+    replies = ranks.replies(2, wait_for_any)
+
+    assert replies[0] == Reply((0, PeerLostError))
+
+
 def interrupt_this(work):
     """Wait, and get a Ctrl-C meanwhile."""
     number = threading.main_thread().ident, signal.SIGINT
@@ -109,6 +199,25 @@ def test_ctrl_c_in_a_wait_that_runs_the_call(ranks):
     assert errors(replies) == [None] * 3
     for rank in (0, 2):
         assert set(replies[rank].result) == {AbortedError}
+
+
+def interrupt_and_close(comm, make, is_held):
+    own = comm.duplicate()
+    if comm.rank == 1:
+        until(lambda: is_broken(own))
+    else:  # held: else a thread may run it, and go on
+        with own._queue.held() if is_held else contextlib.nullcontext():
+            interrupt_this(make(own)[-1])
+    own.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "is_held"), [("posted", False), ("posted", True), ("counts", True)]
+)
+def test_an_interrupt_that_was_handled_does_not_come_out_of_close(ranks, name, is_held):
+    found = errors(ranks.replies(2, interrupt_and_close, KINDS[name], is_held))
+
+    assert found == [None, None]
 
 
 def interrupt_what_goes_on(comm):

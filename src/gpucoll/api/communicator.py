@@ -7,6 +7,8 @@ import contextlib
 import os
 import pickle
 import sys
+import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -49,8 +51,9 @@ from gpucoll.errors import (
     PeerLostError,
     StateError,
 )
+from gpucoll.finalizers import leave, run_all
 from gpucoll.group.division import Division
-from gpucoll.group.protocol import Channel, Group
+from gpucoll.group.protocol import ENDING_S, Channel, Group
 from gpucoll.group.survivors import come_together
 from gpucoll.rendezvous.held_signals import held_signals
 from gpucoll.rendezvous.job import Job
@@ -62,8 +65,6 @@ from gpucoll.wording import rank_of
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 _LOSSES = (PeerLostError, DeadlineError, AbortedError, MismatchError)
 """What `shrink` is for."""
-_ENDING_S = 2.0
-"""What is pending on a broken communicator ends within a slice of waiting."""
 
 
 class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, SaysNamesElsewhere):
@@ -353,7 +354,7 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         messages = self._point_to_point.queue
         messages.stop_watching()
         is_broken = self._group.is_aborted or self._group.failure is not None
-        limit = min(timeout_s, _ENDING_S) if is_broken else timeout_s
+        limit = min(timeout_s, ENDING_S) if is_broken else timeout_s
         with contextlib.suppress(*_LOSSES):
             messages.finish(limit)
         with contextlib.suppress(*_LOSSES):
@@ -399,45 +400,68 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         Parameters
         ----------
         timeout_s : float, optional
-            How long to wait for those, in seconds. Default: the communicator's deadline.
+            How long to wait for all of those together, in seconds. Default: the communicator's
+            deadline.
 
         Raises
         ------
         DeadlineError
-            An asynchronous call or message had not ended then. The communicator is closed
-            nevertheless, as with the errors below.
+            An asynchronous call or message had not ended then, and was given up on all ranks.
         MismatchError
             Messages to this rank were never received, or a rank that has closed never received
-            those of this one. The communicator is closed nevertheless.
+            those of this one.
+        StateError
+            Another thread is in a blocking call. Nothing has happened; after `abort` this waits
+            until that call has ended.
+        GpucollError, or what else a call has raised
+            A failure of an asynchronous call that nobody has asked for. One that another call has
+            raised already, and an interrupt that the program has handled, are not raised again.
+
+        Notes
+        -----
+        But for StateError the communicator is closed whatever is raised, and nothing of it is left:
+        no thread, shared memory, descriptor or mapping. After the deadline this takes some 20 ms
+        more, for calls that are given up to end; a thread that does not come back, since a user's
+        callback hangs or the GPU's driver does, is left to itself after seconds.
         """
         config.check_timeout_s(timeout_s)
         if self._group.is_closed or self._group.is_forked:
             return
         limit = self._group.timeout_s if timeout_s is None else timeout_s
-        self._point_to_point.queue.stop_watching()
+        until = time.monotonic() + min(limit, threading.TIMEOUT_MAX)
+        messages = self._point_to_point.queue
+        messages.stop_watching()
+        self._wait_where_aborted()
         self._check_idle("close")
         try:
-            messages = self._point_to_point.queue
-            messages.finish(limit)
-            self._queue.stop(limit)
-            self._gpu.close()
+            messages.finish(_left_s(until))
+            self._queue.stop(_left_s(until))
+            self._gpu.close(_left_s(until))
             self._queue.raise_unseen()
             messages.raise_unseen()
             self._raise_unreceived()
         finally:
             self._give_up()
 
+    def _wait_where_aborted(self) -> None:
+        """Let a call in another thread end, which has been given up: it does in a moment."""
+        until = time.monotonic() + ENDING_S
+        while self._group.is_running and self._group.is_aborted and time.monotonic() < until:
+            time.sleep(0.001)
+
     def _give_up(self) -> None:
         """Let go of everything without waiting for anybody."""
+        steps = (
+            lambda: _open.discard(self),
+            self._gpu.give_up,
+            self._finalizer.detach,  # it may be interrupted, and would swallow that
+            self._queue.end,
+            self._point_to_point.queue.end,
+            self._group.close,
+            self._queue.forget,
+        )
         with held_signals():  # an interrupt in the middle would leave some of it
-            _open.discard(self)
-            self._gpu.give_up()
-            if self._queue.runs_python:  # its thread may be between two looks at what is shared
-                self._group.is_in_use = True
-            self._finalizer.detach()  # it may be interrupted, and would swallow that
-            self._point_to_point.queue.end()
-            self._group.close()
-            self._queue.forget()
+            run_all(*steps)
 
     def abort(self) -> None:
         """Give the communicator up: every rank raises AbortedError, now or at its next call."""
@@ -456,7 +480,8 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
             return
         if error is not None:
             self._group.note_exception(error)
-        is_busy = self._queue.is_busy or self._gpu.is_busy or self._point_to_point.queue.n_pending
+        is_pending = self._queue.is_busy or self._point_to_point.queue.n_pending
+        is_busy = is_pending or self._gpu.is_busy or self._gpu.is_running or self._group.is_running
         if is_busy and not self._group.is_forked:
             self.abort()  # nobody will wait for what is still going on
         with contextlib.suppress(GpucollError):  # the first error is the one to see
@@ -560,9 +585,13 @@ def _caller_of(communicator: Communicator) -> Callable[..., Any]:
     return call_again
 
 
+def _left_s(until: float) -> float:
+    return max(until - time.monotonic(), 0.0)
+
+
 def _let_go(queue: weakref.ref[WorkQueue]) -> None:
     if (alive := queue()) is not None:
-        alive.let_go()
+        leave(alive.let_go)
 
 
 def _close_all() -> None:

@@ -22,7 +22,7 @@ from gpucoll.calls.collected import Collected, check_in_group
 from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import DeadlineError, GpucollError
-from gpucoll.group.protocol import Group
+from gpucoll.group.protocol import ENDING_S, Group
 
 _WATCH_SLICE_S = 0.02
 _MOST_UNSWEPT = 64
@@ -222,19 +222,20 @@ class MessageQueue:
         _queues.discard(self)
 
     def stop_watching(self) -> None:
-        """End that thread; return when it looks at nothing any more."""
+        """End that thread; return when it looks at nothing any more, or calls somebody back."""
         with self.lock:
             self._watched.clear()
-            waiter = self._watching
+            waiter, self._watching = self._watching, None
         if waiter is not None and waiter is not threading.current_thread():
-            waiter.join()  # within a slice
+            waiter.join(ENDING_S)  # it ends within a slice, or when a user's callback returns
 
     def _wait_for_watched(self) -> None:
         while True:
             with self.lock:
                 work = next(iter(self._watched), None)
                 if work is None:
-                    self._watching = None
+                    if self._watching is threading.current_thread():
+                        self._watching = None
                     return
             with contextlib.suppress(
                 GpucollError
@@ -275,8 +276,11 @@ class MessageQueue:
         until_s = time.monotonic() + timeout_s
         while pending := list(self._pending):  # of which other threads end some meanwhile
             work = pending[0]
+            left_s = until_s - time.monotonic()
             try:
-                work._wait(max(until_s - time.monotonic(), 0.0))
+                work._wait(max(left_s, 0.0))
+                if left_s < -ENDING_S:  # callbacks begin new ones for ever
+                    raise DeadlineError
             except DeadlineError:
                 count = len(self._pending)
                 raise DeadlineError(

@@ -8,6 +8,7 @@ Python's, which exists from the first such call on.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -18,15 +19,15 @@ from typing import Any
 
 from gpucoll.backends.protocol import PreparedCall
 from gpucoll.calls.in_one_piece import give_up
+from gpucoll.calls.started_works import Endings, StartedWorks
 from gpucoll.calls.work import Work
 from gpucoll.errors import DeadlineError, GpucollError, StateError
-from gpucoll.group.protocol import Group, StartedCalls
+from gpucoll.group.protocol import ENDING_S, Group, StartedCalls
 from gpucoll.wording import rank_of
 
 _SLICE_S = 0.02
+_ASKING_S = 0.05
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
-_busy: set[WorkQueue] = set()
-"""Those with calls that the compiled thread may run: nothing else may keep their arrays alive."""
 
 
 class _Hold:
@@ -62,13 +63,17 @@ class WorkQueue:
         """Whether a failure that nobody asks about makes the program's exit code 1."""
         self._group = group
         self._process = os.getpid()
-        self._started: StartedCalls | None = None
+        self._endings = Endings(group)
+        self._started = StartedWorks(group, self._endings)
+        self._works = self._started.by_number
+        """Of the compiled queue."""
         self._wait: Callable[[int], int] = _not_yet
-        self._works: dict[int, Work[Any]] = {}
-        """Of the compiled queue, by number: what is in it keeps its arrays alive."""
         self._waiting: deque[tuple[Work[Any], Callable[[], None]]] = deque()
         """Behind those; the first may be running."""
-        self._failed: list[Work[Any]] = []
+        self._begun: Work[Any] | None = None
+        """The one that runs, or that an interrupt has kept from being run to its end."""
+        self._asked, self._asked_at_s = 0, 0.0
+        """Which call was the next one when somebody asked whether one had ended, and when first."""
         self._watched: set[Work[Any]] = set()
         self._lock = threading.RLock()
         """Guards all of these, but for what compiled code starts by itself.
@@ -80,6 +85,8 @@ class WorkQueue:
         """Held by whoever runs what waits here."""
         self._holders: set[_Hold] = set()
         self._thread: threading.Thread | None = None
+        self._is_served = False
+        """Whether that thread goes on."""
         self._is_stopping = False
         _queues.add(self)
 
@@ -92,21 +99,17 @@ class WorkQueue:
 
     def begin_compiled(self) -> StartedCalls:
         """Return the group's queue, made when it is first needed."""
-        if self._started is None:
+        if (queue := self._started.queue) is None:
             with self._lock:
-                if self._started is None:
-                    started = self._group.started_calls()
-                    self._wait = started.wait
-                    self._started = started
-        return self._started
+                queue = self._group.started_calls()
+                self._wait = queue.wait
+                self._started.queue = queue
+        return queue
 
     def note_started(self, number: int, name: str, result: Any, keep: object) -> Work[Any]:
         """Return the Work of a call that a compiled entry has started."""
         work: Work[Any] = Work(self, name, None, result, keep)
-        work.number = number
-        self._works[number] = work
-        if len(self._works) == 1:
-            _busy.add(self)
+        self._started.note(number, work)
         return work
 
     def start(
@@ -123,9 +126,7 @@ class WorkQueue:
             with self._lock:
                 is_next = not self._waiting and not self._holders
                 if is_next and (number := call.start(self.begin_compiled(), timeout_s)):
-                    work.number = number
-                    self._works[number] = work
-                    _busy.add(self)
+                    self._started.note(number, work)
                     return work
                 self._append(work, lambda: call.run(timeout_s))
         except BaseException as error:
@@ -139,9 +140,7 @@ class WorkQueue:
         Nobody has its Work, and its arrays would be let go of while compiled code still writes to
         them. Where nothing was started the other ranks start it: the communicator is given up.
         """
-        lost = []
-        if self._started is not None:
-            lost = [number for number in self._started.started() if number not in self._works]
+        lost = self._started.lost()
         for number in lost:
             self.note_started(number, name, result, keep)
         if not lost and not isinstance(error, Exception):
@@ -167,11 +166,6 @@ class WorkQueue:
         """Whether a call has not ended, or its end was not noted yet."""
         return bool(self._works or self._waiting)
 
-    @property
-    def runs_python(self) -> bool:
-        """Whether a thread of Python's may be in one of these calls."""
-        return bool(self._waiting)
-
     def held(self) -> _Hold:
         """Return a context in which what other threads start waits here."""
         return _Hold(self)
@@ -196,18 +190,20 @@ class WorkQueue:
     # --- running ----------------------------------------------------------------------------------
 
     def run_until(self, work: Work[Any]) -> None:
-        """Run calls until this one has ended, or return when another thread has run it."""
+        """Run calls until this one has ended, or return when another thread has run it.
+
+        Without a deadline of its own: each call that is run has one, and a call that can never run
+        ends with the group.
+        """
         number = work.number
-        if number and not self._wait(number):  # well, and as the next that was to be noted
-            del self._works[number]
-            if not self._works:
-                self._note_idle()
+        if number and not self._wait(number):  # well, and it was reaped
             if work._finish is None:
                 work._keep = None
                 work._is_done = True
             else:
-                work.end()
-            if work._callbacks is not None or work._error is not None:
+                self._end(work)
+            self._started.forget(work)
+            if work._callbacks is not None:
                 self._told(work)
             return
         self._check_process(work)
@@ -218,149 +214,155 @@ class WorkQueue:
                 self._run_next_or_sleep(work)
 
     def _advance(self, number: int) -> None:
-        """Run calls until one has ended, and settle what has become of the group."""
-        if not self._wait(number):
-            work = self._works.pop(number)
-            self._note_idle()
-            work.end()
-            self._told(work)
-            return
+        """Run calls until this one has ended, or one has failed; settle the group then."""
+        self._wait(number)
         self._settle_ended()
         if number in self._works:
             self._settle_group()
-            time.sleep(0)
+            time.sleep(0)  # another thread runs it, or has just started one before it
 
     def _settle_group(self) -> None:
         """After a failed call: agree with the others on where to go on, or end what is pending."""
         started = self.begin_compiled()
         self._make_room(started)
-        if not self._group.needs_settling:
+        if not self._group.needs_settling or not started.settle():
             return
-        started.settle()  # or memory that a call still writes to might be let go of
-        self._settle_ended()  # the call that failed is answered before all go on
-        try:
-            self._group.check_usable()
-        except BaseException as error:
-            group = self._group
-            if isinstance(error, GpucollError) and (group.failure is not None or group.is_closed):
-                self._fail_all(error)
-                return
-            raise
+        self._settle_ended()  # how they did, before what is left ends with the group
+        if (error := self._endings.raised_by(self._group.check_usable)) is None:
+            return
+        is_broken = self._group.failure is not None or self._group.is_closed
+        if not is_broken or not self._fail_all(error):
+            raise error  # another thread is in a call
 
     def _make_room(self, started: StartedCalls) -> None:
         """Let a call that has found no memory take more, or end it: it has not begun."""
         with self._lock:
-            if not (number := started.without_room()):
+            number = started.without_room()
+            if (work := self._works.get(number)) is None:
                 return
             try:
                 started.make_room(number)
             except GpucollError as error:
-                self._works[number].end(error)
+                self._end(work, error)
         self._settle_ended()
 
     def _settle_ended(self) -> None:
-        """Note how the calls of the compiled queue that have ended did so, in order."""
-        if self._started is None:
-            return
-        ended = []
+        """Note how calls of the compiled queue have ended, and forget their Works."""
         with self._lock:
-            for number in self._started.ended():
-                status = self._started.status_of(number)
-                if not self._started.reap(number):
-                    continue  # another thread does
-                while (work := self._works.pop(number, None)) is None:
-                    time.sleep(0)  # another thread has just started it, and notes it now
-                if not work._is_done:
-                    work.end(self._error_of(status))
-                ended.append(work)
-        if ended:
-            self._note_idle()
-        for work in ended:
+            told = self._started.settle()
+        for work in told:
             self._told(work)
 
-    def _note_idle(self) -> None:
-        """Let this go with the communicator, if compiled code has nothing to do."""
-        if not self._works:
-            _busy.discard(self)
-            if self._works:  # another thread has started one just now
-                _busy.add(self)
+    def _end(self, work: Work[Any], error: BaseException | None = None) -> None:
+        """Note how a call has ended, once; keep a failure for `raise_unseen`."""
+        with self._lock:
+            self._endings.end(work, error)
 
     def forget(self) -> None:
         """Keep what is pending no longer: the group is closed, and nobody runs it."""
-        _busy.discard(self)
+        self._started.let_go()
         _queues.discard(self)  # or a callback at its end might swallow a Ctrl-C
 
-    def _error_of(self, status: int) -> BaseException | None:
-        if not status:
-            return None
-        try:
-            self._group.raise_for(status)
-        except GpucollError as error:
-            return error
-        return None
-
     def _run_next_or_sleep(self, work: Work[Any]) -> None:
-        if not self._turn.acquire(blocking=False):
+        if self._turn.locked():
             with self._lock:
                 if not work._is_done and self._turn.locked():
                     self._changed.wait(_SLICE_S)
             return
-        try:
-            if not work._is_done:
-                self._run_next()
-        finally:
-            self._turn.release()
+        with self._turn:  # not acquire and try: an interrupt in between would leave it locked
+            if work._is_done:
+                return
+            ended = self._run_next()
+        if ended is not None:
+            self._told(ended)
 
-    def _run_next(self) -> None:
-        """Run the next call that waits here, behind all that compiled code runs; has the turn."""
-        while self._works:
-            last = max(self._works)
+    def _run_next(self) -> Work[Any] | None:
+        """Run the next call that waits here, behind all that compiled code runs; has the turn.
+
+        Returns its Work, for `_told`. What an interrupt has kept from being run to its end breaks
+        the communicator, and is not run again: it may have taken place.
+        """
+        while last := max(self._works, default=0):
             self._advance(last)
         with self._lock:
             if not self._waiting:
-                return
+                return None
             work, task = self._waiting[0]
-        error = None
+            was_begun, self._begun = self._begun is work, work
+        error: BaseException | None = self._interruption() if was_begun else None
         try:
-            task()
-        except BaseException as raised:
+            if error is None:
+                task()
+        except Exception as raised:
             error = raised
-        work.end(error)
-        del task
-        with self._lock:
-            if self._waiting and self._waiting[0][0] is work:
-                self._waiting.popleft()
-                self._hold()
-            self._changed.notify_all()
-        self._told(work)
-        if error is not None and not isinstance(error, Exception):
-            give_up(self._group, error)
-            raise error  # Ctrl-C is for whoever runs this, too
+        except BaseException as raised:
+            if threading.current_thread() is not self._thread:  # Ctrl-C: for whoever runs this
+                error, work._was_seen = self._interruption(), True
+                raise
+            error = raised
+        finally:
+            del task
+            self._end(work, error)
+            with self._lock:
+                if self._waiting and self._waiting[0][0] is work:
+                    self._waiting.popleft()
+                    self._hold()
+                self._begun = None
+                self._changed.notify_all()
+        return work
 
-    def _fail_all(self, error: BaseException) -> None:
-        """End everything that is pending: the communicator is broken."""
+    def _interruption(self) -> GpucollError:
+        """Give the communicator up where a call may have taken place or not; return the error."""
+        give_up(self._group, KeyboardInterrupt())
+        error = self._endings.raised_by(self._group.raise_if_aborted)
+        return error or self._group.abort_error()
+
+    def _fail_all(self, error: BaseException) -> bool:
+        """End everything that is pending: the communicator is broken; return whether that can be.
+
+        It cannot where a call that runs does not end: its arrays may not be let go of.
+        """
+        if not self._group.end_calls():
+            return False
         with self._lock:
-            works = self._pending()
-            self._works.clear()
-            self._waiting.clear()
+            pending = self._pending()  # before the look: what is noted after it may have ended well
+            told = self._started.settle()
+            for work in pending:
+                self._end(work, error)
+                self._started.forget(work)
+            self._waiting = deque(item for item in self._waiting if not item[0]._is_done)
             self._hold()
-            self._note_idle()
-            for work in works:
-                if not work._is_done:
-                    work.end(error)
             self._changed.notify_all()
-        for work in works:
+        for work in (*told, *pending):
             self._told(work)
+        return True
 
     # --- looking, and waiting for a while ---------------------------------------------------------
 
     def poll(self, work: Work[Any]) -> bool:
         """Return whether a call has ended. Does not wait."""
-        if self._started is not None and work.number and not work._is_done:
+        if work.number and not work._is_done:
             self._check_process(work)
-            if self._started.poll(work.number, 0):
+            if self.begin_compiled().poll(work.number, 0):
                 self._settle_ended()
+            elif self._group.needs_settling and not self._is_stopping:
+                self.watch(work)  # to settle may be to wait for other ranks
+            elif self._group.needs_settling:
+                self._settle_group()
+            elif self._is_asked_in_vain():
+                self._poll_wanted(work)
         return work._is_done
+
+    def _is_asked_in_vain(self) -> bool:
+        """Return whether the next call has not ended since somebody first asked, a while ago.
+
+        Who only asks finishes what needs nobody else. Deadlines and lost ranks are found by who
+        runs a call: from then on the thread does.
+        """
+        following, now_s = next(iter(self._works), 0), time.monotonic()
+        if following != self._asked:
+            self._asked, self._asked_at_s = following, now_s
+        return now_s - self._asked_at_s > _ASKING_S
 
     def sleep_until(self, work: Work[Any], limit_s: float) -> bool:
         """Wait for a call that others run, for so long at most; return whether it has ended."""
@@ -382,41 +384,36 @@ class WorkQueue:
 
     def _poll_wanted(self, work: Work[Any]) -> bool:
         """Ask the thread to run a call; return whether it has ended."""
-        if not self.begin_compiled().begin_serving():
-            self.run_until(work)  # there is no thread: it can only be run here
-        elif self.begin_compiled().poll(work.number, 1):
-            self._settle_ended()
-        else:
-            self._settle_ended()
+        started = self.begin_compiled()
+        if not started.begin_serving():
+            self._have_run(work)
+            return work._is_done
+        has_ended = started.poll(work.number, 1)
+        self._settle_ended()
+        if not has_ended:
             self._settle_group()
         return work._is_done
+
+    def _have_run(self, work: Work[Any]) -> None:
+        """Have Python's thread run what the compiled one cannot: there are too many queues."""
+        if threading.current_thread() is not self._thread:
+            with contextlib.suppress(RuntimeError):  # of a process that can have no more threads
+                self.watch(work)
+                return
+        self.run_until(work)
 
     def _check_process(self, work: Work[Any]) -> None:
         if os.getpid() != self._process:
             raise StateError(f"{work._name} belongs to the process that this one was forked from")
 
-    def is_last(self, work: Work[Any] | None) -> bool:
-        """Return whether nothing was queued after this work, which has not ended."""
-        with self._lock:
-            return bool(self._waiting) and self._waiting[-1][0] is work
-
-    def end(self, work: Work[Any], error: BaseException | None = None) -> None:
-        """End a Work that was not queued itself."""
-        work.end(error)
-        with self._lock:
-            self._changed.notify_all()
-        self._told(work)
-
     # --- the end of a call ------------------------------------------------------------------------
 
     def _told(self, work: Work[Any]) -> None:
-        """Do what is to be done when a call has ended, without any lock."""
-        if work._error is not None:
-            with self._lock:
-                self._failed.append(work)
-        if work._callbacks is not None:
+        """Call back when a call has ended, without any lock; may be repeated."""
+        if work in self._watched:
             with self._lock:
                 self._watched.discard(work)
+        if work._callbacks is not None:
             work.call_back()
 
     def watch(self, work: Work[Any]) -> None:
@@ -431,10 +428,9 @@ class WorkQueue:
         """Raise the first failure that nobody has asked for; forget the others."""
         self._settle_ended()
         with self._lock:
-            failed = [work for work in self._failed if not work._was_seen]
-            self._failed = []
-        if failed:
-            failed[0].wait()
+            unseen = self._endings.take_unseen()
+        if unseen is not None:
+            unseen.wait()
 
     # --- all of them ------------------------------------------------------------------------------
 
@@ -447,6 +443,7 @@ class WorkQueue:
     def drain(self) -> None:
         """Wait until all that was started before has ended, well or not."""
         if self._works or self._waiting:
+            self._settle_ended()
             for work in self._pending():
                 self.run_until(work)
 
@@ -455,27 +452,42 @@ class WorkQueue:
             return [*self._works.values(), *(work for work, _ in self._waiting)]
 
     def stop(self, timeout_s: float) -> None:
-        """Wait until every call has ended, and end the thread; DeadlineError where one has not."""
+        """Wait until every call has ended; DeadlineError, and they are given up, where not all."""
         until = time.monotonic() + min(timeout_s, threading.TIMEOUT_MAX)
         for work in self._pending():
             if not self.sleep_until(work, max(until - time.monotonic(), 0.0)):
                 n_left = len(self._pending())
                 self._give_up()
-                self.let_go()
                 raise DeadlineError(f"{n_left} asynchronous calls had not ended at close")
-        if self._started is not None:
-            self._started.settle()
-        self.let_go()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._started.queue is not None:
+            self._started.queue.settle()
 
     def _give_up(self) -> None:
-        """End what compiled code has not, on all ranks; what Python runs goes on or notices."""
-        if self._started is not None and self._works:
-            self._group.abort()
-            self._started.close()
-            self._started.settle()
-            self._fail_all(self._group.abort_error())
+        """End, on all ranks, what has not ended."""
+        self._group.abort()
+        error = self._endings.raised_by(self._group.raise_if_aborted)
+        self._fail_all(error or self._group.abort_error())
+
+    def end(self) -> None:
+        """End the thread, and what Python runs: soon nothing of it looks at what is shared.
+
+        Waits for a slice of waiting. Who is in a call that does not notice the end within
+        `ENDING_S` keeps the memory: see `Group.is_in_use`.
+        """
+        if os.getpid() != self._process:
+            return
+        if self._waiting:
+            self._give_up()
+        with self._lock:
+            self._is_stopping = True
+            self._watched.clear()
+            self._changed.notify_all()
+        if self._turn.acquire(timeout=ENDING_S):  # nobody runs anything, in whichever thread
+            self._turn.release()
+        else:
+            self._group.is_in_use = True
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(ENDING_S)
 
     def let_go(self) -> None:
         """End the thread when every call has ended, without waiting for it."""
@@ -486,33 +498,49 @@ class WorkQueue:
             self._changed.notify_all()
 
     def _start_thread(self) -> None:
-        if self._thread is None:
+        """Start the thread unless there is one; the lock is held."""
+        if not self._is_served:
             thread = threading.Thread(target=self._serve, name="gpucoll", daemon=True)
             thread.start()
-            self._thread = thread
+            self._thread, self._is_served = thread, True
 
     def _serve(self) -> None:
         """Run what waits here, and find the end of what is watched: the thread of Python's."""
         while True:
             with self._lock:
                 self._changed.wait_for(self._has_something_to_do)
-                work = next((work for work in self._watched if work.number), None)
+                work = next(filter(_is_watchable, self._watched), None)
                 if not self._waiting and work is None and not self._works:
+                    self._is_served = False
                     return
                 is_held = bool(self._holders)
-            if work is not None:
-                self.sleep_until(work, _SLICE_S)
-            elif self._waiting and not is_held:
-                with self._turn:
-                    self._run_next()
-            else:
-                self.drain()
+            try:
+                self._serve_once(work, is_held)
+            except GpucollError:  # another thread is in a call
+                time.sleep(_SLICE_S)
             del work  # its result belongs to the user alone now
 
+    def _serve_once(self, work: Work[Any] | None, is_held: bool) -> None:
+        if work is not None:
+            if self.sleep_until(work, _SLICE_S):
+                self._told(work)  # whoever has found that may have been interrupted
+        elif self._waiting and not is_held:
+            with self._turn:
+                ended = self._run_next()
+            if ended is not None:
+                self._told(ended)
+        else:
+            self.drain()
+
     def _has_something_to_do(self) -> bool:
-        if self._is_stopping or any(work.number for work in self._watched):
+        if self._is_stopping or any(map(_is_watchable, self._watched)):
             return True
         return bool(self._waiting) and not self._holders
+
+
+def _is_watchable(work: Work[Any]) -> bool:
+    """Return whether somebody has to look for a call's end, or has found it."""
+    return bool(work.number) or work._is_done
 
 
 def open_queues() -> list[WorkQueue]:

@@ -136,9 +136,6 @@ class StartedCalls(Protocol):
         a slice of waiting.
         """
 
-    def close(self) -> bool:
-        """Let the thread look at this no more; return whether it has ceased to."""
-
 
 class Group(Protocol):
     """This rank's part in a group of ranks.

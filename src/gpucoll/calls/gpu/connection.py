@@ -27,9 +27,6 @@ from gpucoll.calls.gpu.call import GpuCall
 from gpucoll.calls.runner import Runner
 from gpucoll.errors import ArgumentError, BackendUnavailableError, GpucollError, StateError
 
-CLOSING_S = 5.0
-"""How long the vendor's library may take to let go; then it is ended by force."""
-
 
 class Part(NamedTuple):
     """What a communicator hands on of its GPU connection to one that is divided from it."""
@@ -217,13 +214,13 @@ class GpuConnection:
             self._connected.issuer.synchronize()
             settle()
 
-    def close(self) -> None:
-        """Wait for all calls, raise what went wrong, let go of the GPU."""
+    def close(self, limit_s: float) -> None:
+        """Wait for all calls, so long at most; raise what went wrong, let go of the GPU."""
         if self._connected is not None:
             connected, self._connected = self._connected, None
             self.call_cache = CallCache()
             self.refusal = "the communicator is closed"
-            connected.close(CLOSING_S)
+            connected.close(limit_s)
 
     def note_abort(self) -> None:
         """End on the GPU what this rank has just given up."""
