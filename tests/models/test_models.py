@@ -28,7 +28,10 @@ HOLDS = [
     ("mailbox", "-DONE_RING"),
     ("waiting", ""),
     ("shrink", "-DP=2 -DROUNDS=4"),
+    ("started", ""),
+    ("started", "-DN=3 -DR=2 -DINTERRUPTS=0"),
 ]
+GOES_ON = [("started", "-DN=1"), ("started", "-DN=2 -DINTERRUPTS=0")]
 KILLED = [
     ("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL"),
     ("calls", "-DKINDS=2 -DODDS=0 -DTURNS=2 -DKILL -DAHEAD=2 -DR=3"),
@@ -59,14 +62,21 @@ CAUGHT = [
     ("waiting", "-DPLAIN_STORE"),
     ("waiting", "-DSLEEP_WITHOUT_COMPARING"),
     ("shrink", "-DP=3 -DNOT_SAID"),
+    ("started", "-DINTERRUPTS=0 -DWAITS_FOR_WHO_NOTES"),
+    ("started", "-DLETS_RUN"),
+    ("started", "-DFAILS_WHAT_COMES"),
+    ("started", "-DGOES_ON_AFTER_THE_END"),
+    ("started", "-DINTERRUPTS=0 -DWAITERS=2 -DBELIEVES_THE_STATUS"),
+    ("started", "-DINTERRUPTS=0 -DWAITERS=2 -DN=3 -DR=3 -DNO_LOSS -DSAYS_SO_LATE"),
 ]
+TURNS_FOR_EVER = [("started", "-DN=1 -DLEAVES_TO_WHO_REAPED")]
 
 
-def check(folder, model, switches, *options, is_long=True):
+def check(folder, model, switches, *options, is_long=True, looks_for=("-DSAFETY",)):
     """Explore a model; return how many errors Spin found, and whether it looked everywhere."""
     commands = [
         ["spin", "-a", *switches.split(), str(MODELS / f"{model}.pml")],
-        [COMPILER, "-O1" if is_long else "-O0", "-w", "-DSAFETY", "-o", "pan", "pan.c"],
+        [COMPILER, "-O1" if is_long else "-O0", "-w", *looks_for, "-o", "pan", "pan.c"],
         ["./pan", "-w22" if is_long else "-w18", *options],
     ]
     for command in commands:
@@ -88,6 +98,22 @@ def test_the_protocol_holds(tmp_path, model, switches):
 def test_nobody_waits_for_ever_for_a_rank_that_is_gone(tmp_path, model, switches):
     # -E: the dead stand where they died, which is no deadlock.
     assert check(tmp_path, model, switches, "-m2000000", "-E") == (0, True)
+
+
+def turns_for_ever(folder, model, switches):
+    """Explore a model for loops that a fair processor never leaves."""
+    options = "-l", "-f", "-m2000000"
+    return check(folder, model, switches, *options, looks_for=("-DNP", "-DNFAIR=3"))
+
+
+@pytest.mark.parametrize(("model", "switches"), GOES_ON)
+def test_nobody_turns_in_a_loop_for_ever(tmp_path, model, switches):
+    assert turns_for_ever(tmp_path, model, switches) == (0, True)
+
+
+@pytest.mark.parametrize(("model", "switches"), TURNS_FOR_EVER)
+def test_a_loop_without_an_end_is_caught(tmp_path, model, switches):
+    assert turns_for_ever(tmp_path, model, switches)[0] == 1
 
 
 @pytest.mark.parametrize(("model", "switches"), CAUGHT)
