@@ -7,14 +7,17 @@ put another folder in that place, runs code as this user.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import pwd
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
 __all__ = ["UnsafeFolderError", "is_own_file", "own_folder"]
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_MOST_LINKS = 40  # as the kernel follows
 
 
 class UnsafeFolderError(OSError):
@@ -24,31 +27,71 @@ class UnsafeFolderError(OSError):
 def own_folder(folder: Path) -> Path:
     """Make a folder that this user alone can write to, if need be, and return its real path.
 
-    Each folder on the way to it is looked at, too. Those are root's or this user's and nobody else
-    can write to them, or they are sticky, as ``/tmp`` is: then what this user owns stays in place.
+    Each folder on the way to it is looked at, too, those that symbolic links lie in and lead
+    through as well. They are root's or this user's and nobody else can write to them, or they are
+    sticky, as ``/tmp`` is: then what this user owns stays in place, and a link must be this user's,
+    or root's.
 
     Raises
     ------
     UnsafeFolderError
-        It, or a folder on the way to it, is another user's, or others can write to it.
+        It, or a folder or link on the way to it, is another user's, or others can write to it.
     OSError
         It cannot be made.
     """
-    real = Path(os.path.realpath(folder))
-    is_foreign = True  # whether the folder above is another user name space's: so begins "/"
-    for step in (*reversed(real.parents), real):
-        is_own = step == real
-        try:
-            facts = os.lstat(step)
-        except FileNotFoundError:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(step, 0o700)
-            facts = os.lstat(step)
-        is_foreign = is_foreign and not is_own and _is_of_no_user_here(facts.st_uid)
-        if problem := _problem(step, facts, is_own=is_own, is_foreign=is_foreign):
-            raise UnsafeFolderError(f"{step} {problem}")
-        is_foreign = (is_foreign or facts.st_uid == 0) and not facts.st_mode & _OTHERS_WRITE
-    return real
+    left = [*reversed((Path.cwd() / folder).parts)]
+    way: list[_Step] = []
+    n_links = 0
+    while left:
+        name = left.pop()
+        if name == "..":
+            del way[max(len(way) - 1, 1) :]
+            continue
+        path = way[-1].path / name if way and name != "/" else Path("/")
+        facts = _facts_of(path)
+        if not stat.S_ISLNK(facts.st_mode):
+            way = [] if name == "/" else way
+            way.append(_looked_at(path, facts, way[-1] if way else None))
+            continue
+        if way[-1].is_open and facts.st_uid not in (0, os.geteuid()):
+            raise UnsafeFolderError(f"{path} {_about(facts)} is another user's link")
+        if (n_links := n_links + 1) > _MOST_LINKS:
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(folder))
+        left += reversed(Path(os.readlink(path)).parts)
+    last = way[-1]
+    if problem := _problem(last.path, last.facts, is_own=True, is_foreign=False):
+        raise UnsafeFolderError(f"{last.path} {problem}")
+    return last.path
+
+
+class _Step(NamedTuple):
+    path: Path
+    facts: os.stat_result
+    is_foreign: bool
+    """Whether what lies here may be another user name space's: so begins "/"."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether others may put something here: then it is sticky."""
+        return bool(self.facts.st_mode & _OTHERS_WRITE)
+
+
+def _facts_of(step: Path) -> os.stat_result:
+    try:
+        return os.lstat(step)
+    except FileNotFoundError:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(step, 0o700)
+        return os.lstat(step)
+
+
+def _looked_at(path: Path, facts: os.stat_result, above: _Step | None) -> _Step:
+    """Return a folder on the way; UnsafeFolderError if others could put another in its place."""
+    is_foreign = (above is None or above.is_foreign) and _is_of_no_user_here(facts.st_uid)
+    if problem := _problem(path, facts, is_own=False, is_foreign=is_foreign):
+        raise UnsafeFolderError(f"{path} {problem}")
+    is_closed = not facts.st_mode & _OTHERS_WRITE
+    return _Step(path, facts, (is_foreign or facts.st_uid == 0) and is_closed)
 
 
 def is_own_file(facts: os.stat_result) -> bool:
@@ -62,8 +105,7 @@ def is_own_file(facts: os.stat_result) -> bool:
 
 def _problem(step: Path, facts: os.stat_result, *, is_own: bool, is_foreign: bool) -> str:
     """Return why others could put something in the place of what lies here; empty if not."""
-    about = f"(owner {_user_name(facts.st_uid)}, mode {stat.S_IMODE(facts.st_mode):04o})"
-    me = os.geteuid()
+    about, me = _about(facts), os.geteuid()
     if not stat.S_ISDIR(facts.st_mode):
         return f"{about} is not a folder"
     if facts.st_uid != me and (is_own or facts.st_uid != 0) and not is_foreign:
@@ -74,6 +116,10 @@ def _problem(step: Path, facts: os.stat_result, *, is_own: bool, is_foreign: boo
     if not writable & stat.S_IWOTH and _is_alone_in_group(step, facts):
         return ""
     return f"{about} can be written to by other users"
+
+
+def _about(facts: os.stat_result) -> str:
+    return f"(owner {_user_name(facts.st_uid)}, mode {stat.S_IMODE(facts.st_mode):04o})"
 
 
 def _is_alone_in_group(step: Path, facts: os.stat_result) -> bool:

@@ -133,6 +133,25 @@ class TestOtherUsers:
         os.chown(link, STRANGER, -1, follow_symlinks=False)
         assert own_folder(link) == folder
 
+    @pytest.mark.parametrize("below", ["", "below", "below/new"])
+    def test_their_link_in_a_sticky_folder(self, tmp_path, below):
+        """Its owner may have it lead elsewhere at any time, to what is mine as well."""
+        made(made(tmp_path / "mine") / "below")
+        link = made(tmp_path / "open", 0o1777) / "link"
+        link.symlink_to(tmp_path / "mine")
+        assert own_folder(link / below) == tmp_path / "mine" / below
+        os.chown(link, STRANGER, -1, follow_symlinks=False)
+        with pytest.raises(UnsafeFolderError, match=rf"link \(owner .*{STRANGER}.*another user's"):
+            own_folder(link / below)
+
+    def test_folder_that_a_link_lies_in(self, tmp_path):
+        """Its owner may put another link in the place of mine."""
+        made(tmp_path / "mine")
+        link = made(tmp_path / "theirs", 0o755, STRANGER) / "link"
+        link.symlink_to(tmp_path / "mine")
+        with pytest.raises(UnsafeFolderError, match=r"theirs .*does not belong to user"):
+            own_folder(link)
+
     def test_files(self, tmp_path):
         file = tmp_path / "file"
         file.write_bytes(b"")
@@ -163,6 +182,22 @@ class TestOtherUsers:
         os.chown(home / ".cache", STRANGER, -1)
         with pytest.raises(UnsafeFolderError, match="does not belong"):
             own_folder(home / ".cache" / "gpucoll")
+
+
+def test_links_are_followed_as_the_system_does(tmp_path):
+    made(made(tmp_path / "a") / "b")
+    (tmp_path / "a" / "up").symlink_to("../c/../a")
+    made(tmp_path / "c")
+    (tmp_path / "c" / "there").symlink_to(tmp_path / "a" / "up" / "b")
+    for way in ("c/there", "c/there/../b", "a/up/b", "c/../a/./b", "c/there/new"):
+        assert own_folder(tmp_path / way) == Path(os.path.realpath(tmp_path / way))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.chdir(tmp_path / "c")
+        assert own_folder(Path("there")) == tmp_path / "a" / "b"
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(OSError, match="Too many levels"):
+        own_folder(tmp_path / "round")
+    assert own_folder(Path("/").joinpath("..", *tmp_path.parts[1:])) == tmp_path
 
 
 def test_what_is_no_folder(tmp_path):
