@@ -1,43 +1,91 @@
-"""Measure how long ranks take to go on after one is killed: until all know, and until all go on.
+"""Measure how long ranks take to go on after one is killed: until they know, and until all go on.
 
-    python tools/measure_shrink.py                 4 ranks on one host
-    python tools/measure_shrink.py --placed aabb   on two hosts, which are played on this machine
+    python tools/measure_shrink.py                    4 ranks on one host, in all_reduce
+    python tools/measure_shrink.py --placed aabb      on two hosts, which are played on this machine
+    python tools/measure_shrink.py --call barrier     where they wait, and use no CPU
+    python tools/measure_shrink.py --busy 4           beside four processes that use a CPU each
 
-Each line is one job, in milliseconds: from the signal to the last rank's error, and from that to
-the last rank's return from `shrink`. Then medians and the longest. gpucoll must be importable.
+From the signal to each rank's error, over all ranks and jobs; from the last one's error to the last
+rank's return from `shrink`, over all jobs. A job begins when the CPUs have been idle for a moment,
+or when patience ends; the last line says how many began so. gpucoll must be importable.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import secrets
 import signal
 import socket
-import statistics
-import subprocess
-import sys
 import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from multiprocessing import get_context
+from typing import Any
 
-RANK = """
-import sys, time, gpucoll, numpy as np
-comm = gpucoll.init(timeout_s=60)
-comm.barrier()
-print("ready", flush=True)
-try:
+import numpy as np
+
+import gpucoll
+
+IDLE_SHARE, IDLE_S = 0.9, 0.3
+
+
+def all_reduce(comm: gpucoll.Communicator, victim: int) -> None:
+    """Make calls one after the other, the victim too."""
     while True:
         comm.all_reduce(np.ones(100))
-except gpucoll.PeerLostError:
-    told = time.monotonic()
-with comm.shrink() as made:
-    done = time.monotonic()
-    assert made.all_reduce(1) == made.world_size
-print(told, done, flush=True)
-"""
 
 
-def run_job(placed: str, victim: int) -> tuple[float, float]:
-    """Return both times of one job, in seconds."""
+def barrier(comm: gpucoll.Communicator, victim: int) -> None:
+    """Wait for the victim, which does not come."""
+    if comm.rank == victim:
+        signal.pause()
+    comm.barrier()
+
+
+def recv(comm: gpucoll.Communicator, victim: int) -> None:
+    """Wait for a message of the victim's, which does not come."""
+    if comm.rank == victim:
+        signal.pause()
+    comm.recv(np.ones(100), victim)
+
+
+CALLS: dict[str, Callable[[gpucoll.Communicator, int], None]] = {
+    function.__name__: function for function in (all_reduce, barrier, recv)
+}
+
+
+def run_rank(variables: dict[str, str], call: str, victim: int, said: int) -> None:
+    """Be one rank of a job: say when it waits, when it was told, and when it goes on."""
+    os.environ.update(variables)
+    comm = gpucoll.init(timeout_s=60)
+    comm.all_reduce(np.ones(100))
+    comm.barrier()
+    os.write(said, b"ready\n")
+    try:
+        CALLS[call](comm, victim)
+    except gpucoll.PeerLostError:
+        told = time.monotonic()
+    with comm.shrink() as made:
+        done = time.monotonic()
+        assert made.all_reduce(1) == made.world_size
+    os.write(said, json.dumps([told, done]).encode() + b"\n")
+    os._exit(0)
+
+
+def fork(function: Callable[..., None], *given: Any) -> int:
+    """Call a function in a process of its own; return its number."""
+    if (pid := os.fork()) == 0:
+        try:
+            function(*given)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def run_job(placed: str, call: str, victim: int) -> list[list[float]]:
+    """Return of every rank that is left how long it took until it knew, and until it went on."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -48,42 +96,85 @@ def run_job(placed: str, victim: int) -> tuple[float, float]:
     }
     if len(set(placed)) > 1:
         names["GPUCOLL_MEET"] = f"tcp://127.0.0.1:{port}"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK],
-            env={**os.environ, **names, "GPUCOLL_RANK": str(rank), "GPUCOLL_HOST_ID": letter},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank, letter in enumerate(placed)
-    ]
-    for rank in ranks:
-        assert rank.stdout is not None
-        rank.stdout.readline()
-    time.sleep(0.2)
-    start = time.monotonic()
-    ranks[victim].send_signal(signal.SIGKILL)
-    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
-    moments = [line.split() for rank, line in enumerate(outputs) if rank != victim]
-    told = max(float(moment[0]) for moment in moments)
-    return told - start, max(float(moment[1]) for moment in moments) - told
+    pids, lines = [], []
+    with ExitStack() as files:
+        for rank, letter in enumerate(placed):
+            mine = {**names, "GPUCOLL_RANK": str(rank), "GPUCOLL_HOST_ID": letter}
+            reading, writing = os.pipe()
+            pids.append(fork(run_rank, mine, call, victim, writing))
+            os.close(writing)
+            lines.append(files.enter_context(os.fdopen(reading)))
+        for line in lines:
+            assert line.readline() == "ready\n"
+        time.sleep(0.2)
+        start = time.monotonic()
+        os.kill(pids[victim], signal.SIGKILL)
+        moments = [json.loads(line.readline()) for line in lines if line is not lines[victim]]
+        for pid in pids:
+            os.waitpid(pid, 0)
+    return [[moment - start for moment in found] for found in moments]
+
+
+def idle_seconds() -> float:
+    """Return how long the CPUs have been idle since the machine was started, all together."""
+    with open("/proc/stat") as file:
+        return float(file.readline().split()[4]) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_idle(patience_s: float) -> bool:
+    """Wait until nobody uses the CPUs, for so long at most; return whether nobody does."""
+    stop = time.monotonic() + patience_s
+    while time.monotonic() < stop:
+        before = idle_seconds()
+        time.sleep(IDLE_S)
+        if idle_seconds() - before > IDLE_SHARE * IDLE_S * (os.cpu_count() or 1):
+            return True
+    return False
+
+
+def use_cpu() -> None:
+    """Use one CPU until the process is ended."""
+    while True:
+        pass
+
+
+def spelled(times: Sequence[float]) -> str:
+    """Return percentiles of times, in milliseconds."""
+    names = {50: "median", 90: "90 %", 99: "99 %", 100: "longest"}
+    return ", ".join(
+        f"{name} {1000 * float(np.percentile(times, share)):.0f} ms"
+        for share, name in names.items()
+    )
 
 
 def main() -> None:
     """Measure what the arguments say."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--placed", default="aaaa", help="by rank, a letter for its host")
+    parser.add_argument("--call", default="all_reduce", choices=CALLS, help="in which ranks are")
+    parser.add_argument("--busy", type=int, default=0, help="processes beside that use a CPU each")
+    parser.add_argument("--patience", type=float, default=20.0, help="for idle CPUs, in seconds")
     parser.add_argument("--jobs", type=int, default=20)
     given = parser.parse_args()
-    found = []
+    with gpucoll.init(rank=0, world_size=1) as alone:
+        alone.barrier()  # what is forked has what is needed
+    told, gone_on, n_idle = [], [], 0
     for job in range(given.jobs):
-        victim = job % len(given.placed)
-        found.append(run_job(given.placed, victim))
-        print(f"rank {victim} killed:", *(f"{1000 * moment:.0f}" for moment in found[-1]))
-    names = ("until all know", "until all go on")
-    for name, times in zip(names, zip(*found, strict=True), strict=True):
-        median, longest = statistics.median(times), max(times)
-        print(f"{name}: median {1000 * median:.0f} ms, longest {1000 * longest:.0f} ms")
+        n_idle += wait_for_idle(given.patience)
+        beside = [get_context("fork").Process(target=use_cpu) for _ in range(given.busy)]
+        for process in beside:
+            process.start()
+        try:
+            moments = run_job(given.placed, given.call, job % len(given.placed))
+        finally:
+            for process in beside:
+                process.kill()
+                process.join()
+        told += [told for told, _ in moments]
+        gone_on.append(max(done for _, done in moments) - max(told for told, _ in moments))
+    print(f"until a rank knows: {spelled(told)}")
+    print(f"until all go on: {spelled(gone_on)}")
+    print(f"{n_idle} of {given.jobs} jobs began on idle CPUs, beside {given.busy} busy processes")
 
 
 if __name__ == "__main__":
