@@ -156,6 +156,8 @@ def main() -> None:
     parser.add_argument("--patience", type=float, default=20.0, help="for idle CPUs, in seconds")
     parser.add_argument("--jobs", type=int, default=20)
     given = parser.parse_args()
+    if len(given.placed) < 3:
+        parser.error("--placed needs three ranks or more: of two, rank 1 alone does not go on")
     with gpucoll.init(rank=0, world_size=1) as alone:
         alone.barrier()  # what is forked has what is needed
     told, gone_on, n_idle = [], [], 0

@@ -430,9 +430,15 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
         limit = self._group.timeout_s if timeout_s is None else timeout_s
         until = time.monotonic() + min(limit, threading.TIMEOUT_MAX)
         messages = self._point_to_point.queue
-        messages.stop_watching()
-        self._wait_where_aborted()
-        self._check_idle("close")
+        try:
+            messages.stop_watching()
+            self._wait_where_aborted()
+            self._check_idle("close")
+        except StateError:
+            raise
+        except BaseException:  # Ctrl-C
+            self._give_up()
+            raise
         try:
             messages.finish(_left_s(until))
             self._queue.stop(_left_s(until))
@@ -446,7 +452,9 @@ class Communicator(ArrayCollectives, Messages, Plans, Groups, Memory, Objects, S
     def _wait_where_aborted(self) -> None:
         """Let a call in another thread end, which has been given up: it does in a moment."""
         until = time.monotonic() + ENDING_S
-        while self._group.is_running and self._group.is_aborted and time.monotonic() < until:
+        while self._group.is_aborted and time.monotonic() < until:
+            if not self._group.is_running and not self._gpu.is_running:
+                return
             time.sleep(0.001)
 
     def _give_up(self) -> None:
