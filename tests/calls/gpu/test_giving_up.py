@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -12,6 +13,7 @@ import time
 import pytest
 from tests.calls.gpu.conftest import in_rank, left_on_gpu
 from tests.calls.gpu.failing import certainly, counted, ones
+from tests.faults.test_closing import left
 from tests.faults.test_ends import errors
 from tests.ranks import Ended
 from tests.waiting import SOON_S, is_broken, until
@@ -312,3 +314,39 @@ def test_the_monitor_thread_of_a_forgotten_communicator_ends(rank_server, gpus):
     with rank_server.fork(1) as pool:  # what it leaves goes with the process
         arguments = gpus.double, forget_one_that_is_idle, ()
         assert pool.call(in_rank, *arguments, gives="seat", environment=gpus.variables) == [False]
+
+
+# --- close ----------------------------------------------------------------------------------------
+
+
+def close_without_the_other(rank):
+    """Close while a call goes on that rank 1 does not make; its own deadline is far away."""
+    with rank.init() as comm:  # what a process has once
+        comm.all_reduce(ones(rank.kit))
+        comm.check()
+    before, start = left(), time.monotonic()
+    comm = rank.init()
+    comm.all_reduce(ones(rank.kit))
+    comm.check()
+    error = None
+    if rank.rank == 0:
+        comm.all_reduce(ones(rank.kit), async_op=True)
+        start = time.monotonic()
+        with pytest.raises(DeadlineError) as raised:
+            comm.close(timeout_s=0.2)
+        error = str(raised.value)
+    else:
+        until(lambda: is_broken(comm))
+        with contextlib.suppress(GpucollError):
+            comm.close()
+    return error, time.monotonic() - start < SOON_S, left() - before
+
+
+def test_close_keeps_to_its_deadline_and_leaves_nothing(gpus):
+    (error, was_soon, remains), (_, _, remains_elsewhere) = gpus.call_ranks(
+        2, close_without_the_other
+    )
+    assert "rank 1 had not made this call" in error
+    assert was_soon
+    assert not remains
+    assert not remains_elsewhere
