@@ -37,6 +37,7 @@ MAY_CALL = {
 KNOWN = {
     "alive": "a weak reference",
     "queue": "a weak reference",
+    "streams.give_back": "appends to a list",
     "self.streams.give_back": "appends to a list",
     "device.leave_unused": "appends to a deque",
 }
