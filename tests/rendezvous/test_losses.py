@@ -6,7 +6,6 @@ deadline, every error names the rank, and nothing stays open.
 
 from __future__ import annotations
 
-import gc
 import os
 import re
 import resource
@@ -19,7 +18,7 @@ import pytest
 from tests.faults.test_ends import has_begun
 from tests.ranks import Ended
 from tests.rendezvous.conftest import held_open
-from tests.waiting import SOON_S, until
+from tests.waiting import SOON_S, collect, until
 
 from gpucoll.api import communicator
 from gpucoll.errors import (
@@ -141,7 +140,7 @@ def what_happened(act):
     except BaseException as error:
         kind, text = type(error), str(error)
     seconds = time.monotonic() - start
-    gc.collect()
+    collect()
     left = [name for name in held_open() if name not in before]
     return kind, text, seconds, left, threading.active_count() - threads
 

@@ -98,8 +98,9 @@ def test_the_batch_script_of_the_documents(variables, program, tmp_path, rank_se
         cwd=tmp_path,
     )
     said = (tmp_path / "said").read_text()
+    lines = [line for line in said.splitlines() if not line.startswith("gpucoll: compil")]
 
-    assert sorted(said.splitlines()) == [f"rank {rank} of 4: 4 True" for rank in range(4)], said
+    assert sorted(lines) == [f"rank {rank} of 4: 4 True" for rank in range(4)], said
     assert not list(tmp_path.glob("secret*"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import threading
 
@@ -11,7 +10,7 @@ import pytest
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import gpus_of_host_devices
 from tests.calls.gpu.kits import Guarded
-from tests.waiting import until
+from tests.waiting import collect
 
 from gpucoll.errors import GpucollError
 from gpucoll.testing import device_arrays, host_device
@@ -75,10 +74,9 @@ def test_unaligned_views(gpus):
 
 
 def level(number):
-    gc.collect()
+    collect()
     device_arrays.synchronize(number)
     device_arrays.empty(1, np.uint8, device=number)
-    until(lambda: all(each.name != "gpucoll-finalizers" for each in threading.enumerate()))
     names = sorted(thread.name for thread in threading.enumerate())
     return names, len(os.listdir("/proc/self/fd")), host_device.counts(number)
 

@@ -94,7 +94,10 @@ def differ(call_of):
     else:
         text = ""
     x = torch.ones(1)
-    dist.all_reduce(x)
+    try:
+        dist.all_reduce(x)
+    except dist.DistBackendError:
+        return text, None
     return text, x.item()
 
 
@@ -148,7 +151,9 @@ def test_ranks_that_call_different_things(groups, call_of):
         assert text.startswith("MismatchError: the ranks did not make the same call")
         assert "rank 0 called" in text
         assert "rank 1 called" in text
-        assert total == 2.0
+        # Of ranks that found it in a later call than others none goes on.
+        assert total == (None if call_of is other_roots else 2.0)
+        assert ("The communicator is broken" in text) == (call_of is other_roots)
 
 
 def ask_for_what_is_not_there():
