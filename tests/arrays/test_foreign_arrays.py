@@ -98,6 +98,30 @@ def test_read_only(wrap):
         prepare(wrap(np.ones(3)), wrap(array))
 
 
+def test_an_out_that_hands_over_a_copy_is_refused():
+    class Copying(WithDlpack):
+        def __dlpack__(self, **how):
+            return self.array.__dlpack__(**how, copy=True)
+
+    if np.lib.NumpyVersion(np.__version__) < "2.1.0":
+        pytest.skip("NumPy before 2.1 hands over no copies through DLPack")
+    assert move(Copying(np.ones(3))).tolist() == [1, 1, 1]
+    with pytest.raises(ArgumentError, match="out hands over a copy of its memory by DLPack"):
+        prepare(Copying(np.ones(3)), Copying(np.zeros(3)))
+
+
+@pytest.mark.parametrize("name", ["__array_interface__", "__cuda_array_interface__"])
+def test_an_object_may_say_where_it_lies_though_its_class_does_not(name):
+    x, array = SimpleNamespace(), np.arange(3.0)
+    setattr(x, name, array.__array_interface__)
+
+    assert source_of(x).buffer.address == array.ctypes.data
+    with pytest.raises(ArgumentTypeError, match="must be an array"):
+        template_of(type("Bare", (), {name: None})())
+    with pytest.raises(ArgumentTypeError, match=r"must be an array.*got builtins.type"):
+        template_of(type("Class", (), {name: array.__array_interface__}))
+
+
 def test_a_dimension_of_one_element_may_have_any_stride():
     x = np.zeros((1, 5))[:, :2]
 
@@ -111,12 +135,23 @@ def test_interfaces_that_cannot_serve():
         prepare(WithInterface(np.zeros(2, ">i4")))
     with pytest.raises(ArgumentTypeError, match="masked"):
         prepare(WithInterface(np.zeros(2), mask=WithInterface(np.zeros(2, bool))))
+    with pytest.raises(ArgumentTypeError, match="dtype '<z4' is none that NumPy knows"):
+        prepare(WithInterface(np.zeros(2), typestr="<z4"))
 
 
 def test_an_interface_may_hand_its_data_over_as_bytes():
     x = WithInterface(np.zeros(3, np.uint8), data=b"abc")
 
     assert move(x).tolist() == list(b"abc")
+
+
+def test_an_interface_without_data_is_of_the_object_s_own_bytes():
+    class Packed(bytearray):
+        @property
+        def __array_interface__(self):
+            return {"version": 3, "shape": (3,), "typestr": "<f8"}
+
+    assert move(Packed(np.arange(3.0).tobytes())).tolist() == [0, 1, 2]
 
 
 def test_structured_elements():

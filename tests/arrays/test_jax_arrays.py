@@ -98,6 +98,7 @@ def test_results_on_a_gpu_are_arrays_while_a_function_is_traced():
 
     call(x)
     assert made[0].finish().shape == (5,)
+    assert not made[0].finish().committed
     assert made[0].buffer.address == made[0].finish().unsafe_buffer_pointer()
 
 
@@ -108,6 +109,17 @@ def test_elements_that_share_bytes_on_a_gpu_are_refused_there():
     with pytest.raises(ArgumentTypeError, match="int4, whose elements share bytes on a GPU"):
         as_on_a_gpu(x)
     assert as_on_a_gpu(x.astype("int8")).template.dtype == "int8"
+
+
+def test_an_array_of_a_gpu_that_lies_in_host_memory_is_refused():
+    x = jax.numpy.ones(3)
+    moved = jax.device_put(x, x.sharding.with_memory_kind("pinned_host"))
+
+    with pytest.raises(ArgumentTypeError, match=r"host memory \(pinned_host\): bring it back"):
+        as_on_a_gpu(moved)
+    back = jax.device_put(moved, moved.sharding.with_memory_kind(x.sharding.memory_kind))
+    assert as_on_a_gpu(back).template.device == "cuda:0"
+    assert (move(moved) == x).all()
 
 
 def test_results_keep_their_memory():
@@ -157,6 +169,21 @@ def test_results_lie_on_the_input_s_device():
     x = jax.device_put(np.ones(3, np.float32), jax.devices()[1])
 
     assert move(x).devices() == {jax.devices()[1]}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_results_are_committed_to_a_device_where_their_inputs_are(place):
+    device, other = jax.devices()[place], jax.device_put(np.ones(3), jax.devices()[1 - place])
+    with jax.default_device(device):
+        free = jax.numpy.ones(3)
+
+    same = move(free)
+    assert (same.devices(), same.committed) == ({device}, False)
+    assert (same + other).devices() == other.devices()
+    committed = move(jax.device_put(free, device))
+    assert (committed.devices(), committed.committed) == ({device}, True)
+    with pytest.raises(ValueError, match="incompatible devices"):
+        committed + other
 
 
 def test_arrays_of_several_devices_are_refused():

@@ -82,11 +82,26 @@ def test_only_lasting_results_are_said_to_be():
     assert prepare(1.0).lasting is None
 
 
-def test_elements_of_out_may_not_share_memory():
-    out = np.lib.stride_tricks.as_strided(np.zeros(1), (4,), (0,))
+@pytest.mark.parametrize(
+    ("shape", "strides"), [((4,), (0,)), ((3, 2), (8, 8)), ((2, 2), (8, -8)), ((4,), (4,))]
+)
+def test_elements_of_out_may_not_share_memory(shape, strides):
+    out = np.lib.stride_tricks.as_strided(np.zeros(9)[4:], shape, strides)
 
     with pytest.raises(ArgumentError, match="share their memory"):
-        prepare(np.ones(4), out)
+        prepare(np.ones(shape), out)
+
+
+@pytest.mark.parametrize(
+    ("shape", "strides"),
+    [((2, 3), (8, 16)), ((2, 2), (-32, 8)), ((3, 1), (8, 0)), ((0, 3), (0, 0))],
+)
+def test_elements_of_out_may_lie_in_any_order(shape, strides):
+    whole = np.zeros(12)
+    out = np.lib.stride_tricks.as_strided(whole[4:], shape, strides)
+
+    assert move(np.ones(shape), out) is out
+    assert whole.sum() == out.size
 
 
 # --- in place and overlap -------------------------------------------------------------------------

@@ -21,7 +21,7 @@ DEVICES = {
 
 _KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 5: "complex"}
 _NAMES = {6: "bool", 10: "float8_e4m3fn", 12: "float8_e5m2"}
-_READ_ONLY = 1
+_READ_ONLY, _IS_COPIED = 1, 2
 
 CODES = {
     **{
@@ -83,6 +83,8 @@ class Tensor:
     item_bytes: int
     device: str
     is_read_only: bool
+    is_copied: bool
+    """Whether the memory is a copy that nobody else sees."""
     owner: Any
 
 
@@ -104,19 +106,19 @@ def read(x: Any, what: str) -> Tensor:
             capsule = x.__dlpack__(max_version=(1, 1))
         except TypeError:  # older than version 1
             capsule = x.__dlpack__()
-    except (BufferError, RuntimeError, ValueError) as error:
+    except (AttributeError, BufferError, RuntimeError, ValueError) as error:
         raise ArgumentTypeError(f"{what} cannot be read through DLPack: {error}") from None
     pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
     pointer_of.restype, pointer_of.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     if "dltensor_versioned" in repr(capsule):
         versioned = VersionedTensor.from_address(pointer_of(capsule, b"dltensor_versioned"))
-        tensor, is_read_only = versioned.tensor, bool(versioned.flags & _READ_ONLY)
+        tensor, flags = versioned.tensor, int(versioned.flags)
     else:
-        tensor, is_read_only = _Tensor.from_address(pointer_of(capsule, b"dltensor")), False
-    return _described(tensor, is_read_only, (x, capsule), what)
+        tensor, flags = _Tensor.from_address(pointer_of(capsule, b"dltensor")), 0
+    return _described(tensor, flags, (x, capsule), what)
 
 
-def _described(tensor: Any, is_read_only: bool, owner: Any, what: str) -> Tensor:
+def _described(tensor: Any, flags: int, owner: Any, what: str) -> Tensor:
     name = _NAMES.get(tensor.code) or f"{_KINDS.get(tensor.code, '?')}{tensor.bits}"
     if "?" in name or tensor.lanes != 1 or tensor.bits % 8:
         raise ArgumentTypeError(
@@ -135,7 +137,8 @@ def _described(tensor: Any, is_read_only: bool, owner: Any, what: str) -> Tensor
         name,
         item_bytes,
         _device_name(tensor.device_type, tensor.device_id),
-        is_read_only,
+        bool(flags & _READ_ONLY),
+        bool(flags & _IS_COPIED),
         owner,
     )
 

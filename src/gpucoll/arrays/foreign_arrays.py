@@ -24,6 +24,8 @@ from gpucoll.errors import ArgumentError, ArgumentTypeError
 NAME = "one with an array interface or DLPack"
 FORGETS_FREED_MEMORY = True
 _THIS = cast(Library, sys.modules[__name__])
+_READ_ONLY = "is read-only"
+_COPIED = "hands over a copy of its memory by DLPack, where nobody would see what is written"
 
 
 def look(x: Any, what: str) -> View:
@@ -33,21 +35,22 @@ def look(x: Any, what: str) -> View:
 
 def look_at_out(out: Any) -> View:
     """Say the same of an array that will be written."""
-    view, is_read_only = _seen(out, "out")
-    if is_read_only:
-        raise ArgumentError("out is read-only")
+    view, refusal = _seen(out, "out")
+    if refusal:
+        raise ArgumentError(f"out {refusal}")
     return view
 
 
-def _seen(x: Any, what: str) -> tuple[View, bool]:
-    """Return the view of x, and whether it is read-only."""
+def _seen(x: Any, what: str) -> tuple[View, str]:
+    """Return the view of x, and why it cannot be written; empty: it can."""
     for attribute in ("__cuda_array_interface__", "__array_interface__"):
         if (interface := getattr(x, attribute, None)) is not None:
-            return interface_view(x, interface, what, _THIS, _device_of(x, attribute))
+            return _interface_view(x, interface, what, _device_of(x, attribute))
     tensor = dlpack.read(x, what)
     name, item_bytes = tensor.dtype, tensor.item_bytes
     template = Template(tensor.shape, name, item_bytes, _THIS, tensor.device, 0, None, (x, name))
-    return View(template, tensor.address, tensor.owner, tensor.strides), tensor.is_read_only
+    refusal = _READ_ONLY if tensor.is_read_only else _COPIED if tensor.is_copied else ""
+    return View(template, tensor.address, tensor.owner, tensor.strides), refusal
 
 
 def _device_of(x: Any, attribute: str) -> str:
@@ -56,13 +59,11 @@ def _device_of(x: Any, attribute: str) -> str:
     return dlpack.device_of(x) if hasattr(x, "__dlpack_device__") else "cuda"
 
 
-def interface_view(
-    x: Any, interface: dict[str, Any], what: str, library: Library, device: str
-) -> tuple[View, bool]:
-    """Return the view of x by its array interface, NumPy's or CUDA's, and if it is read-only."""
+def _interface_view(x: Any, interface: dict[str, Any], what: str, device: str) -> tuple[View, str]:
+    """Return the view of x by its array interface, NumPy's or CUDA's; and as `_seen`."""
     if interface.get("mask") is not None:
         raise ArgumentTypeError(f"{what} is a masked array: collectives would ignore its mask")
-    dtype = np.dtype(interface["typestr"])
+    dtype = numpy_arrays.dtype_of(interface["typestr"])
     if dtype.kind == "V" and interface.get("descr"):
         dtype = np.dtype(interface["descr"])
     numpy_arrays.check_dtype(dtype, what)
@@ -72,13 +73,15 @@ def interface_view(
         strides = None
     name, stream = numpy_arrays.dtype_name(dtype), interface.get("stream") or 0
     owner = x
-    if interface.get("data") is None or not isinstance(interface["data"], tuple):
-        owner = np.asarray(SimpleNamespace(__array_interface__=interface))  # data as a buffer
+    data = interface.get("data")
+    if not isinstance(data, tuple):  # a buffer; without one, x itself is
+        named = {**interface, "data": x if data is None else data}
+        owner = np.asarray(SimpleNamespace(__array_interface__=named))
         address, is_read_only = numpy_arrays.address_of(owner), not owner.flags.writeable
     else:
-        address, is_read_only = interface["data"]
-    template = Template(shape, name, dtype.itemsize, library, device, stream, None, (x, dtype))
-    return View(template, address or 0, owner, strides), bool(is_read_only)
+        address, is_read_only = data
+    template = Template(shape, name, dtype.itemsize, _THIS, device, stream, None, (x, dtype))
+    return View(template, address or 0, owner, strides), _READ_ONLY if is_read_only else ""
 
 
 def pack(x: Any, template: Template) -> View:

@@ -36,11 +36,11 @@ def look(x: Any, what: str) -> View:
         array = np.asarray(x, order="C")  # waits for it; shares its memory, or unpacks it
         address, owner = numpy_arrays.address_of(array), array
     else:
-        _check_bytes(dtype, what)
+        _check_on_gpu(x, device, dtype, what)
         owner = (x if _is_row_major(x) else jax.numpy.copy(x)).block_until_ready()
         address = owner.unsafe_buffer_pointer()
     name = numpy_arrays.dtype_name(dtype)
-    native = (dtype, device)
+    native = (dtype, device, getattr(x, "committed", True))
     template = Template(tuple(x.shape), name, dtype.itemsize, _THIS, place, 0, None, native)
     return View(template, address, owner)
 
@@ -79,8 +79,14 @@ def _place(device: Any) -> str:
     return f"{kind}:{device.local_hardware_id}"
 
 
-def _check_bytes(dtype: np.dtype[Any], what: str) -> None:
-    """Refuse what a GPU packs, where NumPy counts whole bytes: int4 and the like."""
+def _check_on_gpu(x: Any, device: Any, dtype: np.dtype[Any], what: str) -> None:
+    """Refuse what is not in a GPU's memory, and what is packed there: int4 and the like."""
+    kind, own_kind = x.sharding.memory_kind, device.default_memory().kind
+    if kind not in (None, own_kind):
+        raise ArgumentTypeError(
+            f"{what} is an array of a GPU that lies in host memory ({kind}): bring it back first, "
+            f'jax.device_put(x, x.sharding.with_memory_kind("{own_kind}"))'
+        )
     if re.fullmatch(r"(u?int|float)[124](_\w+)?", dtype.name):
         raise ArgumentTypeError(
             f"{what} has dtype {dtype}, whose elements share bytes on a GPU: convert it first, "
@@ -101,18 +107,26 @@ def pack(x: Any, template: Template) -> View:
 
 def new(template: Template, shape: tuple[int, ...]) -> Destination:
     """Make memory that becomes a new JAX array."""
-    _, name, item_bytes, _, place, stream, _, (dtype, device) = template
+    _, name, item_bytes, _, place, stream, _, (dtype, device, is_committed) = template
     if (held := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
         raise ArgumentTypeError(
             f"JAX would make {held} of the result's {dtype}: set jax_enable_x64, or convert x first"
         )
+    bound_to = device if is_committed else None
+    """A result is as free as its input: JAX moves it to where other arrays of a function are."""
     if place == "cpu":
         memory = _aligned(shape, dtype)
         address = numpy_arrays.address_of(memory)
         buffer = Buffer(address, shape, name, item_bytes, memory)
-        return Destination(buffer, lambda: jax.device_put(memory, device))
-    with jax.ensure_compile_time_eval():  # also where a function is being traced around the call
-        result = jax.numpy.empty(shape, dtype, device=device).block_until_ready()
+
+        def finish() -> Any:
+            with jax.default_device(device):
+                return jax.device_put(memory, bound_to)
+
+        return Destination(buffer, finish)
+    # Also where a function is being traced around the call.
+    with jax.default_device(device), jax.ensure_compile_time_eval():
+        result = jax.numpy.empty(shape, dtype, device=bound_to).block_until_ready()
     address = result.unsafe_buffer_pointer()
     buffer = Buffer(address, shape, name, item_bytes, result, place, stream)
     return Destination(buffer, lambda: result)
@@ -132,5 +146,6 @@ def complete(out: Any, temporary: Any) -> None:
 def template_of_dtype(dtype: Any, like: Template | None = None) -> Template:
     """Return the template of a new array of this dtype."""
     template = numpy_arrays.template_of_dtype(dtype)
-    device = jax.local_devices()[0] if like is None else like.native[1]
-    return template._replace(library=_THIS, device=_place(device), native=(template.native, device))
+    device, is_committed = (jax.local_devices()[0], False) if like is None else like.native[1:]
+    native = (template.native, device, is_committed)
+    return template._replace(library=_THIS, device=_place(device), native=native)

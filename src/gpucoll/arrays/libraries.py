@@ -65,9 +65,11 @@ def library_of_dtype(dtype: Any) -> Library:
 def _find(x: Any) -> Library | None:
     kind: Any = type(x)
     library = _library_of_type(kind)
-    if library is None and _is_buffer(x):
-        return _load("buffer_objects")
-    return library
+    if library is not None or any(root in REMEDIES for root in _roots(kind)):
+        return library
+    if not isinstance(x, type) and _has_protocol(x):  # itself, where NumPy and CuPy look, too
+        return _load("foreign_arrays")
+    return _load("buffer_objects") if _is_buffer(x) else None
 
 
 @functools.lru_cache(maxsize=256)
@@ -83,9 +85,11 @@ def _library_of_type(kind: type) -> Library | None:
             return _load(LIBRARIES[root])
     if hasattr(kind, "__host_device_array_interface__"):
         return _load("host_device_arrays")
-    if any(hasattr(kind, protocol) for protocol in PROTOCOLS):
-        return _load("foreign_arrays")
-    return None
+    return _load("foreign_arrays") if _has_protocol(kind) else None
+
+
+def _has_protocol(x: Any) -> bool:
+    return any(getattr(x, protocol, None) is not None for protocol in PROTOCOLS)
 
 
 def _roots(kind: type) -> list[str]:
@@ -93,8 +97,6 @@ def _roots(kind: type) -> list[str]:
 
 
 def _is_buffer(x: Any) -> bool:
-    if any(root in REMEDIES for root in _roots(type(x))):
-        return False
     try:
         memoryview(x)
     except TypeError:

@@ -10,7 +10,7 @@ from typing import Any
 from gpucoll.arrays.buffer import Buffer
 from gpucoll.arrays.libraries import is_array, library_of, library_of_dtype
 from gpucoll.arrays.library import Destination, Source, Template, View, kind_of
-from gpucoll.arrays.overlap import overlaps
+from gpucoll.arrays.overlap import overlaps, overlaps_itself
 from gpucoll.errors import ArgumentError, ArgumentTypeError, BackendUnavailableError
 
 GPU_KINDS = ("cuda", "rocm", "host")
@@ -224,13 +224,7 @@ def _check_out(out: View, x: Template, shape: tuple[int, ...]) -> None:
             f"out has shape {of.shape}, {count} elements; the result has shape {shape}, "
             f"{expected} elements"
         )
-    if (
-        out.strides
-        and 0 in out.strides
-        and any(
-            length > 1 and stride == 0 for length, stride in zip(of.shape, out.strides, strict=True)
-        )
-    ):
+    if overlaps_itself(out):
         raise ArgumentError("out has elements that share their memory: give an array of its own")
 
 

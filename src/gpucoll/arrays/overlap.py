@@ -1,4 +1,4 @@
-"""Whether two arrays share memory, told from their addresses alone: on any device."""
+"""Whether arrays share memory, told from addresses and strides alone: on any device."""
 
 from __future__ import annotations
 
@@ -24,6 +24,20 @@ def overlaps(a: View, b: View) -> bool:
         return np.shares_memory(_stand_in(a), _stand_in(b), max_work=_OVERLAP_WORK)
     except np.exceptions.TooHardError:
         return True  # cannot be told in reasonable time: such views are not worth a risk
+
+
+def overlaps_itself(view: View) -> bool:
+    """Return whether two elements share a byte, or lie among each other in a way that may."""
+    if view.strides is None or 0 in view.template.shape:
+        return False
+    reach = view.template.item_bytes
+    """Of an element of the dimension at hand: its first byte to the one behind its last."""
+    lengths = zip(view.strides, view.template.shape, strict=True)
+    for step, length in sorted((abs(stride), length) for stride, length in lengths if length > 1):
+        if step < reach:
+            return True
+        reach += step * (length - 1)
+    return False
 
 
 def _extent(view: View) -> tuple[int, int]:
