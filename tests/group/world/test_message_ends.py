@@ -80,6 +80,28 @@ def test_a_rank_that_is_stopped_does_not_answer_where_it_is(hosts):
     assert "is not answering (stopped, or its host is cut off)" in text
 
 
+def wait_for_who_cannot_connect(comm, name):
+    """Rank 1 has another secret since: no connection for messages comes about."""
+    if comm.rank == 1:
+        pairs = comm._group.pairs
+        pairs._credentials = pairs._credentials._replace(secret=b"another secret, as long")
+    comm.barrier()
+    if comm.rank == 1:
+        until(lambda: is_broken(comm))
+        return None
+    with pytest.raises(DeadlineError) as error:
+        WAITS[name][0](comm)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", ["send", "recv"])
+def test_a_deadline_says_why_there_is_no_connection(hosts, name):
+    text = hosts.replies("ab", wait_for_who_cannot_connect, name, timeout_s=1.0)[0].result
+
+    assert "Rank 1 on " in text
+    assert "is out of reach: closed the connection instead of taking this rank's proof" in text
+
+
 # --- who goes -----------------------------------------------------------------------------------
 
 

@@ -6,13 +6,14 @@ import socket
 
 import pytest
 
+from gpucoll import config
 from gpucoll.transport.tcp.socket_options import tune_socket
 
 TCP = socket.IPPROTO_TCP
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
-@pytest.mark.parametrize("timeout_s", [None, 0.25, 60.0])
+@pytest.mark.parametrize("timeout_s", [None, 0.25, 60.0, config.LONGEST_TIMEOUT_S])
 def test_options(family, timeout_s):
     with socket.socket(family) as one:
         before = [

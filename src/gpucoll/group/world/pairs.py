@@ -72,6 +72,8 @@ class Question:
     ) -> None:
         self.text: str | None = None
         """The answer, once it has come."""
+        self.trouble = ""
+        """Why none can come."""
         self._connection_of = connection_of
         self._connection: SealedConnection | None = None
         self._end = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET)
@@ -91,12 +93,13 @@ class Question:
         """Go on as far as that goes without waiting."""
         try:
             if self._connection is None:
+                _check_connected(self._end)
                 self._connection = self._connection_of(self._end, Role.CONNECTS)
                 self._connection.send(WHERE)
             self._connection.flush()
             answer = self._connection.receive()
-        except (OSError, AuthenticationError):
-            self.is_open = False
+        except (OSError, AuthenticationError) as error:
+            self.is_open, self.trouble = False, _said(error)
             return
         if answer is not None:
             self.text, self.is_open = answer.decode(errors="replace"), False
@@ -106,6 +109,16 @@ class Question:
         if self._connection is not None:
             self._connection.close()
         self._end.close()
+
+
+def _check_connected(end: socket.socket) -> None:
+    """Raise the OSError with which connecting has failed, if it has."""
+    if number := end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(number, os.strerror(number))
+
+
+def _said(error: OSError | AuthenticationError) -> str:
+    return getattr(error, "strerror", None) or str(error)
 
 
 class Pairs:
@@ -154,7 +167,7 @@ class Pairs:
         self.answer: Callable[[], str] = str
         """Says where this rank stands, for one that asks before it connects."""
         self.trouble: dict[int, str] = {}
-        """By rank: why it could not be reached the last time."""
+        """By rank: why it could not be reached the last time, until it is."""
         self._relay: TlsRelay | None = None
 
     def want(self, rank: int) -> None:
@@ -223,17 +236,15 @@ class Pairs:
             self._going[end.fileno()] = rank, end
 
     def _connected(self, rank: int, end: socket.socket) -> None:
-        number = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         try:
-            if number:
-                raise OSError(number, os.strerror(number))
+            _check_connected(end)
             self._asked[rank] = self._connection(end, Role.CONNECTS)
             self._asked[rank].send(f"{self._rank}".encode())
         except (OSError, AuthenticationError) as error:
             if (connection := self._asked.pop(rank, None)) is not None:
                 connection.close()
             end.close()
-            self._fail(rank, getattr(error, "strerror", None) or str(error))
+            self._fail(rank, _said(error))
 
     def _hear_answer(self, rank: int, connection: SealedConnection) -> Pair | None:
         try:
@@ -246,7 +257,7 @@ class Pairs:
                 return self._opened(rank, connection, True)
             self._fail(rank, "its own connection did not come")
         except (OSError, AuthenticationError) as error:
-            self._fail(rank, getattr(error, "strerror", None) or str(error))
+            self._fail(rank, _said(error))
         self._asked.pop(rank).close()
         return None
 
@@ -324,7 +335,10 @@ class Pairs:
     # --- asking -----------------------------------------------------------------------------------
 
     def ask(self, ranks: Sequence[int], timeout_s: float) -> dict[int, str]:
-        """Return where ranks say that they stand, of those that answer in time. In any thread."""
+        """Return where ranks say that they stand, or why they cannot be reached. In any thread.
+
+        A rank that does neither in time is left out.
+        """
         asked = {rank: Question(self._addresses[rank], self._connection) for rank in ranks}
         stop = time.monotonic() + timeout_s
         try:
@@ -339,10 +353,17 @@ class Pairs:
                 for each in waiting:
                     if each.fd in ready:
                         each.go_on()
-            return {rank: each.text for rank, each in asked.items() if each.text is not None}
+            told = {rank: self._told(rank, each) for rank, each in asked.items()}
+            return {rank: text for rank, text in told.items() if text}
         finally:
             for each in asked.values():
                 each.close()
+
+    def _told(self, rank: int, question: Question) -> str:
+        if question.text is not None:
+            return question.text
+        trouble = question.trouble or self.trouble.get(rank)
+        return f"out of reach: {trouble}" if trouble else ""
 
     # --- the end ----------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ __all__ = ["tune_socket"]
 
 _CONGESTION_CONTROL = b"cubic"
 _PROBES = 4
+_LONGEST_INTERVAL_S = 32767
+"""What the kernel takes between two probes (MAX_TCP_KEEPIDLE and MAX_TCP_KEEPINTVL)."""
 
 
 def tune_socket(connection: socket.socket, user_timeout_s: float | None = None) -> None:
@@ -34,7 +36,7 @@ def tune_socket(connection: socket.socket, user_timeout_s: float | None = None) 
     with contextlib.suppress(OSError):  # the kernel does not have it, or this user may not
         connection.setsockopt(tcp, socket.TCP_CONGESTION, _CONGESTION_CONTROL)
     connection.setsockopt(tcp, socket.TCP_USER_TIMEOUT, max(1, round(user_timeout_s * 1000)))
-    interval_s = max(1, int(user_timeout_s / (_PROBES + 1)))
+    interval_s = min(max(1, int(user_timeout_s / (_PROBES + 1))), _LONGEST_INTERVAL_S)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     connection.setsockopt(tcp, socket.TCP_KEEPIDLE, interval_s)
     connection.setsockopt(tcp, socket.TCP_KEEPINTVL, interval_s)
