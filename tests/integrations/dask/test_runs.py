@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -149,6 +151,44 @@ class Unloadable:
 
     def __reduce__(self):
         return importlib.import_module, ("a module that is nowhere",)
+
+
+def keep_what_is_logged():
+    """Have a worker keep what Dask says there of what cannot be loaded."""
+    logger = logging.getLogger("distributed.protocol.pickle")
+    logger.setLevel(logging.INFO)
+    logger.addHandler(Kept())
+
+
+def take_what_was_logged():
+    logger = logging.getLogger("distributed.protocol.pickle")
+    (handler,) = (each for each in logger.handlers if isinstance(each, Kept))
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+    return handler.records
+
+
+class Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.records = []
+
+    def emit(self, record):
+        self.records.append(record.getMessage())
+
+
+def test_no_log_shows_the_secret_of_a_run_that_workers_cannot_load(client, monkeypatch):
+    monkeypatch.setattr(secrets, "token_hex", lambda n_bytes: "5e" * n_bytes)
+    client.run(keep_what_is_logged)
+    try:
+        with pytest.raises(gpucoll.LaunchError) as caught:
+            run(who, client=client, init={"timeout_s": Unloadable()})
+    finally:
+        logged = client.run(take_what_was_logged)
+
+    assert len(logged) == N_WORKERS
+    assert not any("5e" * 32 in text for texts in logged.values() for text in texts)
+    assert "cannot load the function or its arguments" in str(caught.value)
 
 
 def test_a_run_whose_driver_is_gone_is_given_up(client, monkeypatch):

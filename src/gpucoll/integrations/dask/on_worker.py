@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gpucoll import __version__
@@ -49,13 +49,17 @@ class Station:
 
 @dataclass(frozen=True)
 class Order:
-    """A run, as all workers are told of it."""
+    """A run, as all workers are told of it.
+
+    All workers can load it: Dask writes into its log what one cannot, with the secret in there.
+    """
 
     run: Run
+    """Without its options."""
     ranks: Mapping[str, int]
     """By the worker's address."""
     body: bytes = field(repr=False)
-    """Pickle of function, args and kwargs."""
+    """Pickle of the run's options, function, args and kwargs."""
 
 
 class _Rank:
@@ -99,14 +103,15 @@ class _Rank:
 
     def _called(self) -> Outcome:
         try:
-            function, args, kwargs = pickle.loads(self._body)
+            options, function, args, kwargs = pickle.loads(self._body)
         except BaseException as error:
             how = (
                 "cannot load the function or its arguments: what they refer to by name must be "
                 f"importable there ({type(error).__name__}: {error})"
             )
             return without_result(self._rank, here(), how)
-        return call(self.run, self._rank, self._store, function, args, kwargs, self._joined)
+        run = replace(self.run, options=options)
+        return call(run, self._rank, self._store, function, args, kwargs, self._joined)
 
     def _joined(self, communicator: Communicator) -> None:
         self._store.close()

@@ -139,10 +139,10 @@ class Workers:
         arguments.check_call(_WHO, function, args, kwargs)
         arguments.check_seconds(_WHO, "timeout_s", timeout_s)
         arguments.check_seconds(_WHO, "grace_s", grace_s, may_be_none=False)
-        arguments.new_run(_WHO, 1, init)  # says what is wrong before anybody is waited for
-        body = _pickled(function, tuple(args), dict(kwargs or {}))
+        options = arguments.checked_options(_WHO, init)
+        body = _pickled(options, function, tuple(args), dict(kwargs or {}))
         stations = self._stations()
-        about = arguments.new_run(_WHO, len(stations), init)
+        about = arguments.new_run(_WHO, len(stations), None)
         order = Order(about, {address: rank for rank, address in enumerate(stations)}, body)
         collection = Collection(len(stations), elastic, timeout_s, float(grace_s))
         Following(self._client, order, stations, collection).wait()
@@ -219,11 +219,11 @@ def _checked(client: Any, distributed: Any) -> Any:
     return client
 
 
-def _pickled(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+def _pickled(*parts: Any) -> bytes:
     import cloudpickle
 
     try:
-        return bytes(cloudpickle.dumps((function, args, kwargs)))
+        return bytes(cloudpickle.dumps(parts))
     except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
         raise ArgumentTypeError(
             f"{_WHO}: the function or its arguments cannot be pickled: {error}"

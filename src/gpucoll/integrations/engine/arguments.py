@@ -13,7 +13,14 @@ from typing import Any
 from gpucoll import ArgumentError, ArgumentTypeError, BackendUnavailableError
 from gpucoll.integrations.engine.rank_call import Run
 
-__all__ = ["check_call", "check_seconds", "check_world_size", "load", "new_run"]
+__all__ = [
+    "check_call",
+    "check_seconds",
+    "check_world_size",
+    "checked_options",
+    "load",
+    "new_run",
+]
 
 _OURS = ("rank", "world_size", "meet", "name")
 
@@ -65,6 +72,23 @@ def check_seconds(who: str, name: str, value: object, may_be_none: bool = True) 
         raise ArgumentError(f"{who}: {name} must be a number of seconds; got {value!r}")
 
 
+def checked_options(who: str, options: object) -> dict[str, Any]:
+    """Return further arguments of `gpucoll.init`, or refuse what is none; None: there are none."""
+    if options is not None and not isinstance(options, Mapping):
+        raise ArgumentTypeError(f"{who}: init must be a mapping of arguments; got {options!r}")
+    checked = dict(options or {})
+    if taken := [name for name in _OURS if name in checked]:
+        raise ArgumentError(f"{who}: init must not have {', '.join(taken)}: the run says it")
+    import inspect
+
+    import gpucoll
+
+    known = inspect.signature(gpucoll.init).parameters
+    if strange := [name for name in checked if name not in known]:
+        raise ArgumentError(f"{who}: gpucoll.init has no argument {', '.join(map(str, strange))}")
+    return checked
+
+
 def new_run(who: str, world_size: int, options: Mapping[str, Any] | None) -> Run:
     """Return a run with a name and a secret that no other one has.
 
@@ -73,16 +97,5 @@ def new_run(who: str, world_size: int, options: Mapping[str, Any] | None) -> Run
     options : mapping or None
         Further arguments of `gpucoll.init`.
     """
-    if options is not None and not isinstance(options, Mapping):
-        raise ArgumentTypeError(f"{who}: init must be a mapping of arguments; got {options!r}")
-    options = dict(options or {})
-    if taken := [name for name in _OURS if name in options]:
-        raise ArgumentError(f"{who}: init must not have {', '.join(taken)}: the run says it")
-    import inspect
-
-    import gpucoll
-
-    known = inspect.signature(gpucoll.init).parameters
-    if strange := [name for name in options if name not in known]:
-        raise ArgumentError(f"{who}: gpucoll.init has no argument {', '.join(map(str, strange))}")
-    return Run(f"run {secrets.token_hex(8)}", world_size, options, secrets.token_hex(32))
+    checked = checked_options(who, options)
+    return Run(f"run {secrets.token_hex(8)}", world_size, checked, secrets.token_hex(32))
