@@ -18,6 +18,10 @@ from gpucoll.errors import AuthenticationError
 
 _LENGTH = struct.Struct("<II")  # bytes of JSON, count of descriptors
 _CREDENTIALS = struct.Struct("iII")  # struct ucred: process, user, group
+_UNKNOWN = 65534
+"""The kernel's number for users that have none in this user namespace (overflowuid)."""
+_KNOWS_ALL = ["0", "0", "4294967295"]
+"""How a user namespace maps users that has a number for each."""
 DESCRIPTORS_AT_ONCE = 200  # the kernel takes 253 (SCM_MAX_FD)
 INTRODUCTION_BYTES = 64 << 10
 """Room for the CPUs of the largest machines; more is nobody's introduction."""
@@ -37,7 +41,7 @@ def peer_process(connection: socket.socket) -> int:
     Raises
     ------
     AuthenticationError
-        It is another user's.
+        It is another user's, or may be.
     """
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     process, user, _ = _CREDENTIALS.unpack(raw)
@@ -46,7 +50,28 @@ def peer_process(connection: socket.socket) -> int:
             f"process {process} of user {user} is at the job's socket, but this rank runs as user "
             f"{os.geteuid()}: all ranks of a host must belong to one user"
         )
+    if user == _UNKNOWN and not _is_of_this_namespace(process):
+        raise AuthenticationError(
+            f"process {process} is at the job's socket, and nothing says whose it is: this rank "
+            f"runs as user {user}, by which its user namespace calls everybody whom it does not "
+            "know. Run the ranks as another user"
+        )
     return int(process)
+
+
+def _is_of_this_namespace(process: int) -> bool:
+    """Return whether a process's user namespace is this one's, or this one knows all users."""
+    here = _user_namespace("self")
+    return here.split() == _KNOWS_ALL or _user_namespace(process) == here
+
+
+def _user_namespace(process: int | str) -> str:
+    """Return what tells a process's user namespace from others: which users it knows."""
+    try:
+        with open(f"/proc/{process}/uid_map") as file:
+            return file.read()
+    except OSError:
+        return f"that of process {process}"
 
 
 def encode(content: dict[str, Any], n_fds: int = 0) -> bytes:
