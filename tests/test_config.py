@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import pwd
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -99,3 +102,48 @@ class TestHome:
 def test_a_lack_of_address_space_says_what_can_be_set():
     with pytest.raises(SharedMemoryError, match=r"ulimit -v\), set GPUCOLL_ARENA_BYTES to less"):
         Arena(1 << 47)  # all that a process has
+
+
+# --- programs that have more rights than their caller ---------------------------------------------
+
+AS_SET_UID = """
+import os, sys
+from gpucoll import config
+for name in sys.argv[1:]:
+    os.environ[name] = "/of/the/caller"
+os.setresuid(12345, 0, 0)
+for name in sys.argv[1:]:
+    try:
+        print(repr(config.variable(name)))
+    except config.ArgumentError as error:
+        print(str(error)[:60])
+"""
+
+
+def test_a_set_uid_program_loads_no_code_that_its_caller_names():
+    if os.geteuid() != 0:
+        pytest.skip("only root can run as another user")
+    names = [config.NCCL_LIBRARY, config.NVRTC_LIBRARY, config.CUDA_PATH, config.SECRET_FILE]
+    command = [sys.executable, "-c", AS_SET_UID, *names]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+
+    assert done.stdout.splitlines() == [
+        "GPUCOLL_NCCL_LIBRARY is set, but this process has more right",
+        "GPUCOLL_NVRTC_LIBRARY is set, but this process has more righ",
+        "''",
+        "'/of/the/caller'",
+    ]
+
+
+def test_a_program_with_capabilities_loads_no_code_that_its_caller_names(monkeypatch):
+    monkeypatch.setenv(config.NCCL_LIBRARY, "/of/the/caller")
+    assert config.variable(config.NCCL_LIBRARY) == "/of/the/caller"
+
+    class Libc:
+        @staticmethod
+        def getauxval(kind):
+            return int(kind == 23)  # AT_SECURE
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Libc)
+    with pytest.raises(ArgumentError, match=r"GPUCOLL_NCCL_LIBRARY is set.*unset it"):
+        config.variable(config.NCCL_LIBRARY)

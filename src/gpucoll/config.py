@@ -179,6 +179,12 @@ _PREFIX: Final = "GPUCOLL_"
 _OF_TESTS: Final = "GPUCOLL_TEST_"
 """What the variables begin with that only gpucoll's own tests read."""
 
+_NAMES_LIBRARY: Final = (NCCL_LIBRARY, RCCL_LIBRARY, NVRTC_LIBRARY, HIPRTC_LIBRARY)
+_NAMES_CODE: Final = (*_NAMES_LIBRARY, CUDA_PATH, CUDA_HOME, ROCM_PATH)
+"""Where code lies that this process is to run."""
+_AT_SECURE: Final = 23
+"""What getauxval(3) knows it by: whether the dynamic loader believes the environment."""
+
 DEFAULT_TIMEOUT_S: Final = 300.0
 DEFAULT_GRACE_S: Final = 5.0
 DEFAULT_LINK_TIMEOUT_S: Final = 5.0
@@ -325,8 +331,32 @@ def visible_devices() -> dict[str, str]:
 
 
 def variable(name: str) -> str:
-    """Return the value of one of the variables above; empty where it is not set."""
-    return os.environ.get(name, "")
+    """Return the value of one of the variables above; empty where it is not set.
+
+    Raises
+    ------
+    ArgumentError
+        It names a library, and the environment is one that this process must not believe.
+    """
+    value = os.environ.get(name, "")
+    if value and name in _NAMES_CODE and _has_more_rights_than_caller():
+        if name not in _NAMES_LIBRARY:
+            return ""  # one of several places to look at
+        raise ArgumentError(
+            f"{name} is set, but this process has more rights than who started it (its program is "
+            "set-uid, set-gid or has capabilities), so it loads no code that the environment "
+            "names: unset it"
+        )
+    return value
+
+
+def _has_more_rights_than_caller() -> bool:
+    """Return whether the program gave this process rights that its caller lacks."""
+    if os.getuid() != os.geteuid() or os.getgid() != os.getegid():
+        return True
+    import ctypes  # where such a variable is set only
+
+    return bool(ctypes.CDLL(None).getauxval(_AT_SECURE))
 
 
 @functools.cache

@@ -144,8 +144,8 @@ def test_nobody_of_a_user_namespace_is_not_everybody_outside_of_it():
     """There the kernel gives all users whom the namespace does not know the number 65534."""
     name = f"namespace {os.getpid()}"
     command = [sys.executable, "-c", IN_A_NAMESPACE, name]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as inside:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe) as inside:
         assert inside.stdin is not None
         assert inside.stdout is not None
         try:

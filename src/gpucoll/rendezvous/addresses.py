@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from gpucoll.hashing import blake2b
 
-__all__ = ["LONGEST_HOST", "derived_port", "join_address", "split_address"]
+__all__ = ["LONGEST_HOST", "derived_port", "is_place", "join_address", "split_address"]
 
 LONGEST_HOST = 255
 _LOWEST_DERIVED, _END_DERIVED = 10240, 32768
@@ -41,6 +43,18 @@ def split_address(text: str) -> tuple[str, int]:
     if not (digits.isascii() and digits.isdecimal()) or not 0 < int(digits[:6]) < 65536:
         raise ValueError(f"the port must be a number from 1 to 65535, but is {digits[:20]!r}")
     return host, int(digits)
+
+
+def is_place(told: object) -> bool:
+    """Return whether another rank can have told this as where it listens: ``[number, port]``."""
+    if not isinstance(told, list) or [type(part) for part in told] != [str, int]:
+        return False
+    host, port = told
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:  # a name would have to be asked for, which takes long
+        return False
+    return bool(0 < port < 65536)
 
 
 def derived_port(word: str) -> int:

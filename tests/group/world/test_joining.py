@@ -149,6 +149,20 @@ def test_another_version(hosts):
         assert "the version of gpucoll is 99.0 on rank 2 and" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("address", ["127.0.0.1", 0]), ("address", ["127.0.0.1", 65536]), ("address", ["a name", 5]),
+     ("message_port", -1), ("message_port", 1 << 80), ("lanes", [["fd00::1", 70000]])],
+)  # fmt: skip
+def test_a_rank_with_the_secret_that_says_what_is_no_address(name, value):
+    told = {"address": ["127.0.0.1", 40000], "lanes": [["fd00::1", 40001]], "message_port": 40002}
+    told |= {"host": "a", "network": "b", "name": "c"}
+
+    world_joining._check(told, {})
+    with pytest.raises(ValueError, match="without"):
+        world_joining._check({**told, name: value}, {})
+
+
 def test_nobody_waits_when_the_rank_that_is_refused_came_first(hosts, tmp_path):
     """Rank 0 stays for ranks that are to be told, too: until they have come, and no longer."""
     has_come = tmp_path / "has come"

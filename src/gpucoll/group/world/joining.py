@@ -25,6 +25,7 @@ from gpucoll.group.world.links import Links
 from gpucoll.group.world.listeners import Listeners
 from gpucoll.group.world.pairs import Pairs
 from gpucoll.rendezvous import frames
+from gpucoll.rendezvous.addresses import is_place
 from gpucoll.rendezvous.handed_point import HandedPoint
 from gpucoll.rendezvous.job import Job
 from gpucoll.rendezvous.meet import Meeting, Watch, meet
@@ -181,12 +182,11 @@ def _introduction(
 
 def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
     """Raise ValueError unless this can be a rank's introduction."""
-    address = introduction.get("address")
-    kinds = [type(part) for part in address] if isinstance(address, list) else []
-    if kinds != [str, int]:
+    address: Any = introduction.get("address")
+    if not is_place(address):
         raise ValueError("without an address")
     lanes.check_places(introduction.get("lanes"))
-    if type(introduction.get("message_port")) is not int:
+    if not is_place([address[0], introduction.get("message_port")]):
         raise ValueError("without a port for messages")
     for name in ("host", "network", "name"):
         if type(introduction.get(name)) is not str:

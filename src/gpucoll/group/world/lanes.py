@@ -14,6 +14,7 @@ from typing import Any
 from gpucoll import config
 from gpucoll.errors import ArgumentError
 from gpucoll.group.world.bulk import Lane
+from gpucoll.rendezvous.addresses import is_place
 from gpucoll.rendezvous.tcp import listen_at
 from gpucoll.topology.interfaces import chosen_addresses
 
@@ -51,10 +52,8 @@ def places_of(listeners: Sequence[socket.socket]) -> list[list[Any]]:
 
 def check_places(told: object) -> None:
     """Raise ValueError unless this can have been told."""
-    for place in told if isinstance(told, list) else [None]:
-        kinds = [type(part) for part in place] if isinstance(place, list) else []
-        if kinds != [str, int]:
-            raise ValueError("without the addresses for large arrays")
+    if not isinstance(told, list) or not all(map(is_place, told)):
+        raise ValueError("without the addresses for large arrays")
 
 
 def lanes_of(
