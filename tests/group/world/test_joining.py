@@ -152,15 +152,17 @@ def test_another_version(hosts):
 @pytest.mark.parametrize(
     ("name", "value"),
     [("address", ["127.0.0.1", 0]), ("address", ["127.0.0.1", 65536]), ("address", ["a name", 5]),
-     ("message_port", -1), ("message_port", 1 << 80), ("lanes", [["fd00::1", 70000]])],
+     ("message_port", -1), ("message_port", 1 << 80), ("lanes", [["fd00::1", 70000]]),
+     ("gpu", ["cuda"]), ("gpu", [1, 2])],
 )  # fmt: skip
-def test_a_rank_with_the_secret_that_says_what_is_no_address(name, value):
+def test_a_rank_with_the_secret_that_introduces_itself_wrongly(name, value):
     told = {"address": ["127.0.0.1", 40000], "lanes": [["fd00::1", 40001]], "message_port": 40002}
-    told |= {"host": "a", "network": "b", "name": "c"}
+    told |= {"host": "a", "network": "b", "name": "c", "gpu": ["", "none"]}
+    facts = {"gpu": ("cuda", "seen")}
 
-    world_joining._check(told, {})
+    world_joining._check(told, facts)
     with pytest.raises(ValueError, match="without"):
-        world_joining._check({**told, name: value}, {})
+        world_joining._check({**told, name: value}, facts)
 
 
 def test_nobody_waits_when_the_rank_that_is_refused_came_first(hosts, tmp_path):

@@ -79,6 +79,11 @@ def check_introduction(introduction: dict[str, Any], fds: list[int], facts: dict
         raise ValueError("without an arena")
     if status.st_size != size_bytes:
         raise ValueError(f"its arena has {status.st_size} bytes, not {size_bytes}")
+    check_facts(introduction, facts)
+
+
+def check_facts(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
+    """Raise ValueError unless an introduction says the same kinds of things as this rank's."""
     for name, ours in facts.items():
         if not _is_like(introduction.get(name), ours):
             raise ValueError(f"without {name!r}")

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpucoll import config
 from gpucoll.errors import RendezvousError
+from gpucoll.group.host.introduction import check_facts
 from gpucoll.group.host.joining import join
 from gpucoll.group.host.members import Members
 from gpucoll.group.world import ballots, board, connecting, lanes
@@ -191,9 +192,7 @@ def _check(introduction: dict[str, Any], facts: dict[str, Any]) -> None:
     for name in ("host", "network", "name"):
         if type(introduction.get(name)) is not str:
             raise ValueError(f"without its {name}")
-    for name, ours in facts.items():
-        if isinstance(introduction.get(name), list) != isinstance(ours, list | tuple):
-            raise ValueError(f"without {name!r}")
+    check_facts(introduction, facts)
 
 
 def _decide(introductions: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
