@@ -40,6 +40,18 @@ def cases():
         "sparse op": (lambda: dist.all_reduce(sparse.clone(), dist.ReduceOp.MAX), "op 'max'"),
         "sparse layout": (lambda: dist.all_reduce(torch.eye(4).to_sparse_csr()), "to_sparse_coo"),
         "bitwise": (lambda: dist.all_reduce(ones, dist.ReduceOp.BAND), "band is not defined"),
+        "product of pairs": (
+            lambda: dist.reduce_scatter_tensor(
+                torch.ones(1, dtype=torch.complex32),
+                torch.ones(size, dtype=torch.complex32),
+                dist.ReduceOp.PRODUCT,
+            ),
+            r"prod is not defined for complex32: .*x.to\(torch.complex64\)",
+        ),
+        "largest of pairs": (
+            lambda: dist.reduce(torch.ones(2, dtype=torch.complex32), 0, dist.ReduceOp.MAX),
+            "max is not defined for complex32",
+        ),
         "bool": (
             lambda: dist.all_reduce(ones.bool(), dist.ReduceOp.AVG),
             "avg is not defined for bool",

@@ -52,7 +52,7 @@ class Reductions(Calls):
             self._plainly(lambda: sparse.all_reduce(self.comm, x, operation))
             return Finished([x])
         written = Outputs()
-        shown = written.row(reduced(x))
+        shown = written.row(reduced(x, operation))
         more = self._compressing(shown, operation)
         call = self.comm.all_reduce
         return self._run(
@@ -71,7 +71,7 @@ class Reductions(Calls):
         check_alike("allreduce_coalesced", tensors)
         operation, is_async, limit_s = self._read(opts, c10d.AllreduceCoalescedOptions)
         written = Outputs()
-        shown = [written.row(reduced(x)) for x in tensors]
+        shown = [written.row(reduced(x, operation)) for x in tensors]
         if not shown:
             return Finished(tensors)
         call = self.comm.all_reduce
@@ -98,9 +98,9 @@ class Reductions(Calls):
             operation, is_async, limit_s = operation_of(op), True, self._limit(timeout)
         call, written, out = self.comm.reduce, Outputs(), None
         if root == self.comm.rank:
-            shown = out = written.row(reduced(x))
+            shown = out = written.row(reduced(x, operation))
         else:
-            shown = flat_input(reduced(x))
+            shown = flat_input(reduced(x, operation))
         return self._run(
             is_async, limit_s, [x], call, shown, operation, root, out=out, written=written
         )
@@ -118,8 +118,8 @@ class Reductions(Calls):
             operation = operation_of(op if opts is None else opts)
             is_async, limit_s = True, self._limit(timeout)
         written = Outputs()
-        given: dict[str, Any] = {"out": written.flat(reduced(out)), "written": written}
-        shown: Any = [reduced(block) for block in blocks]
+        given: dict[str, Any] = {"out": written.flat(reduced(out, operation)), "written": written}
+        shown: Any = [reduced(block, operation) for block in blocks]
         if packs(shown):
             shown, counts = packed(shown)
             if len({*counts}) > 1:
@@ -136,8 +136,8 @@ class Reductions(Calls):
         check_alike("reduce_scatter_tensor", [output], [input])
         self._check_size("reduce_scatter_tensor", output, input)
         written = Outputs()
-        target = written.flat(reduced(output))
-        x = flat_input(reduced(input))
+        target = written.flat(reduced(output, operation))
+        x = flat_input(reduced(input, operation))
         call = self.comm.reduce_scatter
         return self._run(
             is_async, limit_s, [output], call, x, operation, out=target, written=written

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -23,6 +24,8 @@ _BYTES = {
     if hasattr(torch, name)
 }
 """dtypes that gpucoll does not know by name, and what their elements are moved as."""
+_NOT_OF_PAIRS = ("prod", "min", "max")
+"""Of complex numbers something else than of their parts, or nothing."""
 
 
 def moved(x: torch.Tensor) -> torch.Tensor:
@@ -36,12 +39,25 @@ def moved(x: torch.Tensor) -> torch.Tensor:
     return x if as_bytes is None else x.view(as_bytes)
 
 
-def reduced(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor over the same memory that autograd does not see, for a reduction."""
+def reduced(x: torch.Tensor, operation: Any) -> torch.Tensor:
+    """Return a tensor over the same memory that autograd does not see, for a reduction.
+
+    Raises
+    ------
+    ArgumentTypeError
+        It would be reduced as pairs of real numbers, which comes to another result.
+    """
     _check(x)
     if x.requires_grad:
         x = x.detach()
-    return torch.view_as_real(x) if x.dtype == torch.complex32 else x
+    if x.dtype != torch.complex32:
+        return x
+    if operation in _NOT_OF_PAIRS:
+        raise ArgumentTypeError(
+            f"{operation} is not defined for complex32: sums and averages are; for others pass "
+            "x.to(torch.complex64)"
+        )
+    return torch.view_as_real(x)
 
 
 def flat_input(x: torch.Tensor) -> torch.Tensor:
