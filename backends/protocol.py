@@ -156,6 +156,8 @@ class MessageRequest:
         Whether the message is larger than the buffer, or of another dtype; then it was left.
     is_gone : bool
         Whether the message that was asked for by its place was received by another.
+    expired_ns : int
+        Its own deadline, where no message had matched by then and it was withdrawn; else 0.
     found_peer, found_tag, found_bytes, found_dtype, found_shape
         What the message is; the dtype as its number, the shape None where it is not known.
     found_place : int
@@ -178,6 +180,7 @@ class MessageRequest:
     error: Exception | None = None
     is_misfit: bool = False
     is_gone: bool = False
+    expired_ns: int = 0
     found_peer: int = -1
     found_tag: int = -1
     found_bytes: int = 0

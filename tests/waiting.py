@@ -32,3 +32,9 @@ def collect() -> None:
 def is_broken(comm: Any) -> bool:
     """Return whether somebody has given the communicator up."""
     return bool(comm._group.is_aborted)
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process has got SIGSTOP."""
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "T"

@@ -114,14 +114,15 @@ def chain(comm):
     if comm.rank == 1:
         comm.recv(np.empty(2), source=2, tag=8)
     until(lambda: in_message(comm, 1) and in_call(comm, 2))
-    comm.recv(source=1, timeout_s=BRIEF_S)
+    comm.send(np.zeros(LARGE, "u1"), 1, timeout_s=BRIEF_S)
 
 
 def test_a_chain_of_waits_is_followed_to_its_end(ranks):
     found = texts(ranks.replies(4, chain), DeadlineError)
 
     assert found[0] == (
-        "rank 0 of 4 waited 0.2 s in recv or probe(source=1, tag=0): no such message had come. "
+        "rank 0 of 4 waited 0.2 s in send(uint8, 5000000 bytes, dest=1, tag=0): nobody had "
+        "received it. "
         "Rank 1 is waiting in recv(float64, 16 bytes, source=2, tag=8). Rank 2 is waiting in "
         "barrier() (#2). Rank 3 is in no call of this communicator; the last collective: "
         "barrier() (#1). Is the other rank in another call, or are sends and receives in an order "
@@ -168,7 +169,7 @@ def no_call_after_a_mismatch(comm):
     if comm.rank == 1:
         until(lambda: is_broken(comm))
         comm.barrier()
-    comm.recv(np.empty(1), 1, timeout_s=BRIEF_S)
+    comm.send(np.zeros(LARGE, "u1"), 1, timeout_s=BRIEF_S)
 
 
 def test_a_call_that_ended_with_a_mismatch_is_not_where_a_rank_stands(ranks):

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpucoll.backends.cpu.host.message_step import lock
+from gpucoll.backends.cpu.host.mailboxes import ring_bell
+from gpucoll.backends.cpu.host.message_step import drop, lock
 from gpucoll.backends.cpu.host.transfers import (
     ANY,
     CALLS,
     DEADLINE_NS,
     DONE,
     DTYPE,
+    EXPIRED,
     IS_DEAD,
     KIND,
     LEFT,
+    MODE,
     MOVES,
     NEEDS_ROOM,
     PEER,
@@ -28,6 +31,8 @@ from gpucoll.backends.cpu.host.transfers import (
     STATE,
     TAG,
     TIMEOUT_NS,
+    WITHDRAWS,
+    finish,
     state_of,
     unlock,
 )
@@ -217,6 +222,33 @@ def _first_deadline(context, rows, count, time_ns):
 
 
 @inline
+def _withdraw(context, table, rows, count, time_ns):
+    """Withdraw what no message has matched by a deadline of its own; return how many are late.
+
+    A message that is coming has the communicator's deadline from then on: who polls with a short
+    one would otherwise break the communicator whenever a message comes just before it.
+    """
+    call_step(get(table, _STEP), table)  # what has come by now is not late
+    n_late = 0
+    lock(table)
+    for place in range(count):
+        row = _row_at(rows, place)
+        if get(table, IS_DEAD) != 0 or state_of(row) >= DONE or time_ns < get(row, DEADLINE_NS):
+            continue
+        if get(row, MODE) & WITHDRAWS == 0:
+            n_late += 1
+        elif drop(table, row):
+            finish(table, row, EXPIRED)
+        else:
+            put(row, MODE, 0)
+            put(row, TIMEOUT_NS, get(context, _TIMEOUT_NS))
+            put(row, DEADLINE_NS, time_ns + get(row, TIMEOUT_NS))
+    unlock(table)
+    ring_bell(context, get(context, RANK))  # another thread may wait for the same
+    return n_late
+
+
+@inline
 def _give_up_for(context, calls, code, rank):
     put(context, SEQUENCE, get(calls, SEQUENCE))
     give_up(context, code, rank)
@@ -247,7 +279,8 @@ def _look_around(context, call, table, rows, count, time_ns):
         return _LOST
     _answer(context, calls)
     deadline_ns = _first_deadline(context, rows, count, time_ns)
-    if deadline_ns != 0 and time_ns >= deadline_ns:
+    is_late = deadline_ns != 0 and time_ns >= deadline_ns
+    if is_late and _withdraw(context, table, rows, count, time_ns) != 0:
         _note(context, rows, count)
         _give_up_for(context, calls, _ABORT_DEADLINE, get(context, RANK))
         return _DEADLINE
@@ -355,7 +388,7 @@ def _poll(context, call, table, rows, count):
         status = _look_around(context, call, table, rows, count, time_ns)
         if status != OK:
             return status if status != OK else _result(rows, count)
-    return _NOT_YET
+    return _result(rows, count) if _all_over(rows, count) else _NOT_YET
 
 
 @compiled(types.int64(types.int64, types.int64))

@@ -18,6 +18,7 @@ from gpucoll.transport.shared.words import (
     TRANSFER_WORDS,
     Held,
     Kind,
+    Mode,
     Progress,
     Transfer,
 )
@@ -43,6 +44,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 _SEND, _PROBE, _TAKE = int(Kind.SEND), int(Kind.PROBE), int(Kind.TAKE)
 _DONE, _MISFIT = int(Progress.DONE), int(Progress.MISFIT)
 _GONE, _DROPPED = int(Progress.GONE), int(Progress.DROPPED)
+_EXPIRED, _WITHDRAWS = int(Progress.EXPIRED), int(Mode.WITHDRAWS)
 
 
 def _native_dtypes() -> dict[int, np.dtype[Any]]:
@@ -116,9 +118,16 @@ class Rows:
         return all(words[place * _WORDS + _STATE] >= _DONE for place in range(count))
 
     def fill(
-        self, requests: Sequence[MessageRequest], timeout_ns: int, deadline_ns: int
+        self,
+        requests: Sequence[MessageRequest],
+        timeout_ns: int,
+        deadline_ns: int,
+        withdraws: bool = False,
     ) -> list[Any]:
-        """Describe requests; return what must be kept alive until they are over."""
+        """Describe requests; return what must be kept alive until they are over.
+
+        With `withdraws` the deadline is the call's own: it ends what no message has matched alone.
+        """
         kept: list[Any] = []
         for place, request in enumerate(requests):
             start = place * _WORDS
@@ -127,6 +136,8 @@ class Rows:
             words[_STATE] = words[_DESCRIPTION_BYTES] = 0
             words[_MODE], words[_NUMBER] = request.mode, request.place
             words[_HELD] = request.held
+            if withdraws and not (request.kind == _SEND or request.place or request.held):
+                words[_MODE] = _WITHDRAWS
             words[_TIMEOUT_NS], words[_DEADLINE_NS] = timeout_ns, deadline_ns
             if request.buffer is not None:
                 _fill_buffer(words, request)
@@ -149,6 +160,7 @@ class Rows:
         words = self.words[start : start + _WORDS] if place else self.words
         state = words[_STATE]
         request.is_misfit, request.is_gone = state == _MISFIT, state == _GONE
+        request.expired_ns = words[_TIMEOUT_NS] if state == _EXPIRED else 0
         if state == _DROPPED:
             request.error = error
         if request.kind == _SEND or state not in (_DONE, _MISFIT):

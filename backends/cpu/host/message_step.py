@@ -256,7 +256,8 @@ def _drop_from(table, first, last, row):
 
 
 @inline
-def _drop(table, row):
+def drop(table, row):
+    """Take a row out that nothing has begun to move; return whether that could be."""
     if get(row, KIND) == SEND:
         if not get(row, IS_WAITING) or not _drop_from(table, FIRST, LAST, row):
             return False
@@ -273,7 +274,7 @@ def _drop(table, row):
 def message_drop(table, row):
     """Take a probe back that does not wait; return 1, or 0 where it is over, or the table is."""
     lock(table)
-    is_dropped = not _is_dead(table) and state_of(row) < DONE and _drop(table, row)
+    is_dropped = not _is_dead(table) and state_of(row) < DONE and drop(table, row)
     if is_dropped:
         finish(table, row, DROPPED)
     unlock(table)
@@ -286,7 +287,7 @@ def message_refuse(table):
     lock(table)
     row = get(table, NEEDS_ROOM)
     put(table, NEEDS_ROOM, 0)
-    is_dropped = row != 0 and not _is_dead(table) and _drop(table, row)
+    is_dropped = row != 0 and not _is_dead(table) and drop(table, row)
     if is_dropped:
         finish(table, row, DROPPED)
     unlock(table)

@@ -246,7 +246,8 @@ class MessageTable:
         self._whole.check_open()
         rows = self._new_rows(len(requests))
         timeout_ns = _nanoseconds(self._group.timeout_s if timeout_s is None else timeout_s)
-        kept = rows.fill(requests, timeout_ns, time.monotonic_ns() + timeout_ns)
+        until_ns = time.monotonic_ns() + timeout_ns
+        kept = rows.fill(requests, timeout_ns, until_ns, withdraws=timeout_s is not None)
         transfers = PendingTransfers(self, rows, list(requests), (kept, requests))
         self.under_way.add(transfers)
         if not self._post(rows, len(requests)):
@@ -360,7 +361,7 @@ class MessageTable:
         """Begin requests and wait until all are over; as a blocking call, or a part of one."""
         rows = self._new_rows(len(requests))
         limit_s = self._group.timeout_s if timeout_s is None else timeout_s
-        kept = rows.fill(requests, _nanoseconds(limit_s), 0)
+        kept = rows.fill(requests, _nanoseconds(limit_s), 0, withdraws=timeout_s is not None)
         self._wait_blocking(rows, len(requests), is_started=False)
         for place, request in enumerate(requests):
             rows.settle(place, request, self.room_error)

@@ -37,9 +37,11 @@ NEXT, IS_WAITING = int(Transfer.NEXT), int(Transfer.IS_WAITING)
 
 SEND, RECV, PROBE, TAKE = int(Kind.SEND), int(Kind.RECV), int(Kind.PROBE), int(Kind.TAKE)
 SYNCHRONOUS, FOLLOWS = int(Mode.SYNCHRONOUS), int(Mode.FOLLOWS)
+WITHDRAWS = int(Mode.WITHDRAWS)
 NEW, WAITING, UNDER_WAY = int(Progress.NEW), int(Progress.WAITING), int(Progress.UNDER_WAY)
 DONE, MISFIT = int(Progress.DONE), int(Progress.MISFIT)
 GONE, DROPPED = int(Progress.GONE), int(Progress.DROPPED)
+EXPIRED = int(Progress.EXPIRED)
 ANY = -1
 
 LOCK, PENDING = int(TransferTable.LOCK), int(TransferTable.PENDING)

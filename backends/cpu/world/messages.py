@@ -51,10 +51,14 @@ class WorldRows(Rows):
         return self
 
     def fill(
-        self, requests: Sequence[MessageRequest], timeout_ns: int, deadline_ns: int
+        self,
+        requests: Sequence[MessageRequest],
+        timeout_ns: int,
+        deadline_ns: int,
+        withdraws: bool = False,
     ) -> list[Any]:
         """Describe requests; return what must be kept alive until they are over."""
-        kept = super().fill(requests, timeout_ns, deadline_ns)
+        kept = super().fill(requests, timeout_ns, deadline_ns, withdraws)
         for place, request in enumerate(requests):
             self.words[place * TRANSFER_WORDS + _PEER] = self._ends.get(request.peer, request.peer)
         return kept

@@ -8,7 +8,14 @@ import numpy as np
 
 from gpucoll.backends.protocol import MessageRequest
 from gpucoll.calls.message import OBJECT_CODE, name_of
-from gpucoll.errors import ArgumentError, ArgumentTypeError, MismatchError, StateError
+from gpucoll.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeadlineError,
+    MismatchError,
+    StateError,
+)
+from gpucoll.transport.shared.words import Kind
 from gpucoll.types import ANY_SOURCE, ANY_TAG, TAGS
 from gpucoll.wording import rank_of
 
@@ -63,6 +70,17 @@ def gone_error(request: MessageRequest, rank: int, world_size: int) -> StateErro
         f"recv on {rank_of(rank, world_size)}: the message from rank {request.peer} with tag "
         f"{request.tag} was received already: a Message can be received once, and not after "
         "another receive that asks for its source and tag"
+    )
+
+
+def expired_error(request: MessageRequest, rank: int, world_size: int) -> DeadlineError:
+    """Return the error for a receive or probe that no message has matched in its own time."""
+    name = "probe" if request.kind == Kind.PROBE else "recv"
+    source = "any rank" if request.peer == ANY_SOURCE else f"rank {request.peer}"
+    tag = "any tag" if request.tag == ANY_TAG else f"tag {request.tag}"
+    return DeadlineError(
+        f"{name} on {rank_of(rank, world_size)}: no message from {source} with {tag} came within "
+        f"{request.expired_ns / 1e9:g} s. It was withdrawn: the communicator stays usable"
     )
 
 

@@ -106,13 +106,17 @@ class MessageQueue:
         if self.called:
             self.go_on_with_called()
         with self.host_messages.turn():
-            return self.run(steps, timeout_s)
+            self.host_messages.run(next(steps), timeout_s)
+            return self.run(steps)
 
-    def run(self, steps: Steps, timeout_s: float | None) -> Any:
-        """Run what a blocking call does, or is still to do; return its result."""
+    def run(self, steps: Steps) -> Any:
+        """Run what a blocking call is still to do; return its result.
+
+        That is to fetch a message which has come. Its own deadline was for that.
+        """
         try:
             while True:
-                self.host_messages.run(next(steps), timeout_s)
+                self.host_messages.run(next(steps), None)
         except StopIteration as stop:
             return stop.value
 
@@ -161,7 +165,7 @@ class MessageQueue:
             for call in grouped:
                 result, error = None, None
                 try:
-                    result = self.run(call.steps, limit_s)
+                    result = self.run(call.steps)
                 except Exception as raised:
                     failed.append(raised)
                     error = raised

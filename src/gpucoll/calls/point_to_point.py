@@ -41,6 +41,7 @@ from gpucoll.calls.message import (
 from gpucoll.calls.message_errors import (
     check_peer,
     check_tag,
+    expired_error,
     gone_error,
     misfit_error,
     no_object_error,
@@ -249,7 +250,7 @@ class PointToPoint:
         if out is not None:
             return out
         request = self._messages.ended(row)
-        return self.queue.run(self._taken(request, False), None)
+        return self.queue.run(self._taken(request, False))
 
     def _check_begun(self, work: MessageWork[Any]) -> None:
         """Raise where a Work of `sent` or `receiving` has failed."""
@@ -337,12 +338,12 @@ class PointToPoint:
         first = self._messages.receive_taken(row, OBJECT_CODE)
         if first is None:
             request = self._messages.ended(row)
-            return self.queue.run(self._taken_object(request, info), None)
+            return self.queue.run(self._taken_object(request, info))
         data, parts = new_parts(first)
         if not parts:
             value = object_of(data, parts)
             return (value, object_message(*self._messages.origin(row))) if info else value
-        return self.queue.run(self._opened(first, self._messages.ended(row), info), None)
+        return self.queue.run(self._opened(first, self._messages.ended(row), info))
 
     def _taken_object(self, request: MessageRequest, info: bool) -> Steps:
         self._check(request)
@@ -438,12 +439,14 @@ class PointToPoint:
             plain = self._messages.plain_array(row)
             if plain is not None:
                 return array_message(*plain, self.receive_message)
-            return message_of(self._messages.ended(row), self.receive_message)
+            request = self._messages.ended(row)
+            self._check(request)
+            return message_of(request, self.receive_message)
         request = MessageRequest(Kind.PROBE, int(source), int(tag))
         if self.queue.grouped is not None:
             check_in_group(self.queue.grouped, "probe", False, NOT_IN_GROUPS)
         if wait:
-            self.queue.deliver("probe", self._sending([request]), False, timeout_s)
+            self.queue.deliver("probe", self._checked(request), False, timeout_s)
         else:
             self._group.check_open()
             self._group.raise_if_aborted()
@@ -505,6 +508,8 @@ class PointToPoint:
         """Raise where a request has failed by itself."""
         if request.error is not None:
             raise request.error
+        if request.expired_ns:
+            raise expired_error(request, self.rank, self.world_size)
         if request.is_gone:
             raise gone_error(request, self.rank, self.world_size)
         if request.is_misfit:

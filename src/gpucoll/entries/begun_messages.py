@@ -40,6 +40,7 @@ from gpucoll.transport.shared.words import (
     Call,
     Context,
     Kind,
+    Mode,
     Progress,
     State,
     Status,
@@ -60,9 +61,11 @@ _DTYPE, _ROW_STATE = int(Transfer.DTYPE), int(Transfer.STATE)
 _FOUND_PEER, _FOUND_TAG = int(Transfer.FOUND_PEER), int(Transfer.FOUND_TAG)
 _FOUND_BYTES, _FOUND_DTYPE = int(Transfer.FOUND_BYTES), int(Transfer.FOUND_DTYPE)
 _ROW_TIMEOUT_NS, _ROW_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
+_MODE, _WITHDRAWS = int(Transfer.MODE), int(Mode.WITHDRAWS)
 _KEPT, _DONE = int(Transfer.KEPT), int(Progress.DONE)
 _LARGE_BYTES = int(THREAD_MIN_BYTES)
 _TAKE, _RECV, _PROBE = int(Kind.TAKE), int(Kind.RECV), int(Kind.PROBE)
+_SEND = int(Kind.SEND)
 _DESCRIPTION = int(Transfer.DESCRIPTION)
 
 _i64 = types.int64
@@ -106,6 +109,8 @@ def _set_deadline(context, row, timeout_ns):
     """Give a message a deadline; the context is this thread's alone."""
     if timeout_ns == USUAL:
         timeout_ns = get(context, _TIMEOUT_NS)
+    elif get(row, _KIND) != _SEND:
+        put(row, _MODE, _WITHDRAWS)
     put(row, _ROW_TIMEOUT_NS, timeout_ns)
     put(row, _ROW_DEADLINE_NS, now_ns(context) + timeout_ns)
 
@@ -295,6 +300,8 @@ def fetch_entry(self, arguments, n_arguments):
     put(row, _ADDRESS, load64(array + ARRAY_DATA))
     put(row, _SIZE_BYTES, get(row, _FOUND_BYTES))
     put(row, _DTYPE, get(row, _FOUND_DTYPE))
+    put(row, _MODE, 0)
+    put(row, _ROW_TIMEOUT_NS, 0)  # that was for a message to come
     put(row, _ROW_DEADLINE_NS, 0)
     put(row, _ROW_STATE, 0)
     _keep(row, memory, array)

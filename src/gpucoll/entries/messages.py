@@ -31,7 +31,7 @@ from gpucoll.entries.collectives import (
     run,
     timeout_of,
 )
-from gpucoll.entries.deadlines import UNKNOWN
+from gpucoll.entries.deadlines import UNKNOWN, USUAL
 from gpucoll.kernels.cpu.jit import compiled, inline, types
 from gpucoll.kernels.cpu.memory import get, load32_acquire, load64, put
 from gpucoll.transport.shared.layout import MESSAGE_DIMENSIONS
@@ -41,6 +41,7 @@ from gpucoll.transport.shared.words import (
     Call,
     Context,
     Kind,
+    Mode,
     State,
     Status,
     Transfer,
@@ -66,6 +67,7 @@ _T_DESCRIPTION = int(Transfer.DESCRIPTION)
 _T_DESCRIPTION_BYTES = int(Transfer.DESCRIPTION_BYTES)
 _T_TIMEOUT_NS, _T_DEADLINE_NS = int(Transfer.TIMEOUT_NS), int(Transfer.DEADLINE_NS)
 _SEND, _RECV = int(Kind.SEND), int(Kind.RECV)
+_WITHDRAWS = int(Mode.WITHDRAWS)
 NO_PEER = -2
 _TAGS = int(TAGS)
 as_integer = types.ExternalFunction("PyLong_AsLongLong", _i64(_i64))
@@ -211,7 +213,10 @@ def _largest_bytes(row, count):
 @inline
 def _set_timeouts(row, count, timeout_ns):
     for place in range(count):
-        put(row, place * TRANSFER_WORDS + _T_TIMEOUT_NS, timeout_ns)
+        first = place * TRANSFER_WORDS
+        put(row, first + _T_TIMEOUT_NS, timeout_ns)
+        if timeout_ns != USUAL and get(row, first + _T_KIND) == _RECV:
+            put(row, first + _T_MODE, _WITHDRAWS)
 
 
 @compiled(_i64(_i64, _i64, _i64))

@@ -26,7 +26,7 @@ from tests.faults.test_messages import (
 from tests.group.world.test_bulk import held_open
 from tests.messages import pattern, posted
 from tests.ranks import Ended, Reply
-from tests.waiting import SOON_S, is_broken, until
+from tests.waiting import SOON_S, is_broken, is_stopped, until
 
 from gpucoll import ANY_SOURCE, ANY_TAG
 from gpucoll.backends.cpu.wires.words import Frame, Wire
@@ -51,11 +51,6 @@ def test_a_deadline_names_the_message_and_where_the_other_is(hosts, name):
     assert "rank 1 of 2: rank 0 waited 0.3 s in" in str(found[1])
 
 
-def _state_of(pid):
-    with open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0]
-
-
 def send_and_stop(comm):
     """Rank 1 stops after a message; rank 0 waits for another one."""
     if comm.rank == 1:
@@ -64,10 +59,10 @@ def send_and_stop(comm):
         until(lambda: is_broken(comm))
         return None
     pid = int(comm.recv(np.zeros(1, int), 1)[0])
-    until(lambda: _state_of(pid) == "T")
+    until(lambda: is_stopped(pid))
     try:
         with pytest.raises(DeadlineError) as error:
-            comm.recv(np.zeros(3), 1, 5, timeout_s=1)
+            comm.send(np.zeros(LARGE, "u1"), 1, 5, timeout_s=1)
         return str(error.value)
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -76,7 +71,7 @@ def send_and_stop(comm):
 def test_a_rank_that_is_stopped_does_not_answer_where_it_is(hosts):
     text = hosts.replies("ab", send_and_stop)[0].result
 
-    assert "rank 0 of 2 waited 1 s in recv(float64, 24 bytes, source=1, tag=5)" in text
+    assert "rank 0 of 2 waited 1 s in send(uint8, 20000000 bytes, dest=1, tag=5)" in text
     assert "is not answering (stopped, or its host is cut off)" in text
 
 

@@ -354,10 +354,11 @@ class Kind(IntEnum):
 
 
 class Mode(IntEnum):
-    """How a message is sent; they may be added."""
+    """How a message is sent, or asked for; they may be added."""
 
     SYNCHRONOUS = 1  # it is over for the sender when it is matched
     FOLLOWS = 2  # it is a part of the message before: no receive by tag gets it
+    WITHDRAWS = 4  # a receive or probe: its deadline is for a message to match, and ends it alone
 
 
 class Progress(IntEnum):
@@ -370,6 +371,7 @@ class Progress(IntEnum):
     MISFIT = 4  # the message that matches is larger, or has another dtype; it stays
     GONE = 5  # somebody else has received the message that was asked for by its number
     DROPPED = 6  # Python took it back
+    EXPIRED = 7  # no message had matched at its own deadline: it was withdrawn
 
 
 class TransferTable(IntEnum):
