@@ -94,7 +94,11 @@ class BackendError(GpucollError):
 
 
 class DeadlineError(GpucollError, TimeoutError):
-    """A wait ran out. Names the operation and the late ranks; the communicator is broken."""
+    """A wait ran out. Names the operation and the late ranks; the communicator is broken.
+
+    Not where a receive or probe has had a ``timeout_s`` of its own, and no message came by then:
+    it is withdrawn alone.
+    """
 
 
 class PeerLostError(GpucollError):

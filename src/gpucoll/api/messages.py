@@ -223,6 +223,10 @@ class Messages(Front):
         ------
         MismatchError
             The message is larger, or has another dtype. It stays, for a receive that fits.
+        DeadlineError
+            No message came within `timeout_s`. The receive is withdrawn, and the communicator stays
+            usable: a rank may poll. (Of host arrays.) Any other deadline breaks the communicator:
+            its own where `timeout_s` is not given, and where a message that comes does not end.
 
         Examples
         --------
@@ -401,7 +405,8 @@ class Messages(Front):
         wait : bool
             Wait until there is one; otherwise None says that there is none yet.
         timeout_s : float, optional
-            Deadline, in seconds.
+            How long to wait, in seconds; then DeadlineError, and the communicator stays usable.
+            Default: the communicator's deadline, which breaks it.
 
         Returns
         -------
