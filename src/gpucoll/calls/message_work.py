@@ -14,7 +14,7 @@ from gpucoll.config import check_timeout_s
 from gpucoll.errors import ArgumentTypeError, DeadlineError, GpucollError, StateError
 from gpucoll.transport.shared.words import Kind
 
-_SEND = int(Kind.SEND)
+_SEND, _TAKE = int(Kind.SEND), int(Kind.TAKE)
 _R = TypeVar("_R", covariant=True)
 Steps = Generator[list[MessageRequest], None, Any]
 """What a call does: yields the requests to wait for, and returns the call's result."""
@@ -153,6 +153,16 @@ class MessageWork(Work[_R]):
         return f"<Work {self._name}: {state}>"
 
     # --- going on ---------------------------------------------------------------------------------
+
+    def begin(self, transfers: Transfers, steps: Steps) -> None:
+        """Begin what a group has collected."""
+        self._transfers, self._steps = transfers, steps
+
+    @property
+    def takes(self) -> bool:
+        """Whether it receives a message of which it is told neither size nor dtype."""
+        transfers = self._transfers
+        return transfers is not None and transfers.requests[0].kind == _TAKE
 
     def go_on(self) -> bool:
         """Go on as far as messages have come, without looking for more; return whether done."""

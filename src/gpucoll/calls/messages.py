@@ -23,8 +23,11 @@ from gpucoll.calls.message_work import MessageWork, Steps
 from gpucoll.config import check_timeout_s
 from gpucoll.errors import DeadlineError, GpucollError
 from gpucoll.group.protocol import ENDING_S, Group
+from gpucoll.transport.shared.words import Kind
 
 _WATCH_SLICE_S = 0.02
+_SHORTEST_PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.02
+_TAKE = int(Kind.TAKE)
 _MOST_UNSWEPT = 64
 """So many works are kept before those are let go of that ended without anybody looking."""
 
@@ -76,7 +79,11 @@ class MessageQueue:
         self._sweep_at = _MOST_UNSWEPT
         self._failed: list[MessageWork[Any]] = []
         self._watched: dict[MessageWork[Any], None] = {}
-        self._watching: threading.Thread | None = None
+        self._taking: dict[MessageWork[Any], None] = {}
+        """Those that fetch what has come in a second step, which is Python's."""
+        self._pause_s = _SHORTEST_PAUSE_S
+        self._serving: threading.Thread | None = None
+        """Looks after both of these while there are some."""
         self.grouped: Collected[Grouped] | None = None
         """What is collected while a group is open."""
         _queues.add(self)
@@ -127,7 +134,8 @@ class MessageQueue:
     def keep(self, work: MessageWork[Any]) -> MessageWork[Any]:
         """Keep a Work that has begun until it ends; return it."""
         self._pending[work] = None
-        work.go_on()
+        if not work.go_on() and work.takes:
+            self._serve_taking(work)
         self._look_at_others()
         return work
 
@@ -160,6 +168,9 @@ class MessageQueue:
             limits.append(timeout_s)
         limit_s = min(limits, default=None)
         failed: list[Exception] = []
+        if any(request.kind == _TAKE for request in requests):
+            self._run_works(grouped, limit_s)
+            return
         with self.host_messages.turn():
             self.host_messages.run(requests, limit_s)
             for call in grouped:
@@ -174,11 +185,31 @@ class MessageQueue:
         if failed:
             raise failed[0]
 
+    def _run_works(self, grouped: list[Grouped], limit_s: float | None) -> None:
+        """Run a group in which a receive fetches its message only when that has come.
+
+        A send of the group may wait for the other rank to do so, and the other way round.
+        """
+        failed: list[Exception] = []
+        works = []
+        for call in grouped:
+            work = call.work or MessageWork[Any](self, "group", None, None)
+            work.begin(self.host_messages.start(call.requests, limit_s), call.steps)
+            works.append(self.keep(work))
+        for work in works:
+            try:
+                work.wait()
+            except Exception as error:
+                failed.append(error)
+        if failed:
+            raise failed[0]
+
     # --- works ------------------------------------------------------------------------------------
 
     def forget(self, work: MessageWork[Any]) -> None:
         """Note that a Work has ended: its error is raised by it, or by `raise_unseen`."""
         self._pending.pop(work, None)
+        self._taking.pop(work, None)
         self.called.pop(work, None)
         if work._error is not None and work._error is not self._group.failure:
             self._failed = [*(failed for failed in self._failed if not failed._was_seen), work]
@@ -210,11 +241,24 @@ class MessageQueue:
         """Have the end of a Work found by a thread of the library's."""
         with self.lock:
             self._watched[work] = None
-            if self._watching is None:
-                waiter = threading.Thread(target=self._wait_for_watched, daemon=True)
-                waiter.name = "gpucoll-messages"
-                waiter.start()
-                self._watching = waiter
+            self._start_serving()
+
+    def _serve_taking(self, work: MessageWork[Any]) -> None:
+        """Have such a thread take the second step where this one is in another call by then.
+
+        The sender waits for it, and may be whom that other call waits for.
+        """
+        with self.lock:
+            self._taking[work] = None
+            self._pause_s = _SHORTEST_PAUSE_S
+            self._start_serving()
+
+    def _start_serving(self) -> None:
+        """Start the thread, unless there is one; the lock is held."""
+        if self._serving is None:
+            serving = threading.Thread(target=self._serve, daemon=True, name="gpucoll-messages")
+            serving.start()
+            self._serving = serving
 
     def end(self) -> None:
         """Let go of everything: the communicator is closed."""
@@ -229,26 +273,35 @@ class MessageQueue:
         """End that thread; return when it looks at nothing any more, or calls somebody back."""
         with self.lock:
             self._watched.clear()
-            waiter, self._watching = self._watching, None
-        if waiter is not None and waiter is not threading.current_thread():
-            waiter.join(ENDING_S)  # it ends within a slice, or when a user's callback returns
+            self._taking.clear()
+            serving, self._serving = self._serving, None
+        if serving is not None and serving is not threading.current_thread():
+            serving.join(ENDING_S)  # it ends within a slice, or when a user's callback returns
 
-    def _wait_for_watched(self) -> None:
+    def _serve(self) -> None:
         while True:
             with self.lock:
                 work = next(iter(self._watched), None)
-                if work is None:
-                    if self._watching is threading.current_thread():
-                        self._watching = None
+                taking = list(self._taking)
+                if work is None and not taking:
+                    if self._serving is threading.current_thread():
+                        self._serving = None
                     return
-            with contextlib.suppress(
-                GpucollError
-            ):  # of its own waiting, or the Work's owner gets it
-                work._wait(_WATCH_SLICE_S)
-            with self.lock:
-                was_watched = self._watched.pop(work, work) is None
-                if was_watched and not work._is_done:
-                    self._watched[work] = None  # behind the others
+            if work is not None:
+                self._wait_for_watched(work)
+            else:
+                time.sleep(self._pause_s)
+                self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            for each in taking:
+                each.go_on()
+
+    def _wait_for_watched(self, work: MessageWork[Any]) -> None:
+        with contextlib.suppress(GpucollError):  # of its own waiting, or the Work's owner gets it
+            work._wait(_WATCH_SLICE_S)
+        with self.lock:
+            was_watched = self._watched.pop(work, work) is None
+            if was_watched and not work._is_done:
+                self._watched[work] = None  # behind the others
 
     def sweep(self) -> None:
         """Let works end whose messages are over."""
@@ -304,7 +357,7 @@ _queues: weakref.WeakSet[MessageQueue] = weakref.WeakSet()
 def _renew_in_child() -> None:
     for queue in list(_queues):
         queue.lock = threading.RLock()
-        queue._watching = None
+        queue._serving = None
 
 
 os.register_at_fork(after_in_child=_renew_in_child)
