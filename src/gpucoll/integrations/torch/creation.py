@@ -6,6 +6,7 @@ from typing import Any
 
 import gpucoll
 from gpucoll import GpucollError
+from gpucoll.integrations.torch import functional
 from gpucoll.integrations.torch.errors import as_torchs
 from gpucoll.integrations.torch.options import checked
 from gpucoll.integrations.torch.process_group import ProcessGroup
@@ -23,6 +24,7 @@ def create(given: Any, pg_options: Any) -> ProcessGroup:
         What the user said.
     """
     options = checked(pg_options)
+    functional.install()
     timeout_s = seconds(given.timeout) if options.timeout_s is None else options.timeout_s
     try:
         comm = gpucoll.init(

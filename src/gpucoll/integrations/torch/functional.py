@@ -1,0 +1,72 @@
+"""The functional collectives that PyTorch 2.13 does not hand to a process group written in Python.
+
+Two ops of `_c10d_functional`, `all_gather_into_tensor_out` and `batch_p2p_ops`, ask the group for a
+backend written in C++, and a group written in Python has none. The kernels here call gpucoll's
+groups directly and leave the groups of other backends to PyTorch's own kernels.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import _register_work
+from torch.distributed.distributed_c10d import _resolve_process_group
+
+from gpucoll.integrations.torch.process_group import ProcessGroup
+
+_NAMESPACE = "_c10d_functional"
+
+
+@functools.cache
+def install() -> torch.library.Library:
+    """Register the kernels, once in a process; they are there while what is returned lives."""
+    library = torch.library.Library(_NAMESPACE, "IMPL")
+    if not hasattr(torch.library, "get_kernel"):
+        return library  # an earlier version of torch, whose kernels could not be called from here
+    for kernel in (all_gather_into_tensor_out, batch_p2p_ops):
+        if hasattr(torch.ops._c10d_functional, kernel.__name__):
+            for device in ("CPU", "CUDA"):
+                _add(library, kernel, device)
+    return library
+
+
+def _add(library: torch.library.Library, kernel: Callable[..., Any], device: str) -> None:
+    name = kernel.__name__
+    of_torch = torch.library.get_kernel(f"{_NAMESPACE}::{name}", device)
+
+    def run(keys: Any, *args: Any, **named: Any) -> Any:
+        *_, group = args  # both ops have the group, or its name, last
+        if isinstance(group, str):
+            group = _resolve_process_group(group)
+        if isinstance(group, ProcessGroup):
+            return kernel(*args[:-1], group, **named)
+        return of_torch.call_boxed(keys, *args, **named)
+
+    library.impl(name, run, device, with_keyset=True)
+
+
+def all_gather_into_tensor_out(
+    x: torch.Tensor, group_size: int, group: ProcessGroup, *, out: torch.Tensor
+) -> torch.Tensor:
+    """Gather every rank's tensor into `out`; `wait_tensor` waits for it."""
+    _register_work(out, group.all_gather_single(out, x))
+    return out
+
+
+def batch_p2p_ops(
+    ops: Sequence[str],
+    peers: Sequence[int],
+    tags: Sequence[int],
+    tensors: Sequence[torch.Tensor],
+    group: ProcessGroup,
+) -> list[torch.Tensor]:
+    """Begin messages: the tensor of each receive, and of each send an empty one to wait for."""
+    begin = {name: getattr(torch.ops._c10d_functional, name) for name in ("isend", "irecv")}
+    name = group.getGroupName()
+    return [
+        begin[op](x, peer, tag, name)
+        for op, peer, tag, x in zip(ops, peers, tags, tensors, strict=True)
+    ]
