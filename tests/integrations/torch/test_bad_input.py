@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+import gpucoll
+
 
 def cases():
     """Return wrong calls, by name, with what their errors say."""
@@ -196,6 +198,28 @@ def ask_for_what_is_not_there():
 
 def test_unknown_options(groups):
     assert groups.call(2, ask_for_what_is_not_there) == [2.0, 2.0]
+
+
+def reduce_one():
+    import torch
+    from torch import distributed as dist
+
+    x = torch.ones(1)
+    dist.all_reduce(x)
+    return x.item()
+
+
+@pytest.mark.parametrize(
+    ("mix", "other"),
+    [("cpu:gloo,cuda:gpucoll", "cpu:gloo"), ("cpu:gpucoll,cuda:nccl", "cuda:nccl")],
+)
+def test_another_backend_for_one_device_is_refused(groups, mix, other):
+    text = f'serves a group alone, .* got "{other}" .*new_group'
+    with pytest.raises(gpucoll.ArgumentError, match=rf"rank \d of 2: .*{text}"):
+        groups.call(2, reduce_one, backend=mix)
+
+    assert groups.call(2, reduce_one) == [2.0, 2.0]
+    assert groups.call(2, reduce_one, backend="cpu:gpucoll,cuda:gpucoll") == [2.0, 2.0]
 
 
 def reduce_a_dtensor():

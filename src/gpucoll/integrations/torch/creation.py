@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+from types import FrameType
 from typing import Any
 
 import gpucoll
 from gpucoll import GpucollError
 from gpucoll.integrations.torch import functional
-from gpucoll.integrations.torch.errors import as_torchs
+from gpucoll.integrations.torch.errors import ArgumentError, as_torchs
 from gpucoll.integrations.torch.options import checked
 from gpucoll.integrations.torch.process_group import ProcessGroup
 from gpucoll.integrations.torch.works import seconds
@@ -22,8 +24,14 @@ def create(given: Any, pg_options: Any) -> ProcessGroup:
         Store, rank, size, timeout and name of the group.
     pg_options : Options or None
         What the user said.
+
+    Raises
+    ------
+    ArgumentError
+        The group is to have another backend besides.
     """
     options = checked(pg_options)
+    _check_no_other(given)
     functional.install()
     timeout_s = seconds(given.timeout) if options.timeout_s is None else options.timeout_s
     try:
@@ -43,3 +51,29 @@ def create(given: Any, pg_options: Any) -> ProcessGroup:
     group = ProcessGroup(comm, given.store, options)
     group.setGroupName(given.group_id)
     return group
+
+
+def _check_no_other(given: Any) -> None:
+    """Raise if the user named another backend for some kind of device.
+
+    A group written in Python replaces torch's whole group, so every call would go to gpucoll. torch
+    tells a backend nothing of the others; the function that makes the group knows them.
+    """
+    others = {device: name for device, name in _backends().items() if name != "gpucoll"}
+    if others:
+        device, name = next(iter(others.items()))
+        raise ArgumentError(
+            f"rank {given.group_rank} of {given.group_size}: backend gpucoll serves a group alone, "
+            f"cpu and cuda tensors alike, because PyTorch lets a backend written in Python replace "
+            f'the whole group; got "{device}:{name}" beside it. Say "gpucoll", and give {name} a '
+            f'group of its own: dist.new_group(backend="{name}")'
+        )
+
+
+def _backends() -> dict[str, str]:
+    """Return the backend for each kind of device, as torch has read the user's string."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code.co_name != "_new_process_group_helper":
+        frame = frame.f_back
+    config = None if frame is None else frame.f_locals.get("backend_config")
+    return {} if config is None else dict(config.get_device_backend_map())
