@@ -3,6 +3,8 @@
 >>> import gpucoll
 >>> with gpucoll.init() as comm:
 ...     total = comm.all_reduce(x)
+
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import pytest
+
+import gpucoll
 
 pytest_plugins = "pytester"
 
@@ -231,14 +234,24 @@ def test_a_project_without_ranks_is_not_disturbed(inner):
     result.assert_outcomes(passed=1)
 
 
-@pytest.mark.parametrize("named", [[], ["-p", "gpucoll.testing.plugin"]])
-def test_an_installed_plugin_is_found_and_may_be_named_as_well(pytester, monkeypatch, named):
-    about = pytester.mkdir("installed") / "gpucoll_here-1.dist-info"
+@pytest.fixture
+def installed(pytester, monkeypatch):
+    """Install gpucoll, as pytest sees it: its files listed, and its entry point."""
+    site = pytester.mkdir("installed")
+    (site / "gpucoll").symlink_to(Path(gpucoll.__file__).parent)
+    about = site / "gpucoll-1.dist-info"
     about.mkdir()
-    (about / "METADATA").write_text("Name: gpucoll_here\nVersion: 1\n")
+    (about / "METADATA").write_text("Name: gpucoll\nVersion: 1\n")
+    (about / "RECORD").write_text("gpucoll/__init__.py,,\n")
     (about / "entry_points.txt").write_text("[pytest11]\ngpucoll = gpucoll.testing\n")
-    monkeypatch.syspath_prepend(about.parent)
+    monkeypatch.syspath_prepend(site)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
+    monkeypatch.delenv("PYTEST_ADDOPTS", raising=False)
+
+
+@pytest.mark.parametrize("named", [[], ["-p", "gpucoll.testing.plugin"]])
+@pytest.mark.usefixtures("installed")
+def test_an_installed_plugin_is_found_and_may_be_named_as_well(pytester, named):
     pytester.makepyfile(
         """
         import pytest
@@ -251,6 +264,47 @@ def test_an_installed_plugin_is_found_and_may_be_named_as_well(pytester, monkeyp
     result = pytester.runpytest_subprocess("--strict-markers", "--collect-only", "-q", *named)
 
     result.stdout.fnmatch_lines(["*::test_it?ranks=2?", "*::test_it?ranks=3?"])
+
+
+@pytest.mark.usefixtures("installed")
+def test_asserts_of_gpucolls_own_modules_are_not_rewritten(pytester):
+    pytester.makepyfile(
+        """
+        import sys
+        from importlib.machinery import SourceFileLoader
+
+        import gpucoll.api.initialise
+        import gpucoll.api.communicator
+
+        # What pytest loads in order to find the plugin: parsed, but not rewritten.
+        TO_FIND_IT = {"gpucoll", "gpucoll.version", "gpucoll.testing"}
+
+        def test_loaders():
+            modules = {name: one for name, one in sys.modules.items() if name.startswith("gpucoll")}
+            others = {
+                name
+                for name, module in modules.items()
+                if not isinstance(module.__loader__, SourceFileLoader)
+            }
+            assert "gpucoll.testing.plugin" in modules
+            assert others <= TO_FIND_IT
+        """
+    )
+
+    result = pytester.runpytest_subprocess()
+
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.usefixtures("installed")
+def test_pytest_does_not_warn_of_gpucoll_that_was_loaded_before(pytester):
+    pytester.makepyfile("def test_it(): ...")
+    program = "import sys, gpucoll.testing.plugin, pytest; sys.exit(pytest.main(['-W', 'error']))"
+
+    result = pytester.run(sys.executable, "-c", program)
+
+    result.assert_outcomes(passed=1)
+    assert "cannot be rewritten" not in str(result.stdout) + str(result.stderr)
 
 
 def test_output_is_shown_by_rank_and_equal_output_once(inner):

@@ -1,6 +1,8 @@
 """``@pytest.mark.ranks(4)``: the hooks, the marker and the fixture `comm`.
 
 Imports next to nothing but pytest until a test with the marker runs.
+
+PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
