@@ -76,6 +76,26 @@ def test_ranks_of_one_host_need_no_address(world_size):
     assert store.kept == {}
 
 
+def test_rank_0_looks_often_again_when_the_last_rank_has_come(monkeypatch):
+    store = Store()
+    slept: list[float] = []
+    other = StorePoint(store, "group")
+
+    def sleep(seconds):
+        slept.append(seconds)
+        if len(slept) == 50:
+            other.write("rank/1", json.dumps({"nonce": "n", "host": "h"}))
+        elif len(slept) > 50:
+            other.write("rank/1", "")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    monkeypatch.setenv("GPUCOLL_HOST_ID", "h")
+
+    introduce(job_of(0, 2, store), 20.0)
+
+    assert slept[49:] == [store_introduction._MOST_SLEEP_S, store_introduction._LEAST_SLEEP_S]
+
+
 def test_every_meeting_has_a_word_of_its_own():
     store = Store()
 

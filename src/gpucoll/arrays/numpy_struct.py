@@ -9,6 +9,7 @@ Source: numpy/_core/include/numpy/ndarraytypes.h.
 from __future__ import annotations
 
 import ctypes
+import functools
 
 import numpy as np
 
@@ -28,6 +29,7 @@ def _word(address: int, kind: type[ctypes.c_int64] | type[ctypes.c_int32]) -> in
     return int(kind.from_address(address).value)
 
 
+@functools.cache
 def matches() -> bool:
     """Return whether this interpreter's NumPy arrays and lists lie as this module says."""
     array = np.zeros((3, 5), np.float32)

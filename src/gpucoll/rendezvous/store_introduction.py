@@ -27,8 +27,10 @@ from gpucoll.transport.tcp.secret import missing_secret_error
 from gpucoll.wording import list_ranks, rank_of
 
 _SEEN, _DECISION = "seen", "decision"
-_LEAST_SLEEP_S, _MOST_SLEEP_S = 0.0002, 0.02
-"""Between two looks into the store: a look over TCP takes 0.05 ms, and members may be late."""
+_LEAST_SLEEP_S, _MOST_SLEEP_S, _GROWTH = 0.0002, 0.02, 1.2
+"""Between two looks into the store: a look over TCP takes 0.05 ms, and members may be late.
+
+So a rank notices a sixth of its wait late at most, 20 ms where it has waited long."""
 
 
 @contextlib.contextmanager
@@ -90,7 +92,7 @@ class _Waiting:
                 "store and name"
             )
         time.sleep(self.sleep_s)
-        self.sleep_s = min(2 * self.sleep_s, _MOST_SLEEP_S)
+        self.sleep_s = min(_GROWTH * self.sleep_s, _MOST_SLEEP_S)
 
 
 def _ask(waiting: _Waiting) -> dict[str, Any]:
@@ -129,6 +131,7 @@ def _decide(waiting: _Waiting) -> dict[str, Any]:
         if is_news and len(said) == len(others):
             store.write(_SEEN, json.dumps({"nonces": [one.get("nonce") for one in said.values()]}))
             is_written = True
+            waiting.sleep_s = _LEAST_SLEEP_S
         elif len(have_seen) < len(others):
             waiting.pause([rank for rank in others if rank not in said] or [*others])
     decision = {"word": os.urandom(16).hex(), **_decided({0: _introduction(store), **said})}

@@ -113,11 +113,13 @@ def _cgroup_mounts(root: Path, controller: str) -> Iterator[_Mount]:
         fields, kind = before.split(" "), after.split(" ")
         if len(fields) < 5 or len(kind) < 3:
             continue
-        shown, point = (PurePosixPath(_unescaped(text)) for text in fields[3:5])
         if kind[0] == "cgroup2":
-            yield _Mount(2, shown, point)
+            version = 2
         elif kind[0] == "cgroup" and controller in kind[2].split(","):
-            yield _Mount(1, shown, point)
+            version = 1
+        else:
+            continue
+        yield _Mount(version, *(PurePosixPath(_unescaped(text)) for text in fields[3:5]))
 
 
 def _unescaped(text: str) -> str:

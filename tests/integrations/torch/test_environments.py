@@ -166,6 +166,26 @@ def test_what_registration_loads():
     ]
 
 
+def test_modules_are_loaded_without_a_collection():
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    program = (
+        "import gc, sys, torch\n"
+        "import gpucoll.integrations.torch\n"
+        "dist, n_collections = torch.distributed, 0\n"
+        "def count(phase, _):\n"
+        "    module = sys.modules.get('gpucoll.integrations.torch.creation')\n"
+        "    global n_collections\n"
+        "    n_collections += module is not None and module.__spec__._initializing\n"
+        "gc.callbacks.append(count)\n"
+        "gc.set_threshold(10)\n"
+        "dist.init_process_group('gpucoll', store=dist.HashStore(), rank=0, world_size=1)\n"
+        "print(n_collections, gc.isenabled())\n"
+        "dist.destroy_process_group()\n"
+    )
+
+    assert run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == ["0", "True"]
+
+
 @pytest.mark.parametrize("autoload", ["1", "0"])
 def test_import_torch_registers_it(autoload):
     pytest.importorskip("torch", reason="PyTorch is not installed")
