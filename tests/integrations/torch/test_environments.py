@@ -166,6 +166,27 @@ def test_what_registration_loads():
     ]
 
 
+def test_ranks_are_forked_from_a_process_that_has_loaded_gpucoll(tmp_path):
+    pytest.importorskip("torch", reason="PyTorch is not installed")
+    program = (
+        "import gpucoll, threading, torch\n"
+        "from gpucoll.integrations.torch import ProcessGroup\n"
+        "from torch import distributed as dist, multiprocessing\n"
+        "gpucoll.init(rank=0, world_size=1).close()\n"
+        "print(threading.active_count(), flush=True)\n"
+        "def run(rank, path):\n"
+        "    dist.init_process_group('gpucoll', init_method=path, rank=rank, world_size=2)\n"
+        "    x = torch.ones(1)\n"
+        "    dist.all_reduce(x)\n"
+        "    assert x.item() == 2\n"
+        "    dist.destroy_process_group()\n"
+        f"given = 'file://{tmp_path}/store',\n"
+        "multiprocessing.start_processes(run, given, 2, start_method='fork')\n"
+    )
+
+    assert run(program, TORCH_DEVICE_BACKEND_AUTOLOAD="0") == ["1"]
+
+
 def test_modules_are_loaded_without_a_collection():
     pytest.importorskip("torch", reason="PyTorch is not installed")
     program = (
