@@ -194,8 +194,8 @@ class MessageWork(Work[_R]):
     def settle(self, result: Any, error: BaseException | None) -> None:
         """Note how it ended, and let go of what it owned."""
         self._result, self._error = result, error
+        self._is_done = True  # before the rest goes: who waits looks without the lock
         self._transfers = self._steps = None
-        self._is_done = True
         self._owner.forget(self)
 
     def abandon(self) -> None:
@@ -220,6 +220,8 @@ class MessageWork(Work[_R]):
             transfers = self._transfers
             left_s = None if until_s is None else max(until_s - time.monotonic(), 0.0)
             if transfers is None:
+                if self._is_done:
+                    continue  # another thread has just ended it
                 raise StateError(f"{self._name} begins at the end of group(): wait after that")
             try:
                 is_over = transfers.wait(left_s)

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from tests.collective_cases import SMALL_TUNING
 
+import gpucoll
 from gpucoll.errors import MismatchError
+from gpucoll.group.host.group import HostGroup
+from gpucoll.transport.shared.words import Context, State
 from gpucoll.types import ReduceOp
 
 ODD = 1
@@ -302,3 +305,21 @@ def test_structured_dtypes_of_one_size_are_different(ranks):
         return afterwards(comm)
 
     assert ranks.call(2, differ) == [goes_on(2, is_broken=True)] * 2
+
+
+def test_a_call_of_another_thread_that_has_just_ended_leaves_nothing_to_settle(monkeypatch):
+    """Whoever came to a call then took new numbers, which no other rank did."""
+    with gpucoll.init(rank=0, world_size=1) as comm:
+        group = comm._group
+        assert isinstance(group, HostGroup)
+        sequence = int(group.context[Context.SEQUENCE])
+
+        def end(group):
+            group.context[Context.STATE] = State.IDLE
+            return False
+
+        group.context[Context.STATE] = State.BUSY
+        monkeypatch.setattr(HostGroup, "is_running", property(end))
+        group.check_usable()
+
+        assert int(group.context[Context.SEQUENCE]) == sequence

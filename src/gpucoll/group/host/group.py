@@ -176,12 +176,14 @@ class HostGroup:
             return
         self.check_open()
         with self._settling:
-            if self._started is not None:
-                self._started.settle()
-            if self._state == State.IDLE:
-                return
-            if self.is_running:
-                raise another_thread(self.rank, self.world_size)
+            # A call of another thread's may end between any two looks: what is there to be settled
+            # is said by the state alone.
+            while self._state != State.NEEDS_PYTHON:
+                has_ended = self._started is None or self._started.settle()
+                if self._state == State.IDLE:
+                    return
+                if self.is_running or not has_ended:
+                    raise another_thread(self.rank, self.world_size)
             self.raise_if_aborted()
             recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
 
