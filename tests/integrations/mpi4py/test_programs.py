@@ -18,6 +18,8 @@ PROGRAMS = Path(__file__).with_name("programs")
         ("messages", 2),
         ("communicators", 2),
         ("communicators", 3),
+        ("details", 1),
+        ("details", 3),
         ("threads", 2),
         ("threads", 3),
     ],

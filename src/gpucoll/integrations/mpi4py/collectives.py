@@ -13,7 +13,7 @@ from gpucoll.integrations.mpi4py import calls, reductions
 from gpucoll.integrations.mpi4py.calls import Call
 from gpucoll.integrations.mpi4py.constants import IN_PLACE
 from gpucoll.integrations.mpi4py.errors import Exception
-from gpucoll.integrations.mpi4py.operations import SUM
+from gpucoll.integrations.mpi4py.operations import LOGICAL, SUM
 from gpucoll.integrations.mpi4py.requests import After, Prequest, Request
 from gpucoll.integrations.mpi4py.vectors import flat, is_plain, plain_vector
 
@@ -85,12 +85,17 @@ class Collectives:
         """Reduce to all ranks."""
         if type(recvbuf) is _array and recvbuf.flags.c_contiguous:
             x = recvbuf if sendbuf is IN_PLACE else sendbuf
-            if type(x) is _array and x.flags.c_contiguous and getattr(op, "_native", None):
+            if (
+                type(x) is _array
+                and x.flags.c_contiguous
+                and (name := getattr(op, "_native", None))
+                and (name not in LOGICAL or self.size > 1)
+            ):
                 if x.ndim != 1 or recvbuf.ndim != 1:
                     flat = recvbuf.reshape(-1)
                     x, recvbuf = flat if x is recvbuf else x.reshape(-1), flat
                 try:
-                    self._all_reduce(x, op._native, out=recvbuf)
+                    self._all_reduce(x, name, out=recvbuf)
                     return
                 except UsageError:
                     pass
@@ -156,12 +161,13 @@ class Collectives:
         if (
             type(sendbuf) is _array
             and sendbuf.flags.c_contiguous
-            and getattr(op, "_native", None)
+            and (name := getattr(op, "_native", None))
+            and (name not in LOGICAL or self.size > 1)
             and (self.rank != root or (type(recvbuf) is _array and recvbuf.flags.c_contiguous))
         ):
             out = None if self.rank != root else recvbuf.reshape(-1)
             try:
-                self._reduce(sendbuf.reshape(-1), op._native, root, out=out)
+                self._reduce(sendbuf.reshape(-1), name, root, out=out)
                 return
             except UsageError:
                 pass

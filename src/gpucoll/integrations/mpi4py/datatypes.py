@@ -219,7 +219,7 @@ class Datatype(Handle, HasAttributes):
         part_of = grid[tuple(slice(s, s + n) for s, n in zip(starts, subsizes, strict=True))]
         places = part_of.reshape(-1, order="C" if order == ORDER_C else "F")
         runs = old.moved(places * old.extent, 1)
-        made = merged_map(runs, [old.element], old.lb, math.prod(sizes) * old.extent)
+        made = merged_map(runs, [old.element], 0, math.prod(sizes) * old.extent)
         contents: tuple[list[int], list[int], list[Any]]
         contents = ([len(sizes), *sizes, *subsizes, *starts, order], [], [self])
         lists = {"sizes": list(sizes), "subsizes": list(subsizes), "starts": list(starts)}

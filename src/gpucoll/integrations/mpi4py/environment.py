@@ -14,8 +14,10 @@ from gpucoll.integrations.mpi4py.constants import (
     THREAD_MULTIPLE,
     VERSION,
 )
+from gpucoll.integrations.mpi4py.errors import as_mpis
 from gpucoll.integrations.mpi4py.infos import Info
 from gpucoll.integrations.mpi4py.job import job
+from gpucoll.integrations.mpi4py.state import open_states
 
 
 def Init() -> None:
@@ -100,11 +102,21 @@ def Pcontrol(level: int) -> None:
 
 
 def Attach_buffer(buf: Any) -> None:
-    """Take note: buffered sends make copies of their own."""
+    """Keep a buffer until it is detached: buffered sends make copies of their own."""
+    job.attached = buf
 
 
-def Detach_buffer() -> None:
-    """Do nothing: see `Comm.Flush_buffer`."""
+def Detach_buffer() -> Any:
+    """Wait until all buffered sends are done; return what was attached."""
+    Flush_buffer()
+    found, job.attached = job.attached, None
+    return found
 
 
-Flush_buffer = Detach_buffer
+def Flush_buffer() -> None:
+    """Wait until all buffered sends are done."""
+    try:
+        for state in open_states():
+            state.flush()
+    except gpucoll.GpucollError as error:
+        raise as_mpis(error) from None

@@ -31,6 +31,8 @@ class Job:
         self.self = State(self._alone, (0,), 0, "self")
         self.world.name, self.self.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
         self.world.is_predefined = self.self.is_predefined = True
+        self.attached: Any = None
+        """The buffer for buffered sends that the program has given."""
         self.service: Any = None
         """Messages of this library's own, which nobody else's receive can match."""
         self.service_lock = threading.Lock()

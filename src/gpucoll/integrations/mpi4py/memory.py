@@ -201,6 +201,26 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
         kind = ctypes.c_uint8 * nbytes
         return buffer.frombuffer(np.ctypeslib.as_array(kind.from_address(address)), readonly)
 
+    def __getitem__(self, item: Any) -> Any:
+        found = super().__getitem__(item)
+        return int(found) if isinstance(found, np.uint8) else found
+
+    def __setitem__(self, item: Any, value: Any) -> None:
+        """Write a number into each byte, or the bytes of a buffer of the same length."""
+        if not self.flags.writeable:
+            raise TypeError("buffer is read-only")
+        if isinstance(item, slice) and not isinstance(value, np.generic) and is_buffer(value):
+            value = buffer.frombuffer(value).view(np.ndarray)
+            if len(value) != len(range(*item.indices(len(self)))):
+                raise ValueError("slice length does not match buffer")
+        super().__setitem__(item, value)
+
+    def __iter__(self) -> Any:
+        return iter(self.tobytes())
+
+    def __bool__(self) -> bool:
+        return bool(self.size)
+
     @property
     def address(self) -> int:
         return self.ctypes.data if self.size else 0

@@ -261,14 +261,10 @@ class Messages:
 
     def Flush_buffer(self) -> None:
         """Wait until all buffered sends are done."""
-        kept = self._state.buffered
-        while kept:
-            try:
-                kept.pop().wait()
-            except IndexError:
-                return  # another thread waits for the last one
-            except GpucollError as error:
-                raise self._failed(error) from None
+        try:
+            self._state.flush()
+        except GpucollError as error:
+            raise self._failed(error) from None
 
     def Iflush_buffer(self) -> Request:
         """Return a request that is done when all buffered sends are."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from gpucoll.integrations.mpi4py.datatypes import Datatype
 from gpucoll.integrations.mpi4py.errors import argument_error, type_error
 from gpucoll.integrations.mpi4py.handles import Handle
+from gpucoll.integrations.mpi4py.memory import buffer
 from gpucoll.integrations.mpi4py.specifications import Simple
 
 Row = npt.NDArray[Any]
@@ -105,12 +106,25 @@ class Op(Handle):
         return f"<Op {self._core.name if self._core else 'OP_NULL'}>"
 
 
-def native_name(op: Any, dtype: Any) -> str | None:
-    """Return what gpucoll calls an operation; None: it does not have it for this dtype."""
-    op._live("ERR_OP")
-    name: str | None = op._native
+def native_name(op: Any, x: Any, fewest: int) -> str | None:
+    """Return what gpucoll calls an operation; None: it must be done here.
+
+    Parameters
+    ----------
+    op : Op
+        The operation.
+    x : array
+        This rank's elements.
+    fewest : int
+        Of how many ranks' values some rank gets the result: one alone is copied (see `LOGICAL`),
+        but for a GPU array.
+    """
+    name: str | None = op._live("ERR_OP").native
+    dtype = getattr(x, "dtype", None)
     if name is None or not isinstance(dtype, np.dtype):
         return name
+    if name in LOGICAL and fewest == 1 and isinstance(x, np.ndarray):
+        return None
     return name if dtype.char in _NATIVE or dtype.kind == "V" else None
 
 
@@ -134,9 +148,8 @@ def combine(op: Any, left: Row, right: Row, datatype: Datatype) -> Row:
     """Return ``left op right``; what is right may be written."""
     core = op._live("ERR_OP")
     if core.user is not None:
-        shown = np.ascontiguousarray(left).view(np.uint8)
-        written = np.ascontiguousarray(right)
-        core.user(shown.data, written.view(np.uint8).data, datatype)
+        shown, written = np.ascontiguousarray(left), np.ascontiguousarray(right)
+        core.user(*(row.view(np.uint8).view(buffer) for row in (shown, written)), datatype)
         return written
     if _is_pair(datatype):
         dtype = _packed_pair(datatype)
@@ -192,6 +205,8 @@ def _located_objects(beats: Callable[[Any, Any], Any]) -> Callable[[Any, Any], A
 
 
 _PAIRED = ("MAXLOC", "MINLOC")
+LOGICAL = frozenset(("land", "lor", "lxor"))
+"""What gpucoll makes 0 or 1, be it of one rank's value alone, which MPI copies."""
 _CORES = (
     Core("MAX", "max", lambda x, y: y if y > x else x, np.maximum),
     Core("MIN", "min", lambda x, y: y if y < x else x, np.minimum),

@@ -28,7 +28,7 @@ def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -
         sent = Simple(sendbuf, False)
         operations.check(op, sent.datatype)
         x, out, finish, datatype = sent.row(), None, None, sent.datatype
-    name = operations.native_name(op, getattr(x, "dtype", None))
+    name = operations.native_name(op, x, comm.size)
     if name is not None:
         return Call("reduce", (x, name, root), {} if out is None else {"out": out}, finish)
     if out is None:
@@ -43,7 +43,7 @@ def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -
 
 def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
-    name = operations.native_name(op, getattr(x, "dtype", None))
+    name = operations.native_name(op, x, comm.size)
     if name is not None:
         return Call("all_reduce", (x, name), {"out": out}, finish)
     return _folded(comm, x, out, finish, datatype, op, range(comm.size))
@@ -51,7 +51,7 @@ def allreduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
 
 def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
-    name = operations.native_name(op, getattr(x, "dtype", None))
+    name = operations.native_name(op, x, 1)
     if name is not None:
         return Call("scan", (x, name), {"out": out}, finish)
     return _folded(comm, x, out, finish, datatype, op, range(comm.rank + 1))
@@ -59,7 +59,7 @@ def scan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
 
 def exscan(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM) -> Call:
     x, out, finish, datatype = _both(sendbuf, recvbuf, op)
-    name = operations.native_name(op, getattr(x, "dtype", None))
+    name = operations.native_name(op, x, 1)
     if name is not None and comm.rank == 0:  # whose buffer stays as it is
         return Call("exclusive_scan", (x, name), {})
     if name is not None:
@@ -119,7 +119,7 @@ def _scattered(comm: Any, sendbuf: Any, recvbuf: Any, op: Op, counts: list[int],
         finish = together(put, unpack)
     else:
         part, finish = received.target()
-    name = operations.native_name(op, getattr(x, "dtype", None))
+    name = operations.native_name(op, x, comm.size)
     if name is not None:
         return Call("reduce_scatter", (x, name), {"counts": counts, "out": part}, finish)
     made = np.empty(mine * comm.size, x.dtype)

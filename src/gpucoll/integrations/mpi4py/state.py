@@ -69,6 +69,15 @@ class State:
         self.n_children += 1
         return f"{self.context}/{kind}{self.n_children}"
 
+    def flush(self) -> None:
+        """Wait until all buffered sends are done."""
+        while self.buffered:
+            try:
+                work = self.buffered.pop()
+            except IndexError:
+                return  # another thread waits for the last one
+            work.wait()
+
     def close(self) -> None:
         """Let go of it; messages that nobody has received are a warning."""
         comm, self._comm = self._comm, None
@@ -82,9 +91,14 @@ class State:
             warnings.warn(f"{self.name or 'a communicator'} was freed: {error}", stacklevel=3)
 
 
+def open_states() -> list[State]:
+    """Return the communicators that were not freed."""
+    return list(_open)
+
+
 def close_all() -> None:
     """Let go of all communicators that were not freed."""
-    for state in list(_open):
+    for state in open_states():
         with contextlib.suppress(GpucollError):
             state.close()
 
