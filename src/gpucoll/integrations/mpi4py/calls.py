@@ -12,6 +12,7 @@ import numpy as np
 
 from gpucoll.integrations.mpi4py.constants import IN_PLACE
 from gpucoll.integrations.mpi4py.errors import argument_error
+from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.specifications import (
     Finish,
     Simple,
@@ -48,10 +49,12 @@ def in_place(given: Any) -> bool:
     return given is None or given is IN_PLACE
 
 
-def check_root(comm: Any, root: int) -> None:
-    """Raise where there is no such rank."""
-    if not isinstance(root, int | np.integer) or not 0 <= root < comm.size:
+def checked_root(comm: Any, root: Any) -> int:
+    """Return the rank that is meant; raise where there is none."""
+    rank = integer(root)
+    if not 0 <= rank < comm.size:
         raise argument_error(f"root must be 0 to {comm.size - 1}; got {root!r}", "ERR_ROOT")
+    return rank
 
 
 def barrier(comm: Any) -> Call:
@@ -61,7 +64,7 @@ def barrier(comm: Any) -> Call:
 
 
 def bcast(comm: Any, buf: Any, root: int = 0) -> Call:
-    check_root(comm, root)
+    root = checked_root(comm, root)
     if comm.rank == root:
         row = Simple(buf, False).row()
         named = {"out": row} if getattr(getattr(row, "flags", None), "writeable", True) else {}
@@ -71,7 +74,7 @@ def bcast(comm: Any, buf: Any, root: int = 0) -> Call:
 
 
 def gather(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
-    check_root(comm, root)
+    root = checked_root(comm, root)
     if comm.rank != root:
         return Call("gather", (Simple(sendbuf, False).row(), root), {})
     x, out, finish = _gathered(comm, sendbuf, recvbuf)
@@ -100,7 +103,7 @@ def _gathered(comm: Any, sendbuf: Any, recvbuf: Any) -> tuple[Any, Any, Finish |
 
 
 def scatter(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
-    check_root(comm, root)
+    root = checked_root(comm, root)
     if comm.rank != root:
         out, finish = Simple(recvbuf, True).target()
         return Call("scatter", (None, root), {"out": out}, finish)
@@ -123,7 +126,7 @@ def alltoall(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
 
 
 def gatherv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
-    check_root(comm, root)
+    root = checked_root(comm, root)
     if comm.rank != root:
         return Call("gather", (Simple(sendbuf, False).row(), root), {"counts": "auto"})
     received = Vector(recvbuf, True, comm.size)
@@ -145,7 +148,7 @@ def allgatherv(comm: Any, sendbuf: Any, recvbuf: Any) -> Call:
 
 
 def scatterv(comm: Any, sendbuf: Any, recvbuf: Any, root: int = 0) -> Call:
-    check_root(comm, root)
+    root = checked_root(comm, root)
     if comm.rank != root:
         out, finish = Simple(recvbuf, True).target()
         return Call("scatter", (None, root), {"counts": "auto", "out": out}, finish)

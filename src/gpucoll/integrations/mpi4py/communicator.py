@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import traceback
@@ -43,6 +42,7 @@ from gpucoll.integrations.mpi4py.groups import Group
 from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
+from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import job
 from gpucoll.integrations.mpi4py.messages import Messages
 from gpucoll.integrations.mpi4py.object_calls import ObjectCalls
@@ -205,10 +205,11 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     def Split(self, color: int = 0, key: int = 0) -> Any:
         state = self._state
+        color, key = integer(color), integer(key)
         if color < 0 and color != UNDEFINED:
             raise argument_error(f"color must be 0 or more, or UNDEFINED; got {color}")
         try:
-            comm = state.comm.split(None if color == UNDEFINED else operator.index(color), key)
+            comm = state.comm.split(None if color == UNDEFINED else color, key)
             return self._of_state(self._made_of(comm, state.next_context(f"split{color}-")))
         except GpucollError as error:
             raise self._failed(error) from None

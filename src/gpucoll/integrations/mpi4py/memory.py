@@ -17,6 +17,7 @@ from gpucoll.integrations.mpi4py.errors import (
     argument_error,
     refused,
 )
+from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.type_maps import Bytes
 
 _HOST_KINDS = (1, 3, 11)
@@ -178,6 +179,7 @@ class buffer(np.ndarray[Any, np.dtype[np.uint8]]):
 
     @staticmethod
     def allocate(nbytes: int, clear: bool = False) -> buffer:
+        nbytes = integer(nbytes)
         if nbytes < 0:
             raise argument_error(f"expecting a size of 0 bytes or more, got {nbytes}")
         return (np.zeros if clear else np.empty)(nbytes, np.uint8).view(buffer)

@@ -16,6 +16,7 @@ import gpucoll
 from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UPPER_BOUND
 from gpucoll.integrations.mpi4py.errors import Exception, argument_error, refused
+from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import waiting_s
 from gpucoll.integrations.mpi4py.matched import MESSAGE_NO_PROC, Message
 from gpucoll.integrations.mpi4py.requests import After, Finished, Prequest, Request, truncated
@@ -177,7 +178,7 @@ class Messages:
                 return request
         if source == PROC_NULL:
             return Request._started(Finished(), _NULL)  # type: ignore[no-any-return]
-        self._check(source, tag, may_be_any=True)
+        source, tag = self._check(source, tag, may_be_any=True)
         row, finish = received_bytes(buf)
         certifies = not isinstance(row, np.ndarray)
         return self._start_recv(row, source, tag, After(finish, certifies=certifies))
@@ -211,7 +212,7 @@ class Messages:
     def _start_send(self, buf: Any, dest: int, tag: int, synchronous: bool = False) -> Request:
         if dest == PROC_NULL:
             return Request._started(Finished(), _NULL)  # type: ignore[no-any-return]
-        self._check(dest, tag)
+        dest, tag = self._check(dest, tag)
         row = sent_bytes(buf)
         is_on_gpu = not isinstance(row, np.ndarray)
         named = {"synchronous": True} if synchronous and not is_on_gpu else {}
@@ -240,12 +241,15 @@ class Messages:
         kept.append(request._core)
         return Request._started(Finished(), _NULL if dest == PROC_NULL else None)  # type: ignore[no-any-return]
 
-    def _check(self, peer: int, tag: int, may_be_any: bool = False) -> None:
+    def _check(self, peer: Any, tag: Any, may_be_any: bool = False) -> tuple[int, int]:
+        """Return rank and tag as ints; raise where there are none such."""
+        peer, tag = integer(peer), integer(tag)
         size = self._state.comm.world_size
         if not 0 <= peer < size and not (may_be_any and peer == ANY_SOURCE):
             raise argument_error(f"rank must be 0 to {size - 1}; got {peer}", "ERR_RANK")
         if not 0 <= tag <= TAG_UPPER_BOUND and not (may_be_any and tag == ANY_TAG):
             raise argument_error(f"tag must be 0 to {TAG_UPPER_BOUND}; got {tag}", "ERR_TAG")
+        return peer, tag
 
     # --- buffered sends ---------------------------------------------------------------------------
 
@@ -321,7 +325,7 @@ class Messages:
             if status is not None:
                 status.fill_null()
             return True
-        self._check(source, tag, may_be_any=True)
+        source, tag = self._check(source, tag, may_be_any=True)
         try:
             message = _found(self._state.comm, source, tag, waits)
         except GpucollError as error:
@@ -351,7 +355,7 @@ class Messages:
             if status is not None:
                 status.fill_null()
             return Message(MESSAGE_NO_PROC)
-        self._check(source, tag, may_be_any=True)
+        source, tag = self._check(source, tag, may_be_any=True)
         try:
             found = _received(self._state.comm, source, tag, waits)
         except GpucollError as error:

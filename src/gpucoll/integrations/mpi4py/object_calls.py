@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from gpucoll import GpucollError, UsageError
 from gpucoll.integrations.mpi4py import objects
-from gpucoll.integrations.mpi4py.calls import check_root
+from gpucoll.integrations.mpi4py.calls import checked_root
 from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL
 from gpucoll.integrations.mpi4py.errors import Exception, argument_error
 from gpucoll.integrations.mpi4py.objects import dumped, loaded
@@ -96,7 +96,7 @@ class ObjectCalls:
         """Start to receive an object; `buf` is not needed."""
         if source == PROC_NULL:
             return cast(Request, Request._started(Finished(), _NULL))
-        self._check(source, tag, may_be_any=True)
+        source, tag = self._check(source, tag, may_be_any=True)
         return cast(Request, self._start_recv(None, source, tag, _LOADS))
 
     def sendrecv(
@@ -126,17 +126,17 @@ class ObjectCalls:
 
     def bcast(self, obj: Any, root: int = 0) -> Any:
         """Return the root's object."""
-        check_root(self, root)
+        root = checked_root(self, root)
         return self._of_objects(objects.bcast, obj, root)
 
     def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
         """Return all objects on the root, None elsewhere."""
-        check_root(self, root)
+        root = checked_root(self, root)
         return cast("list[Any] | None", self._of_objects(objects.gather, sendobj, root))
 
     def scatter(self, sendobj: Sequence[Any] | None, root: int = 0) -> Any:
         """Return this rank's of the root's objects."""
-        check_root(self, root)
+        root = checked_root(self, root)
         return self._of_objects(objects.scatter, sendobj, root)
 
     def allgather(self, sendobj: Any) -> list[Any]:

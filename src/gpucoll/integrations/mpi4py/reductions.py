@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpucoll.integrations.mpi4py import operations
-from gpucoll.integrations.mpi4py.calls import Call, block_counts, check_root, in_place, together
+from gpucoll.integrations.mpi4py.calls import Call, block_counts, checked_root, in_place, together
 from gpucoll.integrations.mpi4py.errors import argument_error
 from gpucoll.integrations.mpi4py.operations import SUM, Op
 from gpucoll.integrations.mpi4py.specifications import Finish, Simple
@@ -21,7 +21,7 @@ Row = npt.NDArray[Any]
 
 
 def reduce(comm: Any, sendbuf: Any, recvbuf: Any, op: Op = SUM, root: int = 0) -> Call:
-    check_root(comm, root)
+    root = checked_root(comm, root)
     if comm.rank == root:
         x, out, finish, datatype = _both(sendbuf, recvbuf, op)
     else:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gpucoll.integrations.mpi4py.constants import CART, DIST_GRAPH, GRAPH, PROC_NULL, WEIGHTS_EMPTY
 from gpucoll.integrations.mpi4py.errors import argument_error
+from gpucoll.integrations.mpi4py.integers import integer
 
 
 class Topology(Protocol):
@@ -47,6 +48,7 @@ class Cart:
 
     def coords(self, rank: int) -> list[int]:
         """Return where a rank is."""
+        rank = integer(rank)
         if not 0 <= rank < self.size:
             raise argument_error(f"rank must be 0 to {self.size - 1}; got {rank}", "ERR_RANK")
         found: list[int] = []
@@ -68,6 +70,7 @@ class Cart:
 
     def shifted(self, rank: int, direction: int, step: int) -> tuple[int, int]:
         """Return from whom and to whom a shift goes."""
+        direction, step = integer(direction), integer(step)
         if not 0 <= direction < len(self.dims):
             raise argument_error(
                 f"direction must be 0 to {len(self.dims) - 1}; got {direction}", "ERR_DIMS"
@@ -142,7 +145,7 @@ def dimensions(dims: Any) -> list[int]:
 
 def compute_dims(nnodes: int, dims: int | Sequence[int]) -> list[int]:
     """Return a grid of so many ranks, as square as can be; numbers that are not 0 are kept."""
-    found = dimensions(dims)
+    nnodes, found = integer(nnodes), dimensions(dims)
     if min(found, default=0) < 0:
         raise argument_error(f"negative dimension in {found}", "ERR_DIMS")
     fixed = math.prod(n for n in found if n)

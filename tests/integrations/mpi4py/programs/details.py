@@ -86,5 +86,26 @@ for op in (MPI.LAND, MPI.LOR, MPI.LXOR):
     before = [0, 1, 1] if op != MPI.LXOR or rank % 2 else [0, 0, 0]
     assert out.tolist() == ([9] * 3 if rank == 0 else one if rank == 1 else before)
 
+# Ranks, tags and sizes may be any numbers; what is after the point is cut. Counts are whole.
+x, out = np.arange(3.0), np.zeros(3)
+for zero in (0.0, np.float64(0.9), np.int8(0), False):
+    requests = comm.Irecv(out, rank + zero, 1.0), comm.Isend(x, rank + zero, 1 + zero)
+    MPI.Request.Waitall(requests)
+    assert comm.sendrecv("x", rank + zero, zero, None, rank + zero, zero) == "x"
+    comm.Bcast(x, zero)
+    assert comm.bcast(rank, zero) == 0
+    assert comm.gather(rank, zero) == (list(range(size)) if rank == 0 else None)
+    comm.Reduce(x, out, root=zero)
+    assert not comm.Iprobe(zero, 5.0)
+part = comm.Split(0.5, size - float(rank))
+assert part.rank == size - 1 - rank
+part.Free()
+assert MPI.Compute_dims(4.0, 2) == [2, 2]
+assert len(MPI.Alloc_mem(3.0)) == 3
+fails(lambda: comm.Send([x, 1.0], rank), TypeError)
+for wrong in ("0", None, 1j):
+    fails(lambda wrong=wrong: comm.Isend(x, wrong), TypeError)
+    fails(lambda wrong=wrong: comm.bcast(x, wrong), TypeError)
+
 comm.Barrier()
 print("done", flush=True)
