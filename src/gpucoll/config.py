@@ -141,6 +141,10 @@ HOST_DEVICES: Final = "GPUCOLL_HOST_DEVICES"
 HOST_DEVICE_MEMORY: Final = "GPUCOLL_HOST_DEVICE_MEMORY"
 """Bytes of memory that each Host device has in each process (2 GiB)."""
 
+MPI4PY_RC: Final = "MPI4PY_RC_"
+"""What the variables begin with that set mpi4py's options (``MPI4PY_RC_INITIALIZE=no``); the names
+of mpi4py read them, too."""
+
 # --- of vendors' libraries: read, to say what they lead to; two are set where the user has not ---
 CUDA_DEVICE_MAX_CONNECTIONS: Final = "CUDA_DEVICE_MAX_CONNECTIONS"
 """How many work queues the streams of a GPU share; set where the user has not."""

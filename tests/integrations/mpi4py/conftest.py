@@ -24,7 +24,9 @@ def run_program(tmp_path: Path) -> Run:
         *arguments: str,
         environment: dict[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        if isinstance(program, str):
+        if program == "-m":  # the arguments name a module
+            path = Path(program)
+        elif isinstance(program, str):
             path = tmp_path / "program.py"
             path.write_text(program, encoding="utf-8")
         else:

@@ -18,6 +18,8 @@ from gpucoll.integrations.mpi4py.absent import function_of as _function_of
 from gpucoll.integrations.mpi4py.communicator import Comm
 from gpucoll.integrations.mpi4py.constants import *  # noqa: F403
 from gpucoll.integrations.mpi4py.datatypes import Datatype
+from gpucoll.integrations.mpi4py.datatypes import alignment as _typealign
+from gpucoll.integrations.mpi4py.datatypes import code_of as _typecode
 from gpucoll.integrations.mpi4py.environment import *  # noqa: F403
 from gpucoll.integrations.mpi4py.errors import (
     Add_error_class,
@@ -54,9 +56,12 @@ from gpucoll.integrations.mpi4py.matched import MESSAGE_NO_PROC, MESSAGE_NULL, M
 from gpucoll.integrations.mpi4py.memory import Alloc_mem, Free_mem, Get_address, buffer
 from gpucoll.integrations.mpi4py.object_calls import lock_of as _comm_lock
 from gpucoll.integrations.mpi4py.object_calls import lock_table as _comm_lock_table
+from gpucoll.integrations.mpi4py.object_calls import no_private as _commctx_inter
+from gpucoll.integrations.mpi4py.object_calls import private_of as _commctx_intra
 from gpucoll.integrations.mpi4py.operations import OPERATIONS as _OPERATIONS
 from gpucoll.integrations.mpi4py.operations import Op
 from gpucoll.integrations.mpi4py.options import rc as _rc
+from gpucoll.integrations.mpi4py.options import settle as _settle
 from gpucoll.integrations.mpi4py.packing import Aint_add, Aint_diff
 from gpucoll.integrations.mpi4py.pickles import Pickle, pickle
 from gpucoll.integrations.mpi4py.requests import REQUEST_NULL, Prequest, Request
@@ -65,6 +70,13 @@ from gpucoll.integrations.mpi4py.topologies import Cartcomm, Distgraphcomm, Grap
 from gpucoll.integrations.mpi4py.windows import WIN_NULL, Win
 
 memory = buffer
+
+
+def _set_abort_status(status: int) -> None:
+    """Let the end of this process end the job (`mpi4py.run` asks for it)."""
+    _job.abort_status = status
+
+
 _typedict = _datatypes.TYPE_CODES
 globals().update(_datatypes.PREDEFINED)
 globals().update(_OPERATIONS)
@@ -85,5 +97,6 @@ def __getattr__(name: str) -> Any:
     return found
 
 
+_settle()
 if _rc.initialize and not _job.is_initialized:
     _job.begin()

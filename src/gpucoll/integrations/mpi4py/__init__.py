@@ -7,25 +7,50 @@ Importing `MPI` joins the job, as mpi4py's import does, unless ``rc.initialize``
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from gpucoll.integrations.mpi4py.options import Rc, rc
 
-__all__ = ["MPI", "Rc", "get_config", "rc"]
+__all__ = ["MPI", "Rc", "get_config", "get_include", "profile", "rc"]
 __version__ = "4.1.0"
+sys.modules[f"{__name__}.rc"] = rc  # type: ignore[assignment]  # where mpi4py has it, too
 
 
 def __getattr__(name: str) -> Any:
+    is_mpi4py = sys.modules.get("mpi4py") is sys.modules[__name__]
     if name == "MPI":
         import importlib
 
-        return importlib.import_module(f"{__name__}.MPI")
+        return importlib.import_module("mpi4py.MPI" if is_mpi4py else f"{__name__}.MPI")
+    if is_mpi4py:
+        from gpucoll.integrations.mpi4py.alias import part_of
+
+        if (found := part_of(name)) is not None:
+            return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def get_config() -> dict[str, str]:
     """Return nothing: there is no MPI that this was built with."""
     return {}
+
+
+def get_include() -> str:
+    """Return the folder of the headers of an installed mpi4py.
+
+    Raises
+    ------
+    NotImplementedError
+        mpi4py is not installed: these names have no C interface of their own.
+    """
+    from gpucoll.integrations.mpi4py.errors import refused
+    from gpucoll.integrations.mpi4py.installed import folder
+
+    where = folder()
+    if where is None:
+        refused("get_include", "pip install mpi4py, whose headers it names then")
+    return str(where / "include")
 
 
 def profile(*_: Any, **__: Any) -> None:

@@ -8,6 +8,10 @@ from gpucoll.integrations.mpi4py.errors import refused
 from gpucoll.integrations.mpi4py.handles import Handle
 
 _FILES = "let each rank write a file of its own, or gather; h5py works without its MPI driver"
+_HANDLES = (
+    "a program that passes C handles to an MPI's functions (numba-mpi does) needs that MPI: run it "
+    "on mpi4py, and give gpucoll its communicator by Communicator.from_mpi"
+)
 _PORTS = "start all processes together"
 
 FUNCTIONS = {
@@ -20,9 +24,9 @@ FUNCTIONS = {
     "Iflush_buffer": "use Comm.Iflush_buffer",
     "Get_abi_info": "there is no ABI without an MPI library",
     "Get_abi_fortran_info": "there is no ABI without an MPI library",
-    "_addressof": "there are no C handles without an MPI library",
-    "_handleof": "there are no C handles without an MPI library",
-    "_sizeof": "there are no C handles without an MPI library",
+    "_addressof": _HANDLES,
+    "_handleof": _HANDLES,
+    "_sizeof": _HANDLES,
 }
 
 

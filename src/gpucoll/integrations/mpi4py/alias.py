@@ -10,13 +10,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+from gpucoll.integrations.mpi4py import installed
+
 _HERE = __name__.rpartition(".")[0]
-_ABSENT = {
-    "mpi4py.futures": "use concurrent.futures, or schwimmbad's MPIPool",
-    "mpi4py.util": "its modules stand on mpi4py's compiled ones",
-    "mpi4py.run": "use python -m gpucoll.integrations.mpi4py",
-    "mpi4py.bench": "use gpucoll-bench",
-}
+_OWN = ("mpi4py", "mpi4py.MPI", "mpi4py.typing")
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -26,27 +23,31 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Return where a module of mpi4py comes from; None for all others."""
-        if name == "mpi4py" or name.startswith("mpi4py."):
+        if name in _OWN:
             return importlib.machinery.ModuleSpec(name, self, is_package=name == "mpi4py")
-        return None
+        if not name.startswith("mpi4py."):
+            return None
+        found = installed.spec_of(name)
+        if found is None:  # nobody else is asked: a compiled module would bring an MPI
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        return found
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> Any:
         """Return the module of this package that it is."""
-        if spec.name in ("mpi4py", "mpi4py.MPI"):
-            return importlib.import_module(_HERE + spec.name.removeprefix("mpi4py"))
-        if spec.name == "mpi4py.rc":
-            return importlib.import_module(f"{_HERE}.options").rc
-        for name, instead in _ABSENT.items():
-            if spec.name == name or spec.name.startswith(f"{name}."):
-                raise ModuleNotFoundError(
-                    f"{spec.name} is not there in gpucoll.integrations.mpi4py; {instead} "
-                    "(docs/mpi4py_programs.md)",
-                    name=spec.name,
-                )
-        raise ModuleNotFoundError(f"No module named {spec.name!r}", name=spec.name)
+        made = importlib.import_module(_HERE + spec.name.removeprefix("mpi4py"))
+        if spec.name == "mpi4py":
+            sys.modules["mpi4py.rc"] = made.rc
+        return made  # MPI is imported as mpi4py.MPI, too: programs look for it in sys.modules
 
     def exec_module(self, module: ModuleType) -> None:
         """Do nothing: it was executed under its own name."""
+
+
+def part_of(name: str) -> Any:
+    """Return a module of mpi4py's own, for ``from mpi4py import futures``; None: there is none."""
+    if name.startswith("_") or name not in installed.MODULES:
+        return None
+    return importlib.import_module(f"mpi4py.{name}")
 
 
 def install() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import traceback
 from typing import Any, NoReturn, cast
 
@@ -321,18 +319,7 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
 
     def Abort(self, errorcode: int = 0) -> NoReturn:
         """End this process at once, and the job: the others' calls raise, a launcher ends them."""
-        sys.stdout.flush()
-        print(
-            f"MPI.Abort({errorcode}) on rank {job.world.rank} of {job.world.size}", file=sys.stderr
-        )
-        sys.stderr.flush()
-        for state in (self._core, job.world):
-            if state is not None and job.is_initialized and not job.is_finalized:
-                try:
-                    state.comm.abort()
-                except GpucollError:
-                    pass
-        os._exit(errorcode & 255)
+        job.abort(integer(errorcode), self._core)
 
     def __reduce__(self) -> Any:
         if self._core is None:

@@ -98,7 +98,9 @@ class Datatype(Handle, HasAttributes):
         edges = np.concatenate([starts, ends])
         low = int(edges.min()) + old.lb if len(edges) else 0
         high = int(edges.max()) + old.lb + old.extent if len(edges) else 0
-        made = merged_map(old.moved(displacements, lengths), [old.element], low, high - low)
+        made = merged_map(
+            old.moved(displacements, lengths), [old.element], low, high - low, old.alignment
+        )
         return type(self)._of(Core(made, combiner, (*contents, [self]), parameters, self))
 
     def Dup(self) -> Any:
@@ -192,10 +194,10 @@ class Datatype(Handle, HasAttributes):
         high = max(
             (start + old.lb + length * old.extent for length, start, old in parts), default=0
         )
-        align = max((_alignment(old) for _, _, old in parts), default=1)
+        align = max((old.alignment for _, _, old in parts), default=1)
         extent = -(-(high - low) // align) * align
         together = np.concatenate(runs) if runs else np.empty((0, 2), np.int64)
-        made = merged_map(together, [old.element for _, _, old in parts], low, extent)
+        made = merged_map(together, [old.element for _, _, old in parts], low, extent, align)
         lists = {"blocklengths": list(blocklengths), "displacements": list(displacements)}
         contents = ([len(blocklengths), *blocklengths], list(displacements), list(datatypes))
         parameters = {**lists, "datatypes": list(datatypes)}
@@ -219,7 +221,7 @@ class Datatype(Handle, HasAttributes):
         part_of = grid[tuple(slice(s, s + n) for s, n in zip(starts, subsizes, strict=True))]
         places = part_of.reshape(-1, order="C" if order == ORDER_C else "F")
         runs = old.moved(places * old.extent, 1)
-        made = merged_map(runs, [old.element], 0, math.prod(sizes) * old.extent)
+        made = merged_map(runs, [old.element], 0, math.prod(sizes) * old.extent, old.alignment)
         contents: tuple[list[int], list[int], list[Any]]
         contents = ([len(sizes), *sizes, *subsizes, *starts, order], [], [self])
         lists = {"sizes": list(sizes), "subsizes": list(subsizes), "starts": list(starts)}
@@ -227,7 +229,7 @@ class Datatype(Handle, HasAttributes):
 
     def Create_resized(self, lb: int, extent: int) -> Any:
         old = self._map()
-        made = TypeMap(old.runs, old.element, lb, extent)
+        made = TypeMap(old.runs, old.element, lb, extent, old.alignment)
         limits = {"lb": lb, "extent": extent}
         return type(self)._of(Core(made, "RESIZED", ([], [lb, extent], [self]), limits, self))
 
@@ -364,12 +366,6 @@ def _rebuilt(base: Any, combiner: str, parameters: dict[str, Any]) -> Any:
     return getattr(maker, f"Create_{combiner.lower()}")(**parameters)
 
 
-def _alignment(type_map: TypeMap) -> int:
-    if type_map.element is not None:
-        return int(type_map.element.alignment)
-    return next(step for step in (8, 4, 2, 1) if type_map.extent % step == 0)
-
-
 def _counted(count: int) -> int:
     if count < 0:
         raise argument_error(f"negative count {count}", "ERR_COUNT")
@@ -468,17 +464,22 @@ _CODES = {
 }
 
 
+_CHARS = {"AINT": "p", "OFFSET": "p", "COUNT": "p", "CHAR": "c", "CHARACTER": "c"}
+"""What mpi4py writes where NumPy's character is another one."""
+_NAMED_BY_SIZE = {
+    *("C_BOOL", "INT8_T", "INT16_T", "INT32_T", "INT64_T", "UINT8_T", "UINT16_T", "UINT32_T"),
+    *("UINT64_T", "LOGICAL1", "LOGICAL2", "LOGICAL4", "LOGICAL8", "INTEGER1", "INTEGER2"),
+    *("INTEGER4", "INTEGER8", "REAL2", "REAL4", "REAL8", "REAL16", "COMPLEX8", "COMPLEX16"),
+    "COMPLEX32",
+}
+"""Whose code tells bytes ("i4"); the others' is a character ("i")."""
+
+
 def _predefined(name: str, dtype: np.dtype[Any]) -> Datatype:
     core = Core(basic_map(dtype), "NAMED")
     core.name = f"MPI_{name}"
-    core.char = "" if name == "PACKED" else dtype.char
-    core.code = (
-        ""
-        if name == "PACKED"
-        else _BASIC[name]
-        if _BASIC[name] in _CODES and name != "PACKED"
-        else ""
-    )
+    core.char = _CHARS.get(name, dtype.char)
+    core.code = dtype.str[1:] if name in _NAMED_BY_SIZE else core.char
     return Datatype._of(core)
 
 
@@ -486,7 +487,7 @@ def _pair(name: str, char: str) -> Datatype:
     value = np.dtype(char)
     dtype = np.dtype([("value", char), ("index", "i")], align=True)
     runs = np.array([[0, value.itemsize], [dtype.fields["index"][1], 4]])  # type: ignore[index]
-    core = Core(merged_map(runs, [None], 0, dtype.itemsize), "NAMED")
+    core = Core(merged_map(runs, [None], 0, dtype.itemsize, dtype.alignment), "NAMED")
     core.name, core.attributes = f"MPI_{name}", {}
     core.parameters = {"pair": dtype}
     return Datatype._of(core)
@@ -519,6 +520,18 @@ def datatype_of_code(code: str) -> Datatype:
     if found is None:
         raise DatatypeError(ERROR_CLASSES["ERR_TYPE"], f"cannot map {code!r} to MPI datatype")
     return found
+
+
+def code_of(datatype: Datatype) -> str | None:
+    """Return the type code of a datatype; None where it has none."""
+    return (datatype._core.code or None) if datatype else None
+
+
+def alignment(datatype: Datatype) -> int | None:
+    """Return to how many bytes a predefined datatype is aligned; None for others."""
+    if not datatype or not (datatype._core.char or datatype.is_predefined):
+        return None
+    return datatype._map().alignment
 
 
 def as_datatype(given: Any) -> Datatype:

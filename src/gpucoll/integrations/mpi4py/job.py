@@ -7,7 +7,7 @@ import contextlib
 import os
 import sys
 import threading
-from typing import Any
+from typing import Any, NoReturn
 
 import gpucoll
 from gpucoll import GpucollError, config
@@ -31,6 +31,8 @@ class Job:
         self.self = State(self._alone, (0,), 0, "self")
         self.world.name, self.self.name = "MPI_COMM_WORLD", "MPI_COMM_SELF"
         self.world.is_predefined = self.self.is_predefined = True
+        self.abort_status = 0
+        """With which code the end of this process ends the job; 0: the others go on."""
         self.attached: Any = None
         """The buffer for buffered sends that the program has given."""
         self.service: Any = None
@@ -74,12 +76,25 @@ class Job:
                 service.close()
         close_all()
 
+    def abort(self, code: int, state: State | None = None) -> NoReturn:
+        """End this process at once, and the job: the others' calls raise, a launcher ends them."""
+        sys.stdout.flush()
+        print(f"MPI.Abort({code}) on rank {self.world.rank} of {self.world.size}", file=sys.stderr)
+        sys.stderr.flush()
+        for broken in (state, self.world):
+            if broken is not None and self.is_initialized and not self.is_finalized:
+                with contextlib.suppress(GpucollError):
+                    broken.comm.abort()
+        os._exit(code & 255)
+
     def _end_at_exit(self) -> None:
         """End as MPI does; without waiting where an exception takes this process out."""
         if self.is_finalized or os.getpid() != _process:
             return
         if getattr(sys, "last_value", None) is not None:
             return  # gpucoll tells the others
+        if self.abort_status:
+            self.abort(self.abort_status)
         self.end()
 
     def _alone(self) -> Any:

@@ -1,8 +1,11 @@
-"""What a program may set before it imports MPI: `rc`."""
+"""What a program, or its user, may set before it imports MPI: `rc`, ``MPI4PY_RC_...``."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
+
+from gpucoll import config
 
 
 class Rc:
@@ -39,13 +42,59 @@ class Rc:
 
     def __call__(self, **options: Any) -> None:
         for name in options:
-            if not hasattr(type(self), name):
-                raise TypeError(f"'mpi4py.rc' has no option {name!r}")
+            self._check(name)
         for name, value in options.items():
             setattr(self, name, value)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check(name)
+        super().__setattr__(name, value)
+
+    def _check(self, name: str) -> None:
+        if not hasattr(type(self), name):
+            raise TypeError(f"'mpi4py.rc' has no option {name!r}")
+
     def __repr__(self) -> str:
         return "<mpi4py.rc>"
+
+
+_TRUE, _FALSE = ("true", "yes", "on", "y", "1"), ("false", "no", "off", "n", "0")
+_SWITCH = (True, False, "yes", "no")
+_VALUES: dict[str, tuple[Any, ...] | None] = {
+    "initialize": _SWITCH,
+    "threads": _SWITCH,
+    "thread_level": ("single", "funneled", "serialized", "multiple"),
+    "finalize": (*_SWITCH, None),
+    "fast_reduce": _SWITCH,
+    "recv_mprobe": _SWITCH,
+    "irecv_bufsz": None,
+    "errors": ("exception", "default", "abort", "fatal"),
+}
+"""What mpi4py's own options may be; None: a number of bytes."""
+
+
+def settle() -> None:
+    """Let the environment set mpi4py's options, over what the program says, as mpi4py does.
+
+    A value that an option cannot have is a RuntimeWarning, and the option keeps its default.
+    """
+    for name, values in _VALUES.items():
+        text = config.variable(f"{config.MPI4PY_RC}{name.upper()}")
+        if text:
+            setattr(rc, name, _read(text, is_number=values is None))
+        value = getattr(rc, name)
+        if (value not in values) if values else (type(value) is not int or value < 0):
+            warnings.warn(f"mpi4py.rc.{name}: unexpected value {value!r}", RuntimeWarning, 2)
+            setattr(rc, name, getattr(Rc, name))
+        elif value in ("yes", "no"):
+            setattr(rc, name, value == "yes")
+
+
+def _read(text: str, is_number: bool) -> Any:
+    if is_number and text.strip().isdecimal():
+        return int(text)
+    word = text.lower()
+    return word in _TRUE if word in (*_TRUE, *_FALSE) else word
 
 
 rc = Rc()

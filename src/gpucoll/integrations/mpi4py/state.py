@@ -49,6 +49,9 @@ class State:
         self.locks: dict[Any, Any] = {}
         self.buffered: list[Any] = []
         self.attached: Any = None
+        self.private: Any = None
+        """A duplicate for messages that nobody else's receive may take."""
+        self.n_private = 0
         self.is_predefined = False
         _open.add(self)
 
@@ -80,6 +83,9 @@ class State:
 
     def close(self) -> None:
         """Let go of it; messages that nobody has received are a warning."""
+        if self.private is not None:
+            self.private._state.close()
+            self.private = None
         comm, self._comm = self._comm, None
         self._make = _closed
         _open.discard(self)

@@ -25,12 +25,15 @@ class TypeMap:
         What all of them are made of; None where they are of several kinds.
     lb, extent : int
         Where it begins, and how far the next one is, in bytes.
+    alignment : int
+        In bytes: the largest of all that it is made of.
     """
 
     runs: Offsets
     element: np.dtype[Any] | None
     lb: int
     extent: int
+    alignment: int = 1
     size: int = field(init=False)
     true_lb: int = field(init=False)
     true_extent: int = field(init=False)
@@ -118,11 +121,15 @@ class TypeMap:
 
 def basic_map(dtype: np.dtype[Any]) -> TypeMap:
     """Return the map of one number."""
-    return TypeMap(np.array([[0, dtype.itemsize]]), dtype, 0, dtype.itemsize)
+    return TypeMap(np.array([[0, dtype.itemsize]]), dtype, 0, dtype.itemsize, dtype.alignment)
 
 
 def merged_map(
-    runs: Offsets, elements: list[np.dtype[Any] | None], lb: int, extent: int
+    runs: Offsets,
+    elements: list[np.dtype[Any] | None],
+    lb: int,
+    extent: int,
+    alignment: int,
 ) -> TypeMap:
     """Return a map whose neighbouring runs are joined."""
     runs = runs[runs[:, 1] > 0]
@@ -131,7 +138,7 @@ def merged_map(
         totals = np.add.reduceat(runs[:, 1], np.flatnonzero(begins))
         runs = np.stack([runs[begins, 0], totals], axis=1)
     same = elements[0] if elements and all(item == elements[0] for item in elements) else None
-    return TypeMap(runs, same, lb, extent)
+    return TypeMap(runs, same, lb, extent, alignment)
 
 
 def _spread(runs: Offsets) -> Offsets:

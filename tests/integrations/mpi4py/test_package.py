@@ -1,0 +1,118 @@
+"""mpi4py's package beside MPI: options, typing, and its modules of plain Python."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+import pytest
+
+from gpucoll.integrations.mpi4py import installed
+
+
+def _packages():
+    path = Path(__file__).with_name("packages.py")
+    spec = importlib.util.spec_from_file_location("packages", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def with_mpi4py(tmp_path_factory) -> dict[str, str]:
+    """Return an environment in which mpi4py is installed; no MPI is."""
+    folder = _packages().fetched(tmp_path_factory.mktemp("installed"), "mpi4py==4.1.2")
+    return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
+
+
+def test_options_come_from_the_environment(run_program):
+    text = """
+import sys
+import mpi4py
+assert sys.modules["mpi4py.rc"] is mpi4py.rc
+import mpi4py.rc
+mpi4py.rc.initialize = True
+mpi4py.rc(threads=True)
+for attempt in (lambda: setattr(mpi4py.rc, "no_such", 1), lambda: mpi4py.rc(no_such=1)):
+    try: attempt()
+    except TypeError: pass
+    else: raise AssertionError
+import warnings
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    from mpi4py import MPI
+assert [str(item.message) for item in said] == ["mpi4py.rc.errors: unexpected value 'loud'"], said
+assert not MPI.Is_initialized()
+rc = mpi4py.rc
+assert (rc.initialize, rc.threads, rc.irecv_bufsz, rc.errors) == (False, False, 8, "exception")
+"""
+    named = {"INITIALIZE": "No", "THREADS": "0", "IRECV_BUFSZ": "8", "ERRORS": "loud"}
+    variables = {f"MPI4PY_RC_{name}": value for name, value in named.items()}
+    done = run_program(text, 1, environment=variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_typing_and_type_codes(run_program):
+    text = """
+from mpi4py import MPI
+from mpi4py.typing import BufSpec, BufSpecV, Buffer, InPlace, TargetSpec, TypeSpec
+def function(x: Buffer, y: BufSpec, z: InPlace) -> TypeSpec: ...
+codes = {"INT": "i", "BYTE": "B", "CHAR": "c", "C_BOOL": "b1", "INT32_T": "i4", "AINT": "p"}
+for name, code in codes.items():
+    datatype = getattr(MPI, name)
+    assert MPI._typecode(datatype) == datatype.tocode() == code
+assert MPI._typecode(MPI.DOUBLE_INT) is None and MPI._typealign(MPI.DOUBLE_INT) == 8
+both = MPI.Datatype.Create_struct([1, 1], [0, 32], [MPI.LONG_DOUBLE_INT, MPI.INT])
+assert both.extent == 48
+"""
+    done = run_program(text, 1)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_modules_of_an_installed_mpi4py(run_program, with_mpi4py):
+    text = """
+import os, sys
+import numpy as np
+import mpi4py
+from mpi4py import MPI, bench, run
+from mpi4py import futures
+from mpi4py.util import dtlib, pkl5, pool, sync
+import gpucoll.integrations.mpi4py as front
+assert sys.modules["mpi4py.MPI"] is MPI
+assert mpi4py is front and pkl5.MPI is front.MPI and futures._core.MPI is front.MPI
+assert os.path.isdir(mpi4py.get_include())
+pair = np.dtype([("value", "f8"), ("index", "i4")], align=True)
+assert dtlib.to_numpy_dtype(dtlib.from_numpy_dtype(pair)).itemsize == pair.itemsize
+comm = pkl5.Intracomm(MPI.COMM_WORLD)
+rank, size = comm.rank, comm.size
+large = np.full(1 << 18, rank)
+assert [part[-1] for part in comm.allgather(large)] == list(range(size))
+assert comm.bcast(large if rank == 0 else None, 0)[5] == 0
+request = comm.isend(large, (rank + 1) % size)
+assert comm.recv()[0] == (rank - 1) % size
+request.wait()
+with futures.MPICommExecutor(MPI.COMM_SELF) as executor:
+    assert list(executor.map(abs, [-1, -2])) == [1, 2]
+"""
+    done = run_program(text, 2, environment=with_mpi4py)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_commands_of_an_installed_mpi4py(run_program, with_mpi4py):
+    done = run_program("-m", 2, "mpi4py.bench", "helloworld", environment=with_mpi4py)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("Hello, World!") == 2
+    code = "import sys; from mpi4py import MPI; sys.exit(3 * MPI.COMM_WORLD.rank)"
+    done = run_program("-m", 2, "mpi4py.run", "-c", code, environment=with_mpi4py)
+    assert done.returncode != 0
+    assert "MPI.Abort(3) on rank 1 of 2" in done.stderr
+
+
+def test_without_an_installed_mpi4py(monkeypatch):
+    monkeypatch.setattr(installed, "folder", lambda: None)
+    with pytest.raises(ModuleNotFoundError, match=r"mpi4py.util.pkl5 .* pip install mpi4py"):
+        installed.spec_of("mpi4py.util.pkl5")
+    assert installed.spec_of("mpi4py.no_such_module") is None
