@@ -75,6 +75,24 @@ assert got == [True] * 60, got
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_messages_to_ranks_that_have_ended(run_program):
+    """They are no error of MPI's; a communicator that is freed before tells of them."""
+    text = """
+from mpi4py import MPI
+comm = MPI.COMM_WORLD
+freed = comm.Dup()
+if comm.rank == 0:
+    comm.send("stop", 1)
+    freed.send("nobody asks for this", 1)
+freed.Barrier()
+freed.Free()
+"""
+    done = run_program(text, 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 to rank 1" in done.stderr or "from rank 0" in done.stderr
+    assert "MPI_COMM_WORLD" not in done.stderr, done.stderr
+
+
 def test_arrays_by_dlpack(run_program):
     text = """
 import numpy as np

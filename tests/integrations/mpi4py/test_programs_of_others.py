@@ -46,6 +46,7 @@ with MPIPool() as pool:
     done = run_program(text, 3, environment=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.split() == ["squared"]
+    assert done.stderr == ""
 
 
 def test_mpipools_executor(run_program, with_packages):

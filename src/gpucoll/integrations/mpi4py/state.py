@@ -81,8 +81,12 @@ class State:
                 return  # another thread waits for the last one
             work.wait()
 
-    def close(self) -> None:
-        """Let go of it; messages that nobody has received are a warning."""
+    def close(self, at_end: bool = False) -> None:
+        """Let go of it; messages that nobody has received are a warning.
+
+        At the end of the program they are none: a message to a rank that has ended is no error of
+        MPI's, and pools tell their workers to stop more than once.
+        """
         if self.private is not None:
             self.private._state.close()
             self.private = None
@@ -92,9 +96,15 @@ class State:
         if comm is None or comm.is_closed:
             return
         try:
+            if at_end:
+                comm.check()
             comm.close()
         except gpucoll.MismatchError as error:
-            warnings.warn(f"{self.name or 'a communicator'} was freed: {error}", stacklevel=3)
+            if not (at_end and comm.is_closed):
+                warnings.warn(f"{self.name or 'a communicator'} was freed: {error}", stacklevel=3)
+        finally:
+            with contextlib.suppress(GpucollError):
+                comm.close()
 
 
 def open_states() -> list[State]:
@@ -106,7 +116,7 @@ def close_all() -> None:
     """Let go of all communicators that were not freed."""
     for state in open_states():
         with contextlib.suppress(GpucollError):
-            state.close()
+            state.close(at_end=True)
 
 
 def _closed() -> Any:
