@@ -117,13 +117,14 @@ def _of_dlpack(given: Any, writable: bool) -> Memory:
     array = np.from_dlpack(_Given(given, capsule))
     if not array.size:
         return _of_array(array.copy(), writable)
-    if not array.flags.c_contiguous:
+    if not array.flags.forc:
         raise _layout_error("memory is not contiguous")
     # NumPy before 2.1 takes all of DLPack's memory for read-only.
-    # The array ends before the capsule.
+    # A tuple lets go of its last item first: the array, whose end calls the producer's deleter.
+    # The producer itself comes last, since some keep in it what their deleter reads.
     kind = ctypes.c_uint8 * array.nbytes
     row = np.ctypeslib.as_array(kind.from_address(array.ctypes.data)).view(_Keeping)
-    row.owner = (capsule, array)
+    row.owner = (given, capsule, array)
     dtype = array.dtype
     return Memory(row, lambda: datatype_of_dtype(dtype))
 

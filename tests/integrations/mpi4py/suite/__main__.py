@@ -38,8 +38,6 @@ def main(folder: str, files: list[str]) -> int:
     install()
     table = left_out()
     sys.path.insert(0, folder)
-    # NumPy reads DLPack here, and knows no long doubles, which those doubles carry.
-    sys.modules["dlpackimpl"] = None  # type: ignore[assignment]
     sys.modules["cupy"] = None  # type: ignore[assignment]  # they ask it for memory, with a GPU or not
     arrayimpl = importlib.import_module("arrayimpl")
 

@@ -23,6 +23,7 @@ FILES = (
 
 LEFT_OUT: dict[str, str] = {
     "CAIBuf": "host memory that says it lies on a GPU",
+    "DLPackGPUBuf": "host memory that says it lies on a GPU",
     "testCancel": "what is not done cannot be cancelled",
     "testProbeCancel": "what is not done cannot be cancelled",
     "Bottom": "BOTTOM is refused",
@@ -41,6 +42,7 @@ LEFT_OUT: dict[str, str] = {
     "Numba": "arrays on a GPU",
     "CuPy": "arrays on a GPU",
     "TestMessageVectorW.testMessageBad": "BOTTOM is refused",
+    "TestMessageDLPackCPUBuf": "capsules that are wrong on purpose: here NumPy reads them",
     "TestMessageRMA": "one-sided communication is not there",
     "testMessageBottom": "BOTTOM is refused",
     "Grequest": "generalised requests are not there",
