@@ -214,6 +214,9 @@ class Transfers(Protocol):
     def settle(self) -> None:
         """Write what became of them into the requests, once they are over."""
 
+    def withdraw(self) -> bool:
+        """Take the one request back; False where it is over, or another rank may see it."""
+
 
 class PreparedCall(Protocol):
     """A collective with its host buffers, ready to run as often as wanted."""

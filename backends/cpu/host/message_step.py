@@ -24,7 +24,7 @@ from gpucoll.backends.cpu.host.mailboxes import (
     ring_bell,
 )
 from gpucoll.backends.cpu.host.receiving import fetch_step, post_receive, receive_all, want
-from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, send_step
+from gpucoll.backends.cpu.host.sending import MOVED, OVER, STAYED, is_posted, note_room, send_step
 from gpucoll.backends.cpu.host.transfers import (
     ACKNOWLEDGEMENT,
     CONTEXT,
@@ -263,6 +263,7 @@ def drop(table, row):
             return False
         words = mailbox_words(table, get(row, PEER))
         put(words, OUT_WAITING, get(words, OUT_WAITING) - 1)
+        note_room(table, row)
         return True
     if not _drop_from(table, FIRST_POSTED, LAST_POSTED, row):
         return False
@@ -272,7 +273,7 @@ def drop(table, row):
 
 @compiled(_i64(_i64, _i64))
 def message_drop(table, row):
-    """Take a probe back that does not wait; return 1, or 0 where it is over, or the table is."""
+    """Take a row back; return 1, or 0: another rank may see it, it is over, or the table is."""
     lock(table)
     is_dropped = not _is_dead(table) and state_of(row) < DONE and drop(table, row)
     if is_dropped:

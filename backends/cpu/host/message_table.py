@@ -404,7 +404,14 @@ class MessageTable:
 
     def _take_back(self, rows: Rows) -> bool:
         """Take a probe back, unless it is over; return False where the table is over instead."""
-        return bool(_drop(self._address, rows.address)) or rows.are_over(1)
+        return self.withdraw(rows) or rows.are_over(1)
+
+    def withdraw(self, rows: Rows) -> bool:
+        """Take back a receive that no message has come for, or a send of which nothing is posted.
+
+        Returns False where it is neither: it is over, or another rank may see it; or the table is.
+        """
+        return bool(_drop(self._address, rows.address))
 
     def let_go(self, request: MessageRequest) -> None:
         """Give a held message up that nobody will receive: it stands for whoever asks again."""

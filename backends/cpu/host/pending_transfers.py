@@ -17,6 +17,9 @@ class _Table(Protocol):
     def wait(self, rows: Rows, count: int, timeout_s: float | None) -> bool:
         """Wait for rows that were begun; return whether they are over."""
 
+    def withdraw(self, rows: Rows) -> bool:
+        """Take one row back; return whether it was."""
+
 
 class PendingTransfers:
     """Requests that were begun together: `gpucoll.backends.protocol.Transfers`."""
@@ -50,3 +53,11 @@ class PendingTransfers:
             self._rows.settle(place, request, error)
         self._kept = None
         self._table.under_way.discard(self)
+
+    def withdraw(self) -> bool:
+        """Take the one request back; False where it is over, or another rank may see it."""
+        if len(self.requests) != 1 or not self._table.withdraw(self._rows):
+            return False
+        self._kept = None
+        self._table.under_way.discard(self)
+        return True

@@ -199,7 +199,7 @@ def _note_need(table, row):
 
 
 @inline
-def _note_room(table, row):
+def note_room(table, row):
     """Note that a send needs no memory any more: its row may be gone soon."""
     if get(table, NEEDS_ROOM) == row:
         put(table, NEEDS_ROOM, 0)
@@ -225,7 +225,7 @@ def _begin_send(table, words, row):
     if record == 0:
         _note_need(table, row)
         return False
-    _note_room(table, row)
+    note_room(table, row)
     put(row, ACKNOWLEDGEMENT, _take_word(table) if needs_word else 0)
     _write_envelope(record, row, extra)
     if posted_bytes:

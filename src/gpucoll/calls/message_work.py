@@ -139,6 +139,24 @@ class MessageWork(Work[_R]):
         if self._is_done:
             self.call_back()
 
+    def withdraw(self) -> bool:
+        """Take the message back: a receive that nothing has come for, a send that nobody may see.
+
+        Returns
+        -------
+        bool
+            Whether it was: then this is done, and its result means nothing. Otherwise it goes on,
+            or is done already.
+        """
+        self._check_process()
+        with self._owner.lock:
+            transfers = None if self._is_done else self._transfers
+            if transfers is None or not transfers.withdraw():
+                return False
+            self.settle(None, None)
+        self.call_back()
+        return True
+
     def call_back(self) -> None:
         """Call what was to be called at the end, once."""
         with self._owner.lock:

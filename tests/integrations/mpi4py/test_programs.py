@@ -75,6 +75,37 @@ assert got == [True] * 60, got
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_cancelled_sends(run_program):
+    """Each send is either taken back or received; the words that large ones need run out."""
+    text = """
+import numpy as np
+from mpi4py import MPI
+comm, told, status = MPI.COMM_WORLD, MPI.COMM_WORLD.Dup(), MPI.Status()
+COUNT, SIZE = 700, 2500
+if comm.rank == 0:
+    requests = [comm.Isend(np.full(SIZE, 1.0 * n), 1, n) for n in range(COUNT)]
+    sent = []
+    for n, request in enumerate(requests):
+        if n % 2:
+            request.Cancel()
+        if not (request.Get_status(status) and status.Is_cancelled()):
+            sent.append(n)
+    assert COUNT // 2 < len(sent) < COUNT, len(sent)
+    told.send(sent, 1)
+    MPI.Request.Waitall(requests)
+else:
+    sent, out = told.recv(source=0), np.empty(SIZE)
+    for n in sent:
+        comm.Recv(out, 0, MPI.ANY_TAG, status)
+        assert status.tag == n and out.tolist() == [n] * SIZE
+    assert not comm.Iprobe()
+comm.Barrier()
+"""
+    done = run_program(text, 2)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+
+
 def test_messages_to_ranks_that_have_ended(run_program):
     """They are no error of MPI's; a communicator that is freed before tells of them."""
     text = """

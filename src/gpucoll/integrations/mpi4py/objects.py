@@ -123,9 +123,9 @@ def reduce_all(values: list[Any], function: Any) -> Any:
 
 
 def _dumped_for_each(comm: Any, values: Any) -> list[Bytes]:
-    given = None if values is None else list(values)
-    if given is None or len(given) != comm.world_size:
-        raise ValueError(f"expecting {comm.world_size} items, one for each rank")
+    given = [None] * comm.world_size if values is None else list(values)
+    if len(given) != comm.world_size:
+        raise ValueError(f"expecting {comm.world_size} items, one for each rank; got {len(given)}")
     return [dumped(value) for value in given]
 
 

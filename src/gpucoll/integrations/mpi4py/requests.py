@@ -31,6 +31,10 @@ class Finished:
         """Return at once."""
 
 
+class Withdrawn(Finished):
+    """The work of a message that was taken back."""
+
+
 class After:
     """What is to be done when a work has ended.
 
@@ -116,6 +120,7 @@ class Request(Handle):
             status.fill_null()
         else:
             status.clear()
+            status.cancelled = isinstance(work, Withdrawn)
 
     def _failed(self, error: GpucollError, status: Status | None) -> Exception:
         if isinstance(error, gpucoll.MismatchError) and self._takes is not None:
@@ -171,11 +176,20 @@ class Request(Handle):
     get_status = Get_status
 
     def Cancel(self) -> None:
-        """Refuse, but where it is done already: what was posted cannot be taken back."""
+        """Take a message back where nobody has seen it; otherwise it goes on (`Status.cancelled`).
+
+        A receive goes as long as no message has come for it, a send as long as nothing of it lies
+        in the receiver's mailbox.
+        """
         self._live("ERR_REQUEST")
         work = self._waitable()
-        if work is not None and not work.done():
-            refused("Request.Cancel of what is not done", "send a last message that is received")
+        if work is None or work.done():
+            return
+        withdraw = getattr(work, "withdraw", None)
+        if withdraw is None:
+            refused("Request.Cancel of what is no message", "wait for it")
+        if withdraw():
+            self._core, self._after, self._takes = Withdrawn(), None, None
 
     cancel = Cancel
 
@@ -363,6 +377,14 @@ class Prequest(Request):
 
     def _waitable(self) -> Any:
         return None if self._running is None else self._running._core
+
+    def Cancel(self) -> None:
+        """Cancel the call that was started last: see `Request.Cancel`."""
+        self._live("ERR_REQUEST")
+        if self._running is not None and self._running._core is not None:
+            self._running.Cancel()
+
+    cancel = Cancel
 
     def _conclude(self, status: Status | None) -> Any:
         running, self._running = self._running, None

@@ -105,7 +105,36 @@ else:
     comm.Recv(np.empty(1), other, 8)
 comm.Recv(np.empty(1), other, 4)
 request.Wait()
+MPI.Attach_buffer(bytearray(4096))
 comm.Bsend(np.ones(1), other, 11)
 comm.Recv(np.empty(1), other, 11)
+assert len(MPI.Detach_buffer()) == 4096
+
+# A receive that nothing has come for is taken back, and takes no later message; others go on.
+kept = np.zeros(2)
+requests = [comm.Irecv(np.zeros(2), other, 12), comm.irecv(source=other, tag=13)]
+requests += [comm.Irecv(kept, other, 12), comm.Recv_init(np.zeros(2), MPI.ANY_SOURCE, 14)]
+requests[3].Start()
+comm.Barrier()
+for request in (requests[0], requests[1], requests[3]):
+    request.Cancel()
+    request.Cancel()
+    assert request != MPI.REQUEST_NULL and request.Get_status(status) and status.Is_cancelled()
+comm.Barrier()
+comm.Send(np.full(2, 1.0 * rank), other, 12)
+requests[2].Wait(status)
+assert not status.cancelled and status.count == 16 and kept.tolist() == [other] * 2
+requests[2] = comm.Isend(np.ones(1), other, 15)
+requests[2].Cancel()  # it is sent already
+statuses = [MPI.Status() for _ in requests]
+assert MPI.Request.waitall(requests, statuses)[1] is None
+assert [item.cancelled for item in statuses[:3]] == [True, True, False]
+assert requests[:2] == [MPI.REQUEST_NULL] * 2
+comm.Recv(np.zeros(1), other, 15)
+requests[3].Free()
+done = comm.Irecv(np.zeros(1), MPI.PROC_NULL)
+done.Cancel()
+done.Wait(status)
+assert not status.cancelled
 comm.Barrier()
 print("done", flush=True)

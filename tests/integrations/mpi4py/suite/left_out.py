@@ -24,8 +24,6 @@ FILES = (
 LEFT_OUT: dict[str, str] = {
     "CAIBuf": "host memory that says it lies on a GPU",
     "DLPackGPUBuf": "host memory that says it lies on a GPU",
-    "testCancel": "what is not done cannot be cancelled",
-    "testProbeCancel": "what is not done cannot be cancelled",
     "Bottom": "BOTTOM is refused",
     "testMatchSize": "LOGICAL types are found by name alone",
     "testCodeCharStr": "PACKED has no code",
