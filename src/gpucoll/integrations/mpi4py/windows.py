@@ -1,4 +1,4 @@
-"""Windows: memory that the ranks of one host share (`Win.Allocate_shared`)."""
+"""Windows: memory of the ranks of one host, which all of them reach."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import contextlib
 import fcntl
 import mmap
 import os
+import threading
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -15,97 +16,163 @@ from gpucoll import DeadlineError, GpucollError
 from gpucoll.integrations.mpi4py.attributes import HasAttributes
 from gpucoll.integrations.mpi4py.communicator import refuses
 from gpucoll.integrations.mpi4py.constants import (
+    BOTTOM,
     LOCK_EXCLUSIVE,
     PROC_NULL,
     WIN_BASE,
     WIN_CREATE_FLAVOR,
     WIN_DISP_UNIT,
+    WIN_FLAVOR_ALLOCATE,
+    WIN_FLAVOR_CREATE,
     WIN_FLAVOR_SHARED,
     WIN_MODEL,
     WIN_SIZE,
     WIN_UNIFIED,
 )
-from gpucoll.integrations.mpi4py.errors import argument_error, as_mpis
+from gpucoll.integrations.mpi4py.errors import argument_error, as_mpis, refused
 from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
+from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import waiting_s
-from gpucoll.integrations.mpi4py.memory import buffer
+from gpucoll.integrations.mpi4py.memory import buffer, memory_of
+from gpucoll.integrations.mpi4py.one_sided import OneSided
+from gpucoll.integrations.mpi4py.window_memory import MappedPart, Part, PeerPart
+from gpucoll.transport.shared.peer_memory import is_readable, own_probe
 
 _ALIGNED = 4096
 _SLICE_S = 1e-4
 
 
 class Core:
-    """A window: one piece of memory without a name, of which each rank has a part."""
+    """A window: memory of each rank, in one piece without a name or wherever a rank has it."""
 
-    def __init__(self, comm: Any, sizes: list[int], units: list[int], memory: mmap.mmap,
-                 file: int) -> None:  # fmt: skip
-        self.comm, self.sizes, self.units = comm, sizes, units
-        self.memory, self.file = memory, file
-        self.begins = [0]
-        for size in sizes:
-            self.begins.append(self.begins[-1] + -(-size // _ALIGNED) * _ALIGNED)
+    def __init__(
+        self, comm: Any, flavor: int, units: list[int], parts: list[Part], file: int, memory: Any
+    ) -> None:
+        self.comm, self.flavor, self.units, self.parts = comm, flavor, units, parts
+        self.file, self.memory = file, memory
+        self.own = cast(MappedPart, parts[comm.rank])
+        self.posted_to: list[int] = []
+        self.started_on: list[int] = []
+        self.tokens: list[Any] = []
         self.attributes: dict[int, Any] = {}
         self.name = ""
         self.info: dict[str, str] = {}
         self.errhandler: Any = comm._core.errhandler
+        self._accumulating = threading.Lock()
 
-    def part(self, rank: int) -> buffer:
-        """Return a rank's bytes."""
-        if not self.sizes[rank]:
-            return buffer()
-        whole = np.frombuffer(self.memory, np.uint8)
-        begin = self.begins[rank]
-        return whole[begin : begin + self.sizes[rank]].view(buffer)
+    def ranks_of(self, group: Any) -> list[int]:
+        """Return the ranks of a group in this window."""
+        members = self.comm._state.ranks
+        return [members.index(rank) for rank in group._ranks]
+
+    @contextlib.contextmanager
+    def accumulating(self, rank: int) -> Iterator[None]:
+        """Keep other ranks' accumulations, and other threads', out of a rank's memory."""
+        place = len(self.parts) + rank  # behind the places that `Lock` locks
+        with self._accumulating:
+            _locked(self.file, fcntl.LOCK_EX, place)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self.file, fcntl.LOCK_UN, 1, place)
 
 
-class Win(Handle, HasAttributes):
-    """A window of shared memory."""
+class Win(Handle, HasAttributes, OneSided):
+    """A window: memory of ranks of one host, which all of them reach."""
 
     @classmethod
     def Allocate_shared(
         cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
     ) -> Any:
         """Make memory that all ranks of a communicator read and write; all are on one host."""
-        if comm is None or not comm:
-            raise argument_error("Allocate_shared needs a communicator", "ERR_COMM")
-        if size < 0:
-            raise argument_error(f"size must be 0 or more; got {size}", "ERR_SIZE")
-        own = comm.Dup()
-        ours = own._state.comm
+        return cls._allocated(WIN_FLAVOR_SHARED, size, disp_unit, info, comm)
+
+    @classmethod
+    def Allocate(
+        cls, size: int, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
+    ) -> Any:
+        """Make memory for one-sided calls; all ranks are on one host."""
+        return cls._allocated(WIN_FLAVOR_ALLOCATE, size, disp_unit, info, comm)
+
+    @classmethod
+    def Create(
+        cls, memory: Any, disp_unit: int = 1, info: Any = INFO_NULL, comm: Any = None
+    ) -> Any:
+        """Let other ranks reach memory of this one's; all are on one host."""
+        memory = None if memory is BOTTOM else memory  # of which there is none either
+        own, data = _duplicate(comm), memory_of(memory, memory is not None).data
+        if data is None:
+            refused("Win.Create of an array on a GPU", "copy it to the host")
+        mine = (os.getpid(), data.ctypes.data, len(data), *own_probe())
         try:
-            host = colour_of_host(ours)
-            hosts, sizes, units = zip(*ours.all_gather_object((host, size, disp_unit)), strict=True)
-            if len(set(hosts)) > 1:
+            units, all_of = _gathered(own, disp_unit, mine)
+            trouble = [rank for rank, (pid, _, _, *probe) in enumerate(all_of)
+                       if rank != own.rank and not is_readable(pid, *probe)]  # fmt: skip
+            if any(own._state.comm.all_gather_object(trouble)):
                 raise argument_error(
-                    "Allocate_shared needs ranks of one host; Split_type(COMM_TYPE_SHARED) first",
+                    f"rank {own.rank} of {own.size}: some ranks cannot reach each other's memory"
+                    f"{f', this one not that of ranks {trouble}' if trouble else ''}; make the "
+                    "window by Win.Allocate",
                     "ERR_RMA_SHARED",
                 )
-            total = sum(-(-n // _ALIGNED) * _ALIGNED for n in sizes) or _ALIGNED
-            with _shared_file(ours, total) as file:
-                memory = mmap.mmap(file, total)
+            with _shared_file(own._state.comm, _ALIGNED) as file:
                 kept = os.dup(file)
         except GpucollError as error:
             raise as_mpis(error) from None
-        made = cls._of(Core(own, list(sizes), list(units), memory, kept))
-        made._core.info = dict(info.items()) if info else {}
-        return made
+        parts: list[Part] = [PeerPart(pid, place, size) for pid, place, size, *_ in all_of]
+        parts[own.rank] = MappedPart(data)
+        return cls._made(Core(own, WIN_FLAVOR_CREATE, units, parts, kept, memory), info)
+
+    @classmethod
+    def _allocated(cls, flavor: int, size: int, disp_unit: int, info: Any, comm: Any) -> Any:
+        size = integer(size)
+        if size < 0:
+            raise argument_error(f"size must be 0 or more; got {size}", "ERR_SIZE")
+        own = _duplicate(comm)
+        try:
+            units, sizes = _gathered(own, disp_unit, size)
+            begins = [0]
+            for one in sizes:
+                begins.append(begins[-1] + -(-one // _ALIGNED) * _ALIGNED)
+            with _shared_file(own._state.comm, begins[-1] or _ALIGNED) as file:
+                memory = mmap.mmap(file, begins[-1] or _ALIGNED)
+                kept = os.dup(file)
+        except GpucollError as error:
+            raise as_mpis(error) from None
+        whole = np.frombuffer(memory, np.uint8)
+        parts: list[Part] = [
+            MappedPart(whole[begin : begin + one])
+            for begin, one in zip(begins, sizes, strict=False)
+        ]
+        return cls._made(Core(own, flavor, units, parts, kept, memory), info)
+
+    @classmethod
+    def _made(cls, core: Core, info: Any) -> Any:
+        core.info = dict(info.items()) if info else {}
+        return cls._of(core)
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:
         """Return a rank's memory, and its unit of displacements."""
-        core = self._live("ERR_WIN")
+        core, rank = self._live("ERR_WIN"), integer(rank)
+        if core.flavor == WIN_FLAVOR_CREATE:
+            raise argument_error(
+                "Shared_query needs a window of Allocate_shared or Allocate", "ERR_RMA_FLAVOR"
+            )
         if rank == PROC_NULL:
-            rank = next((n for n, size in enumerate(core.sizes) if size), 0)
-        if not 0 <= rank < len(core.sizes):
-            raise argument_error(f"rank must be 0 to {len(core.sizes) - 1}; got {rank}", "ERR_RANK")
-        return core.part(rank), core.units[rank]
+            rank = next((n for n, part in enumerate(core.parts) if part.size), 0)
+        if not 0 <= rank < len(core.parts):
+            raise argument_error(f"rank must be 0 to {len(core.parts) - 1}; got {rank}", "ERR_RANK")
+        return core.parts[rank].data.view(buffer), core.units[rank]
 
     def tomemory(self) -> buffer:
         """Return this rank's memory."""
-        core = self._live("ERR_WIN")
-        part: buffer = core.part(core.comm.rank)
-        return part
+        data: Any = self._live("ERR_WIN").own.data
+        return data.view(buffer)  # type: ignore[no-any-return]
+
+    def __buffer__(self, flags: int) -> memoryview:
+        return self.tomemory().cast("B")  # Python asks for it from 3.12 on
 
     def Free(self) -> None:
         """Let go of it, when all ranks have."""
@@ -113,8 +180,11 @@ class Win(Handle, HasAttributes):
         self._delete_attributes()
         core.comm.Free()
         os.close(core.file)
-        with contextlib.suppress(BufferError):  # views are left: the last one lets go
-            core.memory.close()
+        own_memory = core.flavor != WIN_FLAVOR_CREATE
+        core.parts = core.own = None
+        if own_memory:
+            with contextlib.suppress(BufferError):  # views are left: the last one lets go
+                core.memory.close()
         self._core = None
 
     def free(self) -> None:
@@ -137,12 +207,16 @@ class Win(Handle, HasAttributes):
     def Lock(self, rank: int, lock_type: int = LOCK_EXCLUSIVE, assertion: int = 0) -> None:
         """Keep other ranks from locking a rank's memory, until `Unlock`."""
         core = self._live("ERR_WIN")
+        if rank == PROC_NULL:
+            return
         kind = fcntl.LOCK_EX if lock_type == LOCK_EXCLUSIVE else fcntl.LOCK_SH
         _locked(core.file, kind, rank)
 
     def Unlock(self, rank: int) -> None:
         """End what `Lock` began."""
-        fcntl.lockf(self._live("ERR_WIN").file, fcntl.LOCK_UN, 1, rank)
+        core = self._live("ERR_WIN")
+        if rank != PROC_NULL:
+            fcntl.lockf(core.file, fcntl.LOCK_UN, 1, rank)
 
     def Unlock_all(self) -> None:
         """Be done: nothing is pending."""
@@ -160,12 +234,11 @@ class Win(Handle, HasAttributes):
 
     def Get_attr(self, keyval: int) -> Any:
         core = self._live("ERR_WIN")
-        rank = core.comm.rank
         known = {
-            WIN_BASE: core.part(rank).address,
-            WIN_SIZE: core.sizes[rank],
-            WIN_DISP_UNIT: core.units[rank],
-            WIN_CREATE_FLAVOR: WIN_FLAVOR_SHARED,
+            WIN_BASE: core.own.data.ctypes.data if core.own.size else 0,
+            WIN_SIZE: core.own.size,
+            WIN_DISP_UNIT: core.units[core.comm.rank],
+            WIN_CREATE_FLAVOR: core.flavor,
             WIN_MODEL: WIN_UNIFIED,
         }
         return known[keyval] if keyval in known else super().Get_attr(keyval)
@@ -210,14 +283,29 @@ class Win(Handle, HasAttributes):
         raise ValueError("a window cannot be pickled")
 
 
-_INSTEAD = "send messages, or use Allocate_shared among the ranks of a host"
-for _name in (
-    *("Create", "Allocate", "Create_dynamic", "Attach", "Detach", "Put", "Get", "Accumulate"),
-    *("Get_accumulate", "Fetch_and_op", "Compare_and_swap", "Rput", "Rget", "Raccumulate"),
-    *("Rget_accumulate", "Start", "Complete", "Post", "Wait", "Test"),
-):
-    setattr(Win, _name, refuses(f"Win.{_name}", _INSTEAD))
+for _name in ("Create_dynamic", "Attach", "Detach"):
+    setattr(Win, _name, refuses(f"Win.{_name}", "make a window of each memory by Win.Create"))
 WIN_NULL = Win()
+
+
+def _duplicate(comm: Any) -> Any:
+    """Return a communicator of a window's own."""
+    if comm is None or not comm:
+        raise argument_error("a window needs a communicator", "ERR_COMM")
+    return comm.Dup()
+
+
+def _gathered(own: Any, disp_unit: int, value: Any) -> tuple[list[int], list[Any]]:
+    """Return all ranks' units and values; raise where they are on several hosts."""
+    ours = own._state.comm
+    host = colour_of_host(ours)
+    hosts, units, values = zip(*ours.all_gather_object((host, disp_unit, value)), strict=True)
+    if len(set(hosts)) > 1:
+        raise argument_error(
+            "a window needs ranks of one host; Split_type(COMM_TYPE_SHARED) first",
+            "ERR_RMA_SHARED",
+        )
+    return list(units), list(values)
 
 
 @contextlib.contextmanager

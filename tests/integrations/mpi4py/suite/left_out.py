@@ -2,7 +2,7 @@
 
 Files that are not listed in `FILES` test what is not there at all: MPI-IO (test_io, test_file),
 intercommunicators (test_*_inter, test_comm_inter), dynamic processes (test_spawn, test_dynproc),
-sessions, RMA (test_rma*), C handles and ABI (test_cffi, test_ctypes, test_mpiapi, test_mpiabi),
+sessions, C handles and ABI (test_cffi, test_ctypes, test_mpiapi, test_mpiabi),
 generalised and partitioned requests (test_grequest, test_p2p_buf_part), fault tolerance
 (test_ulfm), and mpi4py's package itself (test_package, test_toplevel, test_doc, test_util_*,
 test_buffer: MPI.buffer is an array of uint8 here).
@@ -18,7 +18,7 @@ FILES = (
     *("test_comm_topo", "test_datatype", "test_op", "test_msgspec", "test_msgzero", "test_pack"),
     *("test_pickle", "test_attributes", "test_info", "test_errorcode", "test_errhandler"),
     *("test_exceptions", "test_environ", "test_subclass", "test_objmodel", "test_threads"),
-    *("test_address", "test_mpimem", "test_win", "test_handle"),
+    *("test_address", "test_mpimem", "test_win", "test_rma", "test_rma_nb", "test_handle"),
 )
 
 LEFT_OUT: dict[str, str] = {
@@ -41,7 +41,6 @@ LEFT_OUT: dict[str, str] = {
     "CuPy": "arrays on a GPU",
     "TestMessageVectorW.testMessageBad": "BOTTOM is refused",
     "TestMessageDLPackCPUBuf": "capsules that are wrong on purpose: here NumPy reads them",
-    "TestMessageRMA": "one-sided communication is not there",
     "testMessageBottom": "BOTTOM is refused",
     "Grequest": "generalised requests are not there",
     "TestErrhandlerComm.testCreate": "mpi4py has room for 32 functions; here there is no limit",
