@@ -34,7 +34,7 @@ from gpucoll.integrations.mpi4py.handles import Handle
 from gpucoll.integrations.mpi4py.hosts import colour_of_host
 from gpucoll.integrations.mpi4py.infos import INFO_NULL, Errhandler, Info
 from gpucoll.integrations.mpi4py.integers import integer
-from gpucoll.integrations.mpi4py.job import waiting_s
+from gpucoll.integrations.mpi4py.job import job, waiting_s
 from gpucoll.integrations.mpi4py.memory import buffer, memory_of
 from gpucoll.integrations.mpi4py.one_sided import OneSided
 from gpucoll.integrations.mpi4py.window_memory import MappedPart, Part, PeerPart
@@ -154,17 +154,17 @@ class Win(Handle, HasAttributes, OneSided):
         return cls._of(core)
 
     def Shared_query(self, rank: int) -> tuple[buffer, int]:
-        """Return a rank's memory, and its unit of displacements."""
+        """Return a rank's memory, and its unit of displacements: none where it is not shared."""
         core, rank = self._live("ERR_WIN"), integer(rank)
-        if core.flavor == WIN_FLAVOR_CREATE:
-            raise argument_error(
-                "Shared_query needs a window of Allocate_shared or Allocate", "ERR_RMA_FLAVOR"
-            )
         if rank == PROC_NULL:
             rank = next((n for n, part in enumerate(core.parts) if part.size), 0)
         if not 0 <= rank < len(core.parts):
             raise argument_error(f"rank must be 0 to {len(core.parts) - 1}; got {rank}", "ERR_RANK")
-        return core.parts[rank].data.view(buffer), core.units[rank]
+        part = core.parts[rank]
+        if not isinstance(part, MappedPart):
+            return buffer(), 0
+        data: Any = part.data
+        return data.view(buffer), core.units[rank]
 
     def tomemory(self) -> buffer:
         """Return this rank's memory."""
@@ -270,6 +270,17 @@ class Win(Handle, HasAttributes, OneSided):
         self._live("ERR_WIN").info = dict(info.items())
 
     info = property(Get_info, Set_info)
+
+    @classmethod
+    def Create_errhandler(cls, errhandler_fn: Any) -> Errhandler:
+        return Errhandler._of(errhandler_fn)
+
+    def Call_errhandler(self, errorcode: int) -> None:
+        core = self._live("ERR_WIN")
+        if callable(core.errhandler):
+            core.errhandler(self, errorcode)
+        elif core.errhandler != "ERRORS_RETURN":
+            job.abort(errorcode, core.comm._core)
 
     def Get_errhandler(self) -> Errhandler:
         return Errhandler._of(self._live("ERR_WIN").errhandler)
