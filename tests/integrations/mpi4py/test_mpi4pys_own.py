@@ -15,6 +15,7 @@ VERSION = "4.1.2"
 _ON_TWO = (
     *("test_cco_buf", "test_cco_vec", "test_cco_obj", "test_cco_nb_vec", "test_cco_ngh_buf"),
     *("test_p2p_obj", "test_p2p_buf_matched", "test_request", "test_group", "test_comm_topo"),
+    *("test_rma", "test_win", "test_cco_obj_inter", "test_util_pkl5"),
 )
 _ON_THREE = ("test_cco_vec", "test_cco_obj", "test_cco_ngh_buf", "test_comm_topo")
 _TIMEOUT_S = 240

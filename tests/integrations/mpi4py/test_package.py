@@ -111,6 +111,52 @@ def test_commands_of_an_installed_mpi4py(run_program, with_mpi4py):
     assert "MPI.Abort(3) on rank 1 of 2" in done.stderr
 
 
+def test_pools_of_mpi4py(run_program, with_mpi4py, tmp_path):
+    """`-m mpi4py.futures` makes workers of all ranks but the first; so does MPICommExecutor."""
+    program = tmp_path / "pool.py"
+    program.write_text(
+        """
+from mpi4py import MPI
+from mpi4py.futures import MPIPoolExecutor
+def place(x): return x * x, MPI.COMM_WORLD.rank
+def show(results):
+    results = list(results)
+    assert [value for value, _ in results] == [x * x for x in range(20)]
+    print("squared on", *sorted({rank for _, rank in results}), flush=True)
+if __name__ == "__main__":
+    with MPIPoolExecutor() as pool:
+        show(pool.map(place, range(20)))
+""",
+        encoding="utf-8",
+    )
+    done = run_program("-m", 3, "mpi4py.futures", str(program), environment=with_mpi4py)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() in (["squared", "on", "1", "2"], ["squared", "on", "1"])
+    text = """
+from mpi4py import MPI
+from mpi4py.futures import MPICommExecutor
+with MPICommExecutor(MPI.COMM_WORLD, root=1) as pool:
+    if pool is not None:
+        assert list(pool.map(abs, range(-9, 0))) == list(range(9, 0, -1))
+        print("mapped by", MPI.COMM_WORLD.rank, flush=True)
+"""
+    done = run_program(text, 3, environment=with_mpi4py)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.split() == ["mapped", "by", "1"]
+
+
+def test_a_pool_that_would_start_processes(run_program, with_mpi4py):
+    """mpi4py.futures spawns in a thread: the error ends the program, which waits for ever."""
+    text = """
+from mpi4py.futures import MPIPoolExecutor
+if __name__ == "__main__":
+    MPIPoolExecutor().submit(abs, -1).result()
+"""
+    done = run_program(text, 1, environment=with_mpi4py)
+    assert done.returncode != 0
+    assert "gpucoll-run -n 4 -m gpucoll.integrations.mpi4py -m mpi4py.futures" in done.stderr
+
+
 def test_without_an_installed_mpi4py(monkeypatch):
     monkeypatch.setattr(installed, "folder", lambda: None)
     with pytest.raises(ModuleNotFoundError, match=r"mpi4py.util.pkl5 .* pip install mpi4py"):

@@ -20,6 +20,8 @@ PROGRAMS = Path(__file__).with_name("programs")
         ("communicators", 3),
         ("details", 1),
         ("details", 3),
+        ("intercommunicators", 2),
+        ("intercommunicators", 3),
         ("windows", 1),
         ("windows", 3),
         ("threads", 2),

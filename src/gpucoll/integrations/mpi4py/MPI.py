@@ -43,12 +43,13 @@ from gpucoll.integrations.mpi4py.infos import (
     Errhandler,
     Info,
 )
+from gpucoll.integrations.mpi4py.intercommunicators import Intercomm
+from gpucoll.integrations.mpi4py.intercommunicators import private_of as _commctx_inter
 from gpucoll.integrations.mpi4py.intracommunicator import (
     COMM_NULL,
     COMM_SELF,
     COMM_WORLD,
     Compute_dims,
-    Intercomm,
     Intracomm,
 )
 from gpucoll.integrations.mpi4py.job import job as _job
@@ -56,7 +57,6 @@ from gpucoll.integrations.mpi4py.matched import MESSAGE_NO_PROC, MESSAGE_NULL, M
 from gpucoll.integrations.mpi4py.memory import Alloc_mem, Free_mem, Get_address, buffer
 from gpucoll.integrations.mpi4py.object_calls import lock_of as _comm_lock
 from gpucoll.integrations.mpi4py.object_calls import lock_table as _comm_lock_table
-from gpucoll.integrations.mpi4py.object_calls import no_private as _commctx_inter
 from gpucoll.integrations.mpi4py.object_calls import private_of as _commctx_intra
 from gpucoll.integrations.mpi4py.operations import OPERATIONS as _OPERATIONS
 from gpucoll.integrations.mpi4py.operations import Op

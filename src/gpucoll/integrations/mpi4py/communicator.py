@@ -89,6 +89,8 @@ class Comm(Handle, HasAttributes, Collectives, Messages, ObjectCalls):
         found = super().fromhandle(handle)._core
         if found is None:
             return cls()
+        if found.remote:
+            return cls._of_state(found, "inter")
         return cls._of_state(found, "" if found.topology is None else found.topology.kind)
 
     fromint = f2py = fromhandle

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import threading
+import traceback
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from gpucoll import GpucollError
 from gpucoll.integrations.mpi4py import reductions
 from gpucoll.integrations.mpi4py.collectives import add_forms
 from gpucoll.integrations.mpi4py.communicator import Comm, kinds, refuses
 from gpucoll.integrations.mpi4py.constants import UNDEFINED
-from gpucoll.integrations.mpi4py.errors import argument_error, as_mpis
+from gpucoll.integrations.mpi4py.errors import argument_error, as_mpis, refused
 from gpucoll.integrations.mpi4py.groups import Group
 from gpucoll.integrations.mpi4py.infos import INFO_NULL
 from gpucoll.integrations.mpi4py.job import job, waiting_s
@@ -30,6 +32,13 @@ def made_by_members(context: str, members: Sequence[int]) -> State | None:
     made = State(lambda: comm, members, comm.rank, context)
     _ = made.comm
     return made
+
+
+_SPAWN = (
+    "start all processes together, by gpucoll-run or another launcher; a pool of mpi4py.futures "
+    "then takes the other ranks: gpucoll-run -n 4 -m gpucoll.integrations.mpi4py -m mpi4py.futures "
+    "script.py"
+)
 
 
 class Intracomm(Comm):
@@ -130,20 +139,20 @@ class Intracomm(Comm):
         """Return the rank that this one would have in a graph."""
         return self.rank if self.rank < Graph(index, edges).size else UNDEFINED
 
-    Create_intercomm = refuses(
-        "Create_intercomm", "put both groups into one communicator, and Split"
-    )
-    Spawn = refuses("Spawn", "start all processes together, by gpucoll-run or another launcher")
+    Create_intercomm: Any
+    """See `intercommunicators`."""
+
+    def Spawn(self, *_: Any, **__: Any) -> NoReturn:
+        """Refuse; in a thread, whose error nobody may wait for, end the job instead."""
+        try:
+            refused("Spawn", _SPAWN)
+        except NotImplementedError:
+            if threading.current_thread() is threading.main_thread():
+                raise
+            traceback.print_exc()
+            job.abort(1, self._core)
+
     Spawn_multiple = Accept = Connect = Spawn
-
-
-class Intercomm(Comm):
-    """Between two groups of ranks: there is none, but for the null one."""
-
-    Get_remote_group = Get_remote_size = Merge = Create_group = refuses(
-        "Intercomm", "put both groups into one communicator"
-    )
-    Create_from_groups = Create_group
 
 
 Comm.Join = refuses("Comm.Join", "start all processes together")  # type: ignore[attr-defined]
@@ -152,7 +161,6 @@ for _name in ("Revoke", "Is_revoked", "Get_failed", "Ack_failed", "Agree", "Iagr
               "Ishrink"):  # fmt: skip
     setattr(Comm, _name, refuses(f"Comm.{_name}", _ULFM))
 kinds[""] = Intracomm
-kinds["inter"] = Intercomm
 add_forms(Intracomm, {"Scan": reductions.scan, "Exscan": reductions.exscan})
 
 COMM_NULL = Comm()
@@ -161,6 +169,5 @@ COMM_SELF = Intracomm._of(job.self)
 Compute_dims = compute_dims
 
 __all__ = [
-    *("COMM_NULL", "COMM_SELF", "COMM_WORLD", "PROC_NULL", "Compute_dims", "Intercomm"),
-    *("Intracomm", "dimensions"),
+    *("COMM_NULL", "COMM_SELF", "COMM_WORLD", "Compute_dims", "Intracomm"),
 ]

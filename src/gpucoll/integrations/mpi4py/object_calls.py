@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 from gpucoll import GpucollError, UsageError
 from gpucoll.integrations.mpi4py import objects
 from gpucoll.integrations.mpi4py.calls import checked_root
 from gpucoll.integrations.mpi4py.constants import ANY_SOURCE, ANY_TAG, PROC_NULL, TAG_UPPER_BOUND
-from gpucoll.integrations.mpi4py.errors import Exception, argument_error, refused
+from gpucoll.integrations.mpi4py.errors import Exception, argument_error
 from gpucoll.integrations.mpi4py.objects import dumped, loaded
 from gpucoll.integrations.mpi4py.operations import SUM, python_function
 from gpucoll.integrations.mpi4py.requests import After, Finished, Request
@@ -181,11 +181,6 @@ def private_of(comm: Any) -> tuple[Any, int]:
         state.private._state.name = f"a duplicate of {state.name or 'a communicator'}"
     state.n_private = state.n_private % TAG_UPPER_BOUND + 1
     return state.private, state.n_private
-
-
-def no_private(comm: Any) -> NoReturn:
-    """Refuse: see `Intercomm`."""
-    refused("Intercomm", "put both groups into one communicator")
 
 
 def lock_table(comm: Any) -> dict[Hashable, Any]:

@@ -40,6 +40,8 @@ class State:
         self._comm: Any = None
         self.ranks, self.rank, self.size = tuple(ranks), rank, len(ranks)
         self.context = context
+        self.remote: tuple[int, ...] = ()
+        """Of an intercommunicator: the other group's members."""
         self.name = ""
         self.attributes: dict[int, Any] = {}
         self.info: dict[str, str] = {}
@@ -49,6 +51,8 @@ class State:
         self.locks: dict[Any, Any] = {}
         self.buffered: list[Any] = []
         self.attached: Any = None
+        self.group: Any = None
+        """Of an intercommunicator: a communicator of its own group, where one was needed."""
         self.private: Any = None
         """A duplicate for messages that nobody else's receive may take."""
         self.n_private = 0
@@ -87,9 +91,10 @@ class State:
         At the end of the program they are none: a message to a rank that has ended is no error of
         MPI's, and pools tell their workers to stop more than once.
         """
-        if self.private is not None:
-            self.private._state.close()
-            self.private = None
+        for name in ("private", "group"):
+            if (other := getattr(self, name)) is not None:
+                other._state.close(at_end)
+                setattr(self, name, None)
         comm, self._comm = self._comm, None
         self._make = _closed
         _open.discard(self)

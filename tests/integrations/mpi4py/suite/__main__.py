@@ -38,6 +38,7 @@ def main(folder: str, files: list[str]) -> int:
     install()
     table = left_out()
     sys.path.insert(0, folder)
+    sys.path.append(str(Path(folder).with_name("src")))  # mpi4py's modules of plain Python
     sys.modules["cupy"] = None  # type: ignore[assignment]  # they ask it for memory, with a GPU or not
     arrayimpl = importlib.import_module("arrayimpl")
 
