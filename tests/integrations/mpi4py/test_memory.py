@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 
 import numpy as np
 import pytest
 
 from gpucoll.integrations.mpi4py.memory import memory_of
+from gpucoll.integrations.mpi4py.window_memory import shows
 
 
 class Producer:
@@ -45,3 +47,12 @@ def test_memory_by_dlpack_in_either_order():
     assert data.view("f8").tolist() == array.reshape(-1).tolist()
     with pytest.raises(BufferError):
         memory_of(Producer(array[:, 1:]), False)
+
+
+def test_a_process_that_may_be_read_is_told_from_another():
+    token = np.frombuffer(bytearray(b"sixteen byte tok"), np.uint8)
+    address = token.ctypes.data
+    assert shows(os.getpid(), address, token.tobytes())
+    assert not shows(os.getpid(), address, b"sixteen others..")
+    assert not shows(os.getpid(), 8, token.tobytes())
+    assert not shows(2**22 + 1, address, token.tobytes())  # beyond the largest number of a process

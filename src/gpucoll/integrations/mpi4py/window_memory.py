@@ -8,8 +8,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpucoll.integrations.mpi4py.errors import argument_error
-from gpucoll.integrations.mpi4py.type_maps import Bytes, TypeMap
+from gpucoll.integrations.mpi4py.errors import ArgumentError, argument_error
+from gpucoll.integrations.mpi4py.type_maps import Bytes, TypeMap, basic_map
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -105,3 +105,15 @@ class PeerPart:
                     "ERR_RMA_ATTACH",
                 )
             done += moved
+
+
+def shows(pid: int, address: int, token: bytes) -> bool:
+    """Return whether a process shows what it has said: one that may be read, and is meant.
+
+    A number means another process in another PID namespace.
+    """
+    try:
+        found = PeerPart(pid, address, len(token)).get(basic_map(np.dtype(np.uint8)), 0, len(token))
+    except ArgumentError:
+        return False
+    return bool(found.tobytes() == token)

@@ -37,11 +37,11 @@ from gpucoll.integrations.mpi4py.integers import integer
 from gpucoll.integrations.mpi4py.job import job, waiting_s
 from gpucoll.integrations.mpi4py.memory import buffer, memory_of
 from gpucoll.integrations.mpi4py.one_sided import OneSided
-from gpucoll.integrations.mpi4py.window_memory import MappedPart, Part, PeerPart
-from gpucoll.transport.shared.peer_memory import is_readable, own_probe
+from gpucoll.integrations.mpi4py.window_memory import MappedPart, Part, PeerPart, shows
 
 _ALIGNED = 4096
 _SLICE_S = 1e-4
+_TOKEN_BYTES = 16
 
 
 class Core:
@@ -105,11 +105,12 @@ class Win(Handle, HasAttributes, OneSided):
         own, data = _duplicate(comm), memory_of(memory, memory is not None).data
         if data is None:
             refused("Win.Create of an array on a GPU", "copy it to the host")
-        mine = (os.getpid(), data.ctypes.data, len(data), *own_probe())
+        token = np.frombuffer(bytearray(os.urandom(_TOKEN_BYTES)), np.uint8)
+        mine = (os.getpid(), data.ctypes.data, len(data), token.ctypes.data, token.tobytes())
         try:
             units, all_of = _gathered(own, disp_unit, mine)
-            trouble = [rank for rank, (pid, _, _, *probe) in enumerate(all_of)
-                       if rank != own.rank and not is_readable(pid, *probe)]  # fmt: skip
+            trouble = [rank for rank, (pid, _, _, *token_of) in enumerate(all_of)
+                       if rank != own.rank and not shows(pid, *token_of)]  # fmt: skip
             if any(own._state.comm.all_gather_object(trouble)):
                 raise argument_error(
                     f"rank {own.rank} of {own.size}: some ranks cannot reach each other's memory"
