@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import pytest
 
 import gpucoll
 from gpucoll import config
-from gpucoll.errors import GpucollError
+from gpucoll.errors import AbortedError, GpucollError
 from gpucoll.finalizers import FinalizerThread, run_all
 from tests.test_layers import ROOT, sources
 from tests.waiting import SOON_S, until
@@ -196,6 +197,21 @@ def test_communicators_are_collected_under_any_lock() -> None:
     for n_locks, was_soon in gpucoll.launch(collect_communicators, 2, timeout_s=100):
         assert n_locks > 20
         assert was_soon
+
+
+def test_one_that_has_failed_is_collected() -> None:
+    """Frames of its failure keep it, and the thread of its calls kept the failure."""
+    comm = gpucoll.init(rank=0, world_size=1)
+    comm.all_gather(np.ones(3), counts="auto", async_op=True).wait()
+    assert "gpucoll" in {thread.name for thread in threading.enumerate()}
+    comm.abort()
+    with contextlib.suppress(AbortedError):
+        comm.barrier()
+    kept = weakref.ref(comm)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)
+        del comm
+        until(lambda: gc.collect() >= 0 and kept() is None)
 
 
 def collect_arrays(comm: Any) -> tuple[tuple[int, bool], int]:

@@ -27,6 +27,9 @@ from gpucoll.wording import rank_of
 
 _SLICE_S = 0.02
 _ASKING_S = 0.05
+_LINGER_S = 1.0
+"""So long the thread waits for more. It keeps the queue, and with the frames of a failure all else:
+a communicator that was dropped is collected when it has ended."""
 _queues: weakref.WeakSet[WorkQueue] = weakref.WeakSet()
 
 
@@ -508,11 +511,14 @@ class WorkQueue:
         """Run what waits here, and find the end of what is watched: the thread of Python's."""
         while True:
             with self._lock:
-                self._changed.wait_for(self._has_something_to_do)
+                is_needed = self._changed.wait_for(self._has_something_to_do, _LINGER_S)
                 work = next(filter(_is_watchable, self._watched), None)
-                if not self._waiting and work is None and not self._works:
+                is_idle = not self._waiting and work is None
+                if is_idle and not (is_needed and self._works):
                     self._is_served = False
                     return
+                if not is_needed:
+                    continue  # what waits is held
                 is_held = bool(self._holders)
             try:
                 self._serve_once(work, is_held)
