@@ -34,6 +34,17 @@ STUCK_S = 1.0
 """So long a thread is at one place in the driver before another one acts in its stead."""
 
 
+def lost_ranks(group: Group, calls: EnqueuedCalls) -> set[int]:
+    """Return the ranks that are lost to calls under way; what is late was found by `compare`.
+
+    A rank that closes has done its part of all calls that it has posted. It is lost to the others
+    where it has not posted theirs.
+    """
+    lost = {rank for rank in group.ended_ranks() if not group.has_closed(rank)}
+    late = calls.late_rank
+    return {*lost, late} if late >= 0 and group.has_closed(late) else lost
+
+
 class Monitor:
     """What is under way of one rank's calls on one GPU, and what has become of it.
 
@@ -165,18 +176,14 @@ class Monitor:
         elif (error := self._failure_of_library()) is not None:
             self.give_up(Abort.BACKEND, group.rank, self._oldest_sequence(), error)
         elif status == Status.MORE or self.in_flight.count:
-            self._look_for_lost_ranks(status == Status.MORE)
+            self._look_for_lost_ranks()
 
-    def _look_for_lost_ranks(self, is_late: bool) -> None:
+    def _look_for_lost_ranks(self) -> None:
         now_s = time.monotonic()
         if now_s - self._looked_for_peers_s < _LOOK_FOR_PEERS_S:
             return
         self._looked_for_peers_s = now_s
-        group = self.group
-        late = self.calls.late_rank if is_late else -1
-        ended = [rank for rank in group.ended_ranks() if not group.has_closed(rank)]
-        gone = {*ended, late} if late >= 0 and group.has_closed(late) else {*ended}
-        for rank in gone:
+        for rank in lost_ranks(self.group, self.calls):
             if now_s - self._gone_since.setdefault(rank, now_s) > LOST_AFTER_S:
                 self.give_up(Abort.ENQUEUED_LOST, rank, self._oldest_sequence())
                 return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from gpucoll import config
@@ -153,9 +153,18 @@ _HEARD = "another rank failed"
 
 
 def watch_of(
-    group: Group, calls: EnqueuedCalls, doing: str, timeout_s: float | None
+    group: Group,
+    calls: EnqueuedCalls,
+    doing: str,
+    timeout_s: float | None,
+    lost_ranks: Callable[[], Collection[int]] | None = None,
 ) -> Callable[[], None]:
-    """Return what looks, while the library is busy, whether to go on waiting for it."""
+    """Return what looks, while the library is busy, whether to go on waiting for it.
+
+    `lost_ranks` says whose loss makes that vain. Default: also who has closed the communicator,
+    for what no rank has done before all have.
+    """
+    lost_ranks = group.gone_ranks if lost_ranks is None else lost_ranks
     limit_s = group.timeout_s if timeout_s is None else timeout_s
     begun_s = looked_s = time.monotonic()
 
@@ -169,8 +178,8 @@ def watch_of(
         now_s = time.monotonic()
         if now_s - looked_s > _LOOK_FOR_PEERS_S:
             looked_s = now_s
-            if gone := group.gone_ranks():
-                group.break_with(Abort.LOST, gone[0])
+            if lost := lost_ranks():
+                group.break_with(Abort.LOST, min(lost))
         if now_s - begun_s > limit_s:
             group.abort(Abort.DEADLINE)
             raise group.fail(

@@ -14,6 +14,7 @@ from gpucoll.backends.gpu.deferred_release import let_go_later
 from gpucoll.backends.gpu.enqueue_words import MOST_ARGUMENTS
 from gpucoll.backends.gpu.in_flight import InFlight
 from gpucoll.backends.gpu.issuer import Issuer
+from gpucoll.backends.gpu.monitor import lost_ranks
 from gpucoll.backends.gpu.protocol import GpuBackend
 from gpucoll.backends.gpu.scratch import Scratch
 from gpucoll.backends.gpu.signature import Signature
@@ -70,9 +71,9 @@ class Connected(ConnectedGpu[NcclBackend]):
     def __init__(
         self, group: Group, calls: EnqueuedCalls, connection: NcclCommunicator, exits: bool
     ) -> None:
-        new_watch = partial(
-            bootstrap.watch_of, group, calls, "a call of the vendor's library", None
-        )
+        what = "a call of the vendor's library"
+        lost = partial(lost_ranks, group, calls)
+        new_watch = partial(bootstrap.watch_of, group, calls, what, None, lost)
         place = Place(group.rank, group.world_size)
         backend = NcclBackend(connection, place, new_watch, group.keeps_order)
         issuer = Issuer(group, calls, connection.device, backend.failure, backend.abort)

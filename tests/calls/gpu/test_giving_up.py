@@ -18,6 +18,7 @@ from tests.faults.test_ends import errors
 from tests.ranks import Ended
 from tests.waiting import SOON_S, is_broken, until
 
+from gpucoll.backends.nccl.library import IN_PROGRESS
 from gpucoll.errors import (
     AbortedError,
     BackendError,
@@ -164,6 +165,42 @@ def stay_in_progress(rank):
 def test_what_stays_in_progress_is_a_deadline(gpus):
     for error in errors(gpus.replies(2, stay_in_progress)):
         assert isinstance(error, DeadlineError | AbortedError), error
+
+
+_LOOKED_S = 0.1
+"""After so long who waits for the library has looked at the other ranks several times."""
+
+
+def close_while_the_other_is_slow(rank):
+    """Rank 1 sends and closes; rank 0's library is still at the receive long after that."""
+
+    def calls(comm, kit):
+        certainly(comm, comm.all_reduce, ones(kit))
+        if comm.rank == 1:
+            certainly(comm, comm.send, ones(kit), 0)
+            return None
+        connection = comm._gpu._connected.backend.connection
+        library, closed_s = connection.library, []
+
+        def is_slow():
+            if comm._group.has_closed(1):
+                closed_s.append(time.monotonic())
+            return not closed_s or time.monotonic() - closed_s[0] < _LOOKED_S
+
+        asked = library.async_error
+        library.async_error = lambda handle: IN_PROGRESS if is_slow() else asked(handle)
+        try:
+            out = ones(kit)
+            certainly(comm, comm.recv, out, 1)
+        finally:
+            del library.async_error
+        return kit.read(out).tolist()
+
+    return counted(rank, calls, timeout_s=20)
+
+
+def test_a_rank_that_has_done_its_part_and_closed_is_not_lost(gpus):
+    assert gpus.call_ranks(2, close_while_the_other_is_slow)[0] == [1.0] * 8
 
 
 # --- given up -------------------------------------------------------------------------------------
