@@ -26,6 +26,7 @@ from gpucoll.topology.interfaces import (
     reachable_addresses,
 )
 
+LINK_LOCAL = "fe80::5%eth2"
 HAS_IPV6 = Path("/proc/net/if_inet6").exists() and "::1" in addresses_of("lo")
 needs_ipv6 = pytest.mark.skipif(not HAS_IPV6, reason="the loopback has no IPv6 address here")
 
@@ -149,6 +150,18 @@ class TestChosen:
         with pytest.raises(ArgumentError, match=rf"GPUCOLL_INTERFACES {why}"):
             choose(text)
 
+    def test_a_link_local_address_where_there_are_others(self, choose, monkeypatch):
+        known = {"eth0": ["10.0.0.1", "fe80::1%eth0"], "eth1": ["fd00::1", "fe80::2%eth1"]}
+        monkeypatch.setattr(interfaces, "interface_names", lambda: [*known, "eth2"])
+        monkeypatch.setattr(interfaces, "addresses_of", lambda name: known.get(name, [LINK_LOCAL]))
+        assert choose("eth1,eth2", socket.AF_INET6) == ["fd00::1", LINK_LOCAL]
+        with pytest.raises(ArgumentError, match="'eth0', which has no IPv6 address"):
+            choose("eth1,eth0", socket.AF_INET6)
+
+        monkeypatch.setattr(interfaces, "numeric_addresses", lambda host: ["fd00::9", "10.0.0.9"])
+        monkeypatch.setenv("GPUCOLL_INTERFACES", "eth0")
+        assert own_address("node") == "10.0.0.1"  # of IPv4, by which others can come
+
     def test_the_other_family(self, choose):
         with pytest.raises(ArgumentError, match=r"127.0.0.1', which has no IPv6 address: there"):
             choose("127.0.0.1", socket.AF_INET6)
@@ -198,6 +211,16 @@ class TestTowards:
         assert reachable_addresses("127.0.0.1") == ["127.0.0.1"]
         monkeypatch.setenv("GPUCOLL_INTERFACES", "127.0.0.9")
         assert reachable_addresses(own_name) == ["127.0.0.9"]
+
+    def test_link_local_addresses_of_a_name(self, monkeypatch):
+        known = {"node": [LINK_LOCAL, "10.0.0.1"], "alone": [LINK_LOCAL]}
+        monkeypatch.setattr(interfaces, "numeric_addresses", lambda host: known.get(host, [host]))
+        monkeypatch.setattr(interfaces, "_towards", lambda family, place: f"from {place[0]}")
+        assert reachable_addresses("node") == ["10.0.0.1"]
+        assert own_address("node") == "from 10.0.0.1"
+        for host in ("alone", "fe80::1"):
+            with pytest.raises(RendezvousError, match="link-local address of IPv6"):
+                own_address(host)
 
     def test_what_is_plainly_the_loopback(self):
         assert all(map(means_loopback, ["localhost", "a.localhost", "127.0.0.1", "::1"]))

@@ -16,7 +16,7 @@ from typing import Any, Final
 from gpucoll.errors import AuthenticationError, GpucollError, RendezvousError
 from gpucoll.rendezvous.addresses import join_address, split_address
 from gpucoll.rendezvous.tcp import TROUBLES, listen_at
-from gpucoll.topology.interfaces import check_not_link_local, interface_of, numeric_addresses
+from gpucoll.topology.interfaces import check_not_link_local, interface_of, reachable_addresses
 from gpucoll.transport.tcp.connection import SealedConnection
 from gpucoll.transport.tcp.credentials import Credentials, job_tls
 from gpucoll.transport.tcp.handshake import Role, encode_purpose
@@ -155,7 +155,7 @@ def _split(address: str) -> tuple[str, int]:
 
 def _resolved(host: str) -> str:
     try:
-        address = numeric_addresses(host)[0]
+        address = reachable_addresses(host)[0]
         check_not_link_local(address)
         return address
     except OSError as error:

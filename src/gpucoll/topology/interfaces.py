@@ -113,7 +113,7 @@ def _chosen(word: str, family: socket.AddressFamily | None) -> str:
     else:
         if word not in interface_names():
             raise ArgumentError(f"{where}: {_no_such(word)}")
-        found = addresses_of(word)
+        found = _usable(addresses_of(word))
     of_family = [a for a in found if family is None or _version(a) == _VERSIONS[family]]
     if not of_family:
         kind = f"IPv{_VERSIONS[family]} " if family is not None else ""
@@ -184,6 +184,9 @@ def reachable_addresses(host: str) -> list[str]:
     where the others' DNS gives them another address. So a name that is not plainly the loopback's
     but leads there is this host, reached at ``GPUCOLL_INTERFACES`` or by its default route.
 
+    Link-local addresses of IPv6, which multicast DNS and systemd's resolver put in front of those
+    of IPv4, are left out where there are others.
+
     Raises
     ------
     OSError
@@ -192,7 +195,17 @@ def reachable_addresses(host: str) -> list[str]:
     found = numeric_addresses(host)
     if not means_loopback(host) and all(map(is_loopback, found)):
         return chosen_addresses() or [default_address()]
-    return found
+    return _usable(found)
+
+
+def _usable(addresses: list[str]) -> list[str]:
+    """Return those that other hosts can use; all where there are none, to say why not."""
+    return [address for address in addresses if not _is_link_local(address)] or addresses
+
+
+def _is_link_local(address: str) -> bool:
+    plain = ipaddress.ip_address(address.partition("%")[0])
+    return plain.version == 6 and plain.is_link_local
 
 
 def is_loopback(address: str) -> bool:
@@ -202,7 +215,7 @@ def is_loopback(address: str) -> bool:
 
 def check_not_link_local(address: str) -> None:
     """Raise RendezvousError for an address that means something on one link of one host only."""
-    if ipaddress.ip_address(address.partition("%")[0]).is_link_local and ":" in address:
+    if _is_link_local(address):
         raise RendezvousError(
             f"{address} is a link-local address of IPv6, which other hosts cannot use as it stands "
             f"(each needs the name of an interface of its own beside it): give the hosts "
@@ -231,7 +244,8 @@ def local_address_towards(host: str) -> str:
     Raises
     ------
     RendezvousError
-        The name does not resolve, or no interface leads there.
+        The name does not resolve, to link-local addresses of IPv6 only, or no interface leads
+        there.
     """
     last: OSError | None = None
     for family, place in _places(host):
@@ -270,7 +284,9 @@ def numeric_addresses(host: str) -> list[str]:
 
 def _places(host: str) -> list[tuple[socket.AddressFamily, Any]]:
     try:
-        return [place for address in reachable_addresses(host) for place in _resolved(address)]
+        found = reachable_addresses(host)
+        check_not_link_local(found[0])
+        return [place for address in found for place in _resolved(address)]
     except OSError as error:
         raise RendezvousError(f"the host name {host!r} does not resolve: {_said(error)}") from None
 
