@@ -65,9 +65,12 @@ class MpiCall:
         """Run it where nothing stands against it; 0, or a status for Python to look at."""
         if self._is_packed:
             return int(Status.NOT_RUN)
-        status = self._run_at_once()
-        if status:
-            self._memory.keep_given_up(self._block)
+        status = None
+        try:
+            status = self._run_at_once()
+        finally:  # after a Ctrl-C, too
+            if status != Status.OK:
+                self._memory.keep_given_up(self._block)
         return status
 
     def run(self, timeout_s: float | None = None) -> None:
@@ -139,13 +142,22 @@ class Memory:
             keep_for_ever(held)
 
     def kept_where_given_up(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a compiled entry that keeps its arrays for ever where MPI was left with them."""
+        """Return a compiled entry that keeps its arrays for ever where MPI was left with them.
+
+        New results of tensors, which such an entry makes by itself and drops where the call fails,
+        are made here, so that they can be kept, too.
+        """
         keep, words = self.keep_given_up, self.words()
 
         def entry(x: Any, out: Any, *given: Any) -> Any:
-            result = call(x, out, *given)
-            if result is None and words.is_given_up:
-                keep((x, out))
+            if out is None and hasattr(x, "new_empty"):
+                out = x.new_empty(x.shape)
+            result = None
+            try:
+                result = call(x, out, *given)
+            finally:  # after a Ctrl-C, too
+                if result is None and words.is_given_up:
+                    keep((x, out))
             return result
 
         return entry

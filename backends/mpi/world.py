@@ -53,9 +53,12 @@ class WorldMpiCall:
 
     def run_once(self) -> int:
         """Run it where nothing stands against it; 0, or a status for Python to look at."""
-        status = self._call.run_once()
-        if status:
-            self._memory.keep_given_up(self._call)
+        status = None
+        try:
+            status = self._call.run_once()
+        finally:  # after a Ctrl-C, too
+            if status != Status.OK:
+                self._memory.keep_given_up(self._call)
         return status
 
     def run(self, timeout_s: float | None = None) -> None:

@@ -58,8 +58,11 @@ def test_ranks_of_another_launcher(mpi):
     assert "has 2 ranks, but the MPI that mpi4py has loaded" in ended.stdout + ended.stderr
 
 
-def test_what_mpi_does_not_end(mpi):
-    _, output = mpi.run(2, PROGRAM, "given_up")
+@pytest.mark.parametrize("what", ["given_up", "given_up_tensor"])
+def test_what_mpi_does_not_end(mpi, what):
+    if what == "given_up_tensor":
+        pytest.importorskip("torch")
+    _, output = mpi.run(2, PROGRAM, what)
 
     assert output.count("as expected") == 2, output
 
