@@ -9,11 +9,15 @@ import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 from tests.backends.mpi.test_gpu_aware import Gpu, mpi_double
+from tests.calls.gpu import cupy_double
+from tests.waiting import SOON_S
 
 from gpucoll.backends.mpi import gpu_trial, gpu_trial_program
+from gpucoll.devices import open_device
 
 
 def test_a_trial_belongs_to_no_job():
@@ -131,7 +135,44 @@ def test_the_bytes_are_compared(monkeypatch, but, drawn):
     mpi.COMM_SELF.but, mpi.buffer, mpi.BYTE = but, Memory, None
     mpi.Request = SimpleNamespace(Waitall=lambda _: None)
     if but is None:
-        gpu_trial_program._send_to_self(mpi, open_host(), 8)
+        gpu_trial_program.send_to_self(mpi, open_host(), 8)
     else:
         with pytest.raises(SystemExit, match="of 8 bytes that were sent others came back"):
-            gpu_trial_program._send_to_self(mpi, open_host(), 8)
+            gpu_trial_program.send_to_self(mpi, open_host(), 8)
+
+
+def send_by_a_stream(seat, double, is_blocking):
+    """What MPI copies goes by a stream of its own, which blocks: that of Open MPI, or not."""
+    double.load()
+    device = open_device(double.kind, 0)
+    cupy = cupy_double.install(double.kind)
+    cupy.cuda.Device(0).use()
+    stream = cupy.cuda.Stream(non_blocking=not is_blocking).ptr
+    mpi: Any = mpi_double()
+
+    def copy(given, dest):
+        landing, source = mpi.COMM_SELF._landing, given[0]
+        device.copy(landing.address, source.address, len(source), stream)
+        device.synchronize_stream(stream)
+
+    mpi.COMM_SELF.Isend, mpi.buffer, mpi.BYTE = copy, Memory, None
+    mpi.Request = SimpleNamespace(Waitall=lambda _: None)
+    held_s = 0.2 if is_blocking else SOON_S
+    with device, mock.patch.object(gpu_trial_program, "HELD_S", held_s):
+        gpu_trial_program.send_to_self(mpi, device, 8)
+        try:
+            gpu_trial_program.send_to_self(mpi, device, 8, is_held=True)
+        except SystemExit as ended:
+            return str(ended)
+    return ""
+
+
+@pytest.mark.parametrize("vendor", ["nccl", "rccl"])
+@pytest.mark.parametrize("is_blocking", [True, False])
+def test_an_mpi_that_waits_for_the_default_stream(gpu_ranks, doubles, vendor, is_blocking):
+    double = doubles.double(vendor)
+    given = {"gives": "seat", "environment": double.variables}
+
+    (said,) = gpu_ranks.call(1, send_by_a_stream, double, is_blocking, **given)
+
+    assert ("wait for the default stream" in said) == is_blocking, said
