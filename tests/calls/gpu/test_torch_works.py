@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from contextlib import contextmanager
+import time
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
 import pytest
 from tests.calls.gpu.torch_double import Torch
+from tests.waiting import SOON_S
 
 CALL_US, COPY_US = 100_000, 20_000
 """How long the library takes for a call here, and the driver for a copy where it is slow: who does
@@ -124,3 +127,33 @@ def read_what_was_filled(rank, by_future):
 @pytest.mark.parametrize("by_future", [False, True])
 def test_a_second_wait_comes_after_what_the_first_one_filled(gpus, by_future):
     assert gpus.call_ranks(2, read_what_was_filled, by_future) == [2.0, 2.0]
+
+
+def meet_with_a_stream_that_stands_still(rank):
+    dist, c10d = (importlib.import_module(f"torch.{name}") for name in ("distributed", "_C"))
+    made = importlib.import_module("gpucoll.integrations.torch.process_group").ProcessGroup
+    options = importlib.import_module("gpucoll.integrations.torch.options").Options()
+    with bench_of(rank) as bench:
+        group = made(bench.comm, None, options)
+        given = c10d._distributed_c10d.BarrierOptions()
+        given.device = importlib.import_module("torch").device("cuda", 0)
+        for _ in range(2):
+            group.barrier(given).wait()
+        given.timeout = timedelta(seconds=0.3 if rank.rank else 20)
+        begun_s = time.monotonic()
+        with rank.control.held() if rank.rank else nullcontext():
+            bench.copied(bench.full(0))
+            try:
+                group.barrier(given).wait()
+            except dist.DistBackendError as error:
+                return type(error).__name__, str(error), time.monotonic() - begun_s
+    return None
+
+
+def test_a_barrier_gives_up_a_stream_that_stands_still(gpus):
+    other, late = gpus.call_ranks(2, meet_with_a_stream_that_stands_still)
+
+    assert late[0] == "DeadlineError"
+    assert "rank 1 of 2 waited 0.3 s in barrier for what is on its current stream" in late[1]
+    assert other[0] == "AbortedError", other
+    assert other[2] < SOON_S

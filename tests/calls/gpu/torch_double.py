@@ -20,21 +20,36 @@ from gpucoll.devices import Device, open_device
 _LIMIT_S = 20.0
 
 
+class Event:
+    """``torch.cuda.Event``, recorded."""
+
+    def __init__(self, device: Device, handle: int) -> None:
+        self._device, self.handle = device, handle
+
+    def query(self) -> bool:
+        with self._device:
+            return self._device.is_event_done(self.handle)
+
+
 class Stream:
     """``torch.cuda.Stream``: a stream of the double."""
 
     def __init__(self, device: Device, number: int) -> None:
         self._device, self.cuda_stream = device, number
 
-    def record_event(self) -> int:
+    def record_event(self) -> Event:
         with self._device:
             event = self._device.create_event()
             assert self._device.record_event(event, self.cuda_stream) == 0
-        return event
+        return Event(self._device, event)
 
-    def wait_event(self, event: int) -> None:
+    def wait_event(self, event: Event) -> None:
         with self._device:
-            assert self._device.stream_wait_event(self.cuda_stream, event, 0) == 0
+            assert self._device.stream_wait_event(self.cuda_stream, event.handle, 0) == 0
+
+    def synchronize(self) -> None:
+        with self._device:
+            self._device.synchronize_stream(self.cuda_stream)
 
 
 class Torch:
@@ -42,7 +57,6 @@ class Torch:
 
     def __init__(self, kind: str, number: int) -> None:
         self.device = open_device(kind, number)
-        self.events: list[int] = []
 
     def current_stream(self, device: object = None) -> Stream:
         """``torch.cuda.current_stream``."""
@@ -67,7 +81,7 @@ class Future:
         self._torch, self._is_on_gpu = torch, is_on_gpu
         self._done = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
-        self._event: int | None = None
+        self._event: Event | None = None
         self._value: Any = None
         self._error: BaseException | None = None
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 import torch._C._distributed_c10d as c10d
 
 from gpucoll.integrations.torch.calls import Calls, Tensors
-from gpucoll.integrations.torch.errors import ArgumentError
+from gpucoll.integrations.torch.errors import ArgumentError, DeadlineError
 from gpucoll.integrations.torch.tensors import Outputs, check_alike, flat_input, moved, one, packs
 from gpucoll.integrations.torch.works import Work
+
+_PAUSES_S = (20e-6, 1e-3)
+"""First and longest pause between two looks at a stream."""
 
 
 class Movements(Calls):
@@ -81,9 +85,34 @@ class Movements(Calls):
         is_async, limit_s = self._timing(opts, c10d.BarrierOptions, timeout)
         device = getattr(opts, "device", None)
         if device is not None and device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()
+            limit_s = self._await_stream(device, limit_s)
         x = torch.zeros(1, dtype=torch.uint8)
         return self._run(is_async, limit_s, [x], self.comm.all_reduce, x, "max", out=x)
+
+    def _await_stream(self, device: torch.device, limit_s: float | None) -> float:
+        """Wait for what is on the current stream now; return how much of the limit is left.
+
+        Raises
+        ------
+        DeadlineError
+            It does not end. The communicator is given up: the others are in the barrier.
+        """
+        limit_s = self.comm._group.timeout_s if limit_s is None else limit_s
+        event, due_s = torch.cuda.current_stream(device).record_event(), time.monotonic() + limit_s
+        pause_s = _PAUSES_S[0]
+        while not event.query():
+            if (left_s := due_s - time.monotonic()) <= 0:
+                error = DeadlineError(
+                    f"Reached the timeout of a wait: rank {self.comm.rank} of "
+                    f"{self.comm.world_size} waited {limit_s:g} s in barrier for what is on its "
+                    f"current stream of {device}. The communicator is broken: close it"
+                )
+                self.comm._group.note_exception(error)
+                self.comm.abort()
+                raise error
+            time.sleep(min(pause_s, left_s))
+            pause_s = min(2 * pause_s, _PAUSES_S[1])
+        return max(due_s - time.monotonic(), pause_s)
 
     # What earlier versions of torch call it.
     _allgather_base = all_gather_single
