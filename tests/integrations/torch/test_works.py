@@ -6,6 +6,7 @@ import threading
 import time
 
 import pytest
+from tests.waiting import until
 
 
 def start_and_look(count):
@@ -28,6 +29,34 @@ def start_and_look(count):
 @pytest.mark.parametrize("count", [1, 3_000_000])
 def test_a_work(groups, count):
     assert groups.call(2, start_and_look, count) == [2.0, 2.0]
+
+
+def poll_and_look():
+    """Outputs that a call cannot write itself: lists, and tensors that are not contiguous."""
+    import torch
+    from torch import distributed as dist
+
+    rank = dist.get_rank()
+    gathered, strided = [torch.zeros(3) for _ in range(2)], torch.ones(4, 6)[:, ::2]
+    called = threading.Event()
+    works = [
+        dist.all_gather(gathered, torch.full((3,), rank + 1.0), async_op=True),
+        dist.all_reduce(strided, async_op=True),
+    ]
+    for work in works:
+        until(work.is_completed)
+    found = [gathered[0][-1].item(), gathered[1][-1].item(), strided[-1, -1].item()]
+    again = torch.ones(4, 6)[:, ::2]
+    work = dist.all_reduce(again, async_op=True)
+    work.add_done_callback(lambda _: (found.append(again[-1, -1].item()), called.set()))
+    until(called.is_set)
+    for work in (*works, work):
+        work.wait()
+    return found
+
+
+def test_a_work_that_is_completed_has_filled_its_outputs(groups):
+    assert groups.call(2, poll_and_look) == [[1.0, 2.0, 2.0, 2.0]] * 2
 
 
 def wait_shortly():

@@ -87,8 +87,12 @@ class Work(TorchWork):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Return whether the call has ended, well or not."""
-        return all(work.done() for work in self._started)
+        """Return whether the call has ended, well or not; if well, all outputs are there."""
+        if not all(work.done() for work in self._started):
+            return False
+        if self._fill is not None and self.exception() is None:
+            self._fill_once()
+        return self._filled is None or self._filled.query()
 
     def is_success(self) -> bool:
         """Return whether it has ended well."""
@@ -104,7 +108,12 @@ class Work(TorchWork):
 
     def add_done_callback(self, function: Callable[[Any], object]) -> None:
         """Call ``function(work)`` when the call has ended, well or not; it must not wait."""
-        completion.call_after(self._started, lambda: function(self))
+
+        def call() -> None:
+            self.is_completed()  # fills
+            function(self)
+
+        completion.call_after(self._started, call)
 
     def result(self) -> list[torch.Tensor]:
         """Return the outputs."""
@@ -160,16 +169,21 @@ class Work(TorchWork):
 
     def _finish(self) -> None:
         """Fill what gpucoll could not write, once; whoever waits later comes behind that."""
-        if self._fill is None and self._filled is None:
-            return
+        if not self._fill_once() and self._filled is not None:
+            torch.cuda.current_stream(self._gpu()).wait_event(self._filled)
+
+    def _fill_once(self) -> bool:
+        """Fill what gpucoll could not write; return whether that had not been done before."""
+        if self._fill is None:
+            return False
         with self._lock:
-            if self._fill is not None:
-                self._fill()
-                if (device := self._gpu()) is not None:
-                    self._filled = torch.cuda.current_stream(device).record_event()
-                self._fill = None
-            elif self._filled is not None:
-                torch.cuda.current_stream(self._gpu()).wait_event(self._filled)
+            if self._fill is None:
+                return False
+            self._fill()
+            if (device := self._gpu()) is not None:
+                self._filled = torch.cuda.current_stream(device).record_event()
+            self._fill = None
+            return True
 
     def _gpu(self) -> torch.device | None:
         """Return on which GPU the outputs are; None: on none."""
