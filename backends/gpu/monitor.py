@@ -23,7 +23,7 @@ from gpucoll.group.protocol import EnqueuedCalls, Group
 from gpucoll.transport.shared import ordering
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Status
-from gpucoll.wording import rank_of
+from gpucoll.wording import MESSAGE_REASONS, rank_of
 
 LOST_AFTER_S = 0.03
 """How long a call may go on after a rank has ended: it may have done its part."""
@@ -265,8 +265,8 @@ class Monitor:
     def _message_deadline(self, issued: IssuedCall, waited_s: float) -> DeadlineError:
         who = rank_of(self.group.rank, self.group.world_size)
         return DeadlineError(
-            f"{who} waited {waited_s:g} s in {issued.name} on the GPU: the other rank did "
-            "not make the matching call, or another size. The communicator is broken: close it"
+            f"{who} waited {waited_s:g} s in {issued.name} on the GPU: {MESSAGE_REASONS}. "
+            "The communicator is broken: close it"
         )
 
     # --- giving up --------------------------------------------------------------------------------

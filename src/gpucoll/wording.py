@@ -8,6 +8,12 @@ from gpucoll.errors import StateError
 
 ONE_THREAD = "one thread at a time, or one communicator per thread (duplicate)"
 
+MESSAGE_REASONS = (
+    "the other rank did not make the matching call, or another size, or each of the two is in a "
+    "send to the other: put what goes both ways into group(), or send_recv"
+)
+"""Why a message of GPU arrays may have no end."""
+
 
 def rank_of(rank: int, world_size: int) -> str:
     """Return "rank 1 of 4"."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from tests.calls.gpu.conftest import EVERYWHERE, REPLAYED
+from tests.calls.gpu.failing import certainly, counted, ones
 from tests.calls.gpu.kits import Guarded
 from tests.dtypes import assert_same, small_values
+from tests.faults.test_ends import errors
 
 import gpucoll
 from gpucoll.errors import ArgumentError, ArgumentTypeError, DeadlineError, StateError
@@ -229,3 +231,27 @@ def mixed(comm, kit):
 @REPLAYED
 def test_host_and_gpu_arrays_on_one_communicator(gpus):
     assert gpus.call(2, mixed) == [20] * gpus.world(2)
+
+
+def send_both_ways(rank, backend, is_grouped):
+    def calls(comm, kit):
+        x, y = (ones(kit, 4_000_000) for _ in range(2))  # more than is held on the way
+        certainly(comm, comm.all_reduce, ones(kit))
+        if is_grouped:
+            with comm.group():
+                comm.send(x, 1 - comm.rank)
+                comm.recv(y, 1 - comm.rank)
+        else:
+            comm.send(x, 1 - comm.rank, async_op=True)
+            comm.recv(y, 1 - comm.rank, async_op=True)
+        comm.check()
+
+    return counted(rank, calls, timeout_s=20 if is_grouped else 0.5, backend=backend)
+
+
+@pytest.mark.parametrize("backend", ["nccl", "direct"])
+def test_two_ranks_that_both_send_first_are_told_to_group(gpus, backend):
+    gpus.call_ranks(2, send_both_ways, backend, True)
+    for error in errors(gpus.replies(2, send_both_ways, backend, False)):
+        assert isinstance(error, DeadlineError), error
+        assert r"put what goes both ways into group()" in str(error)

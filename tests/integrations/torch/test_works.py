@@ -47,11 +47,16 @@ def poll_and_look():
         until(work.is_completed)
     found = [gathered[0][-1].item(), gathered[1][-1].item(), strided[-1, -1].item()]
     again = torch.ones(4, 6)[:, ::2]
-    work = dist.all_reduce(again, async_op=True)
-    work.add_done_callback(lambda _: (found.append(again[-1, -1].item()), called.set()))
+
+    def look(_):
+        found.append(again[-1, -1].item())
+        called.set()
+
+    last = dist.all_reduce(again, async_op=True)
+    last.add_done_callback(look)
     until(called.is_set)
-    for work in (*works, work):
-        work.wait()
+    for each in (*works, last):
+        each.wait()
     return found
 
 

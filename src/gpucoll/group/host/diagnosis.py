@@ -39,6 +39,7 @@ from gpucoll.transport.shared import layout
 from gpucoll.transport.shared.layout import Abort
 from gpucoll.transport.shared.words import Context
 from gpucoll.types import WITH_COUNTS, Collective
+from gpucoll.wording import MESSAGE_REASONS
 
 _BROKEN = "The communicator is broken: close it"
 UNEVEN = (
@@ -239,8 +240,8 @@ def enqueued_error(
         return DeadlineError(f"{start} in {called} on the GPU: {late}. {advice}. {_BROKEN}")
     if code == Abort.ENQUEUED_MESSAGE:
         return DeadlineError(
-            f"{who}: rank {members.number(rank)} gave up waiting for a message of GPU arrays: the "
-            f"other rank did not make the matching call, or another size. {_BROKEN}"
+            f"{who}: rank {members.number(rank)} gave up waiting for a message of GPU arrays: "
+            f"{MESSAGE_REASONS}. {_BROKEN}"
         )
     return AbortedError(
         f"{who}: the communicator was given up: the GPU library of rank {members.number(rank)} "

@@ -169,17 +169,17 @@ class Work(TorchWork):
 
     def _finish(self) -> None:
         """Fill what gpucoll could not write, once; whoever waits later comes behind that."""
+        if self._fill is None and self._filled is None:
+            return
         if not self._fill_once() and self._filled is not None:
             torch.cuda.current_stream(self._gpu()).wait_event(self._filled)
 
     def _fill_once(self) -> bool:
         """Fill what gpucoll could not write; return whether that had not been done before."""
-        if self._fill is None:
-            return False
         with self._lock:
-            if self._fill is None:
+            if (fill := self._fill) is None:
                 return False
-            self._fill()
+            fill()
             if (device := self._gpu()) is not None:
                 self._filled = torch.cuda.current_stream(device).record_event()
             self._fill = None
