@@ -7,7 +7,6 @@ comes from a short random timer in the one who kills: it synchronises nothing.
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import random
 import signal
@@ -20,6 +19,7 @@ import pytest
 from tests.calls.gpu.failing import ones
 from tests.calls.gpu.host_devices import HostDevices, in_rank
 from tests.ranks import Ended, Reply
+from tests.waiting import collect
 
 from gpucoll.backends.direct.pieces import SLOT_BYTES
 from gpucoll.errors import AbortedError, DeadlineError, GpucollError, PeerLostError
@@ -81,7 +81,7 @@ def call_until_it_fails(comm, kit, kind):
 
 
 def left_over(number):
-    gc.collect()
+    collect()
     device_arrays.synchronize(number)
     device_arrays.empty(1, np.uint8, device=number)
     names = [thread.name for thread in threading.enumerate() if "gpucoll" in thread.name]

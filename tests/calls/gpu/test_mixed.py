@@ -19,7 +19,7 @@ from tests.calls.gpu.test_direct import cases_of
 from tests.collective_cases import MOVEMENTS, REDUCTIONS, SAME_EVERYWHERE
 from tests.dtypes import any_values, assert_same, bits, dtype_of
 from tests.hosts import PlayedHosts
-from tests.waiting import until
+from tests.waiting import collect, until
 
 import gpucoll
 from gpucoll.backends.direct.pieces import SLOT_BYTES
@@ -470,6 +470,7 @@ def ask_again(rank):
         from gpucoll.devices.host.device import opened
 
         device = opened(0)
+        collect()
         if device is not None:  # a stream's thread ends beside
             until(lambda: device.counts()["streams"] == 1)
         counts = {} if device is None else device.counts()
