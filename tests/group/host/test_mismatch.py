@@ -13,7 +13,7 @@ import pytest
 from tests.collective_cases import SMALL_TUNING
 
 import gpucoll
-from gpucoll.errors import MismatchError
+from gpucoll.errors import AbortedError, MismatchError
 from gpucoll.group.host.group import HostGroup
 from gpucoll.transport.shared.words import Context, State
 from gpucoll.types import ReduceOp
@@ -323,3 +323,17 @@ def test_a_call_of_another_thread_that_has_just_ended_leaves_nothing_to_settle(m
         group.check_usable()
 
         assert int(group.context[Context.SEQUENCE]) == sequence
+
+
+def test_a_call_that_has_not_noticed_yet_that_it_was_given_up_is_no_other_threads(monkeypatch):
+    """The process was stopped: its compiled thread has not run since."""
+    with gpucoll.init(rank=0, world_size=1) as comm:
+        group = comm._group
+        assert isinstance(group, HostGroup)
+        monkeypatch.setattr(group.started_calls(), "settle", lambda: False)
+        comm.abort()
+        group.context[Context.STATE] = State.BUSY
+        with pytest.raises(AbortedError):
+            group.check_usable()
+        group.context[Context.STATE] = State.NEEDS_PYTHON
+        monkeypatch.undo()

@@ -183,6 +183,7 @@ class HostGroup:
                 if self._state == State.IDLE:
                     return
                 if self.is_running or not has_ended:
+                    self.raise_if_aborted()  # that call ends, too, in a moment
                     raise another_thread(self.rank, self.world_size)
             self.raise_if_aborted()
             recovery.recover(self, self.timeout_s if timeout_s is None else timeout_s)
