@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 TIMEOUT_S = 60
+
+
+@pytest.fixture(scope="session")
+def packages() -> Any:
+    """Return the module that fetches packages of others; this folder's name is mpi4py's."""
+    path = Path(__file__).with_name("packages.py")
+    spec = importlib.util.spec_from_file_location("packages", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -21,20 +20,11 @@ _ON_THREE = ("test_cco_vec", "test_cco_obj", "test_cco_ngh_buf", "test_comm_topo
 _TIMEOUT_S = 240
 
 
-def _packages():
-    spec = importlib.util.spec_from_file_location("packages", SUITE.with_name("packages.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def own_tests(tmp_path_factory) -> Path:
+def own_tests(tmp_path_factory, packages) -> Path:
     """Return mpi4py's tests, out of its source distribution."""
     folder = tmp_path_factory.mktemp("mpi4py")
-    return _packages().source_of(f"mpi4py=={VERSION}", folder) / "test"
+    return packages.source_of(f"mpi4py=={VERSION}", folder) / "test"
 
 
 @pytest.mark.parametrize(("n_ranks", "files"), [(1, ()), (2, _ON_TWO), (3, _ON_THREE)])

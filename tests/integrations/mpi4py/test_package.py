@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 
 import pytest
 
 from gpucoll.integrations.mpi4py import installed
 
 
-def _packages():
-    path = Path(__file__).with_name("packages.py")
-    spec = importlib.util.spec_from_file_location("packages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="module")
-def with_mpi4py(tmp_path_factory) -> dict[str, str]:
+def with_mpi4py(tmp_path_factory, packages) -> dict[str, str]:
     """Return an environment in which mpi4py is installed; no MPI is."""
-    folder = _packages().fetched(tmp_path_factory.mktemp("installed"), "mpi4py==4.1.2")
+    folder = packages.fetched(tmp_path_factory.mktemp("installed"), "mpi4py==4.1.2")
     return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
 

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
-from pathlib import Path
 
 import pytest
 
 
-def _packages():
-    path = Path(__file__).with_name("packages.py")
-    spec = importlib.util.spec_from_file_location("packages", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def with_packages(tmp_path):
+def with_packages(tmp_path, packages):
     """Return a function that fetches packages, and returns the environment that finds them."""
 
     def fetch(*requirements: str) -> dict[str, str]:
-        folder = _packages().fetched(tmp_path / "packages", *requirements)
+        folder = packages.fetched(tmp_path / "packages", *requirements)
         return {"PYTHONPATH": os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")])}
 
     return fetch
