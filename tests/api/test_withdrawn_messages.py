@@ -26,6 +26,12 @@ def in_a_group(comm):
         comm.recv(np.zeros(3), 1, 6)
 
 
+def ask_until_done(comm):
+    work = comm.recv(np.zeros(3), 1, 5, async_op=True, timeout_s=BRIEF_S)
+    until(work.done)
+    work.wait()
+
+
 POLLS = {
     "into": lambda comm: comm.recv(np.zeros(3), 1, 5, timeout_s=BRIEF_S),
     "new": lambda comm: comm.recv(source=1, tag=5, timeout_s=BRIEF_S),
@@ -36,6 +42,7 @@ POLLS = {
     "probe": lambda comm: comm.probe(1, 5, timeout_s=BRIEF_S),
     "work": lambda comm: comm.recv(np.zeros(3), 1, 5, async_op=True, timeout_s=BRIEF_S).wait(),
     "new work": lambda comm: comm.recv(source=1, async_op=True, timeout_s=BRIEF_S).wait(),
+    "asked": ask_until_done,
     "both": lambda comm: comm.send_recv(
         np.ones(3), comm.rank, 1, np.zeros(3), tag=5, timeout_s=BRIEF_S
     ),

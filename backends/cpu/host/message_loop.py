@@ -361,7 +361,7 @@ def _wait(context, call, table, rows, count):
                 release_interpreter(context)
                 status = _look_around(context, call, table, rows, count, now_ns(context))
                 if status != OK:
-                    return status if status != OK else _result(rows, count)
+                    return status
             continue
         if turns >= min(FIRST_SPINS, spins):
             release_interpreter(context)
@@ -376,7 +376,7 @@ def _wait(context, call, table, rows, count):
             continue
         status = _sleep(context, call, table, rows, count)
         if status != OK:
-            return status if status != OK else _result(rows, count)
+            return status
         turns = spins  # what woke this rank may be all: a few more yields at most
 
 
@@ -387,8 +387,8 @@ def _poll(context, call, table, rows, count):
     if time_ns - get(table, _SEEN_NS) >= get(table, _LONGEST_SLICE_NS):
         status = _look_around(context, call, table, rows, count, time_ns)
         if status != OK:
-            return status if status != OK else _result(rows, count)
-    return _result(rows, count) if _all_over(rows, count) else _NOT_YET
+            return status
+    return OK if _all_over(rows, count) else _NOT_YET
 
 
 @compiled(types.int64(types.int64, types.int64))
